@@ -168,7 +168,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
     for path, size in _ours(old, "logs"):
         if f"{path.rpartition('/')[0]}/" not in named or path.rpartition("/")[2].startswith("failed-"):
             items.append(Garbage("log", path, size))
-    ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()}
+    ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()} | set(gone)
     items += [Garbage("run", path, size) for path, size in _ours(old, "runs") if path.split("/")[1] not in ids]
     for path, size in _ours(old, "results"):
         if path.split("/")[3].removeprefix("run=") not in ids:
@@ -329,6 +329,7 @@ def _of_artifact(
     for name, facts in files.items():
         attempts.setdefault(name.split("/")[0], []).append(facts)
     whole = MANIFEST in files
+    is_lost = not whole and ref in wanted  # a run rests on one of the attempts, and its manifest may be put back
     named = None
     if whole and len(attempts) > 2:  # otherwise there is only one attempt
         with contextlib.suppress(CorruptArtifact):  # a damaged artifact is recomputed by the next run that needs it
@@ -342,7 +343,7 @@ def _of_artifact(
         size = sum(size for size, _ in parts)
         if old and PART.fullmatch(attempt):
             yield Garbage("part", f"{base}/{attempt}", size)
-        elif old and attempt != MANIFEST and (not whole or (named is not None and attempt != named)):
+        elif old and attempt != MANIFEST and not is_lost and (not whole or (named in attempts and attempt != named)):
             yield Garbage("attempt", f"{base}/{attempt}", size)
 
 

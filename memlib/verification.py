@@ -89,7 +89,7 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
     Args:
         store: the store.
         runs: all runs whose manifests can be read.
-        since: files written after this time are left out: a run under way may be publishing them.
+        since: files written after this time may be those of a run under way, which publishes its manifest last.
     """
     for path in store.links():
         yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
@@ -99,10 +99,14 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
         named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY)}
     for folder in ("runs", "results"):
         for path, (_, written) in sorted(store.listing(folder).items()):
-            if path not in named and written < since and not path.endswith(f"/{MANIFEST}"):  # damaged ones are reported
-                yield Problem(
-                    path, "belongs to no run whose manifest can be read; run its audit again, or memlib gc --lost RUN"
-                )
+            if path in named or path.endswith(f"/{MANIFEST}"):  # damaged manifests are reported
+                continue
+            if written < since:
+                problem = "belongs to no run whose manifest can be read; run its audit again, or memlib gc --lost RUN"
+                yield Problem(path, problem)
+            else:
+                problem = "belongs to no finished run; a run under way may be publishing it: verify again when it has ended"
+                yield Problem(path, problem, is_unchecked=True)
 
 
 def check_run(
@@ -213,7 +217,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
         yield "its name does not match its recipe and scores"
     try:
         summary = read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
-    except CorruptArtifact as error:
+    except (CorruptArtifact, KeyError) as error:  # or the manifest is another artifact's
         yield f"its findings cannot be checked: {error}"
         return
     rows = summary.to_pylist()
@@ -250,7 +254,7 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
                 expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
             if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
                 yield f"runs/{run.run}/{name} differs from its report"
-    except CorruptArtifact:  # reported by check_artifacts
+    except (CorruptArtifact, KeyError):  # reported by check_artifacts
         return
 
 

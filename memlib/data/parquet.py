@@ -56,7 +56,7 @@ class ParquetImages:
         for file in names:
             try:
                 stated = self._scan(file, labels) or stated
-            except pa.ArrowException as error:
+            except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(file, error) from error
         if None in labels:
             raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
@@ -120,7 +120,7 @@ class ParquetImages:
                 for image in batch.column(0).to_pylist():
                     data = image.get("bytes") if isinstance(image, dict) else image
                     oddities |= set(oddities_of(data)) if data is not None else set()
-        except pa.ArrowException as error:
+        except (UnicodeDecodeError, pa.ArrowException) as error:
             raise _unreadable(path, error) from error
         return oddities
 
@@ -134,7 +134,7 @@ class ParquetImages:
                 with self._fs.open(group.file) as handle:
                     loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
                 loaded[1].validate(full=True)
-            except pa.ArrowException as error:
+            except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(group.file, error) from error
             self._loaded = loaded
         row: dict[str, Any] = loaded[1].slice(index - group.first, 1).to_pylist()[0]

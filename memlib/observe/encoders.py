@@ -67,7 +67,7 @@ def given_layers(
         check_once(file.schema_arrow.names, list(columns.values()), spec.path)
         table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
         table.validate(full=True)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read embeddings from {spec.path} ({str(error).splitlines()[0]})") from error
     ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())
     if len(pc.unique(ids)) < len(ids):

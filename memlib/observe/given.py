@@ -93,7 +93,7 @@ def _read(spec: OutputsSpec) -> pa.Table:
         with fs.open(path, "rb") as file:
             table = pq.read_table(file)
         table.validate(full=True)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
     wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
     check_once(table.column_names, wanted, spec.path)

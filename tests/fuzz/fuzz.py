@@ -20,14 +20,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-MUTANTS, THROUGH_COMMAND = 20_000, 200
+import trees
+
+MUTANTS, THROUGH_COMMAND, STORES = 20_000, 200, 200
 SECONDS, MEMORY = 10.0, 2**30
 BATCH = 200  # mutants per process
 GRACE = 5.0  # further seconds, after which a reader that ignores its alarm is killed
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--commands", type=int, default=THROUGH_COMMAND, help="further mutants, which go through the command line"
     )
+    parser.add_argument("--stores", type=int, default=STORES, help="whole stores that are damaged")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", help="only readers whose name contains this")
     parser.add_argument("--only", type=int, help="run this mutant alone and show its traceback")
@@ -81,12 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tallies = fuzz(folder, store, options.mutants, seed=options.seed, only=options.reader)
         if options.commands and not options.reader:
             tallies["through the command line"] = through_commands(folder, store, options.commands, seed=options.seed)
+        stores = trees.fuzz(store, folder, options.stores, seed=options.seed) if not options.reader else Counter()
     took = time.monotonic() - began
     print_table(tallies)
+    print(f"\n{stores.total()} damaged stores: verify names {stores['named']}, and gc deletes nothing of a run; "
+          f"{stores['defect']} defects")  # fmt: skip
     count = sum(tally.mutants for tally in tallies.values())
     print(f"\n{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, seed {options.seed}: {count} mutants "
           f"in {took:.0f} s, after {made:.0f} s in which the store was made")  # fmt: skip
-    return int(any(tally.defects for tally in tallies.values()))
+    return int(bool(stores["defect"]) or any(tally.defects for tally in tallies.values()))
 
 
 def print_table(tallies: Mapping[str, Tally]) -> None:

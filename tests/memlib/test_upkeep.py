@@ -101,6 +101,21 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
     assert not store.resume.load("e" * 32, tmp_path / "state")
 
 
+@pytest.mark.parametrize("damage", ["gone", "of another artifact"])
+def test_an_artifact_whose_manifest_is_lost_keeps_its_files_while_a_run_rests_on_it(store: Store, damage: str) -> None:
+    """The manifest may be put back from a copy; which attempt it names, nothing else says."""
+    folder = f"artifacts/{USED}"
+    if damage == "gone":
+        store.drop(f"{folder}/manifest.json")
+    else:
+        store.publish(f"{folder}/{'9' * 12}/data.bin", b"12")  # another attempt
+        store.publish(f"{folder}/manifest.json", store.published(f"artifacts/{UNUSED}/manifest.json") or b"")
+    before = [path for path in store.listing(folder) if path.endswith("data.bin")]
+    assert before
+    upkeep.clear(store, days=LATER)
+    assert set(before) <= set(store.listing(folder))
+
+
 def test_every_damaged_file_is_named(store: Store) -> None:
     assert list(check_artifacts(store, upkeep.committed(store))) == []
 
