@@ -1,14 +1,15 @@
 # make audit: a first audit. make test: everything CI runs. make FAISS=gpu audit: with FAISS for NVIDIA GPUs.
+# make TORCH_INDEX=URL audit: PyTorch from another index, such as the one with its wheels for the CPU alone.
 PYTHON ?= python3
 FAISS ?= cpu
 STORE ?= memlib-store
 BIN := .venv/bin
 OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
-# both FAISS packages are the same module: the other one goes first
-INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python -m pip uninstall --quiet --yes faiss-$(OTHER); \
-	$(BIN)/python -m pip install --quiet -c constraints.txt
+TORCH_INDEX ?=
+INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
+FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins validate validity drill faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity drill faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -20,6 +21,8 @@ help:
 	@echo "make docs-test  run every command of README and docs, and every notebook, shortened where they are long"
 	@echo "make notebooks  execute the notebooks of docs in place, after a change of what they show"
 	@echo "make pins       after a change of a stage's code: say that its version is raised, or its results are the same"
+	@echo "make locks      write locks/*.txt, the hashes of all that is installed, from constraints.txt"
+	@echo "make sbom       write a CycloneDX list of all that is installed, memlib-cpu.cdx.json"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
@@ -79,7 +82,8 @@ drill: .venv/$(FAISS)
 	$(BIN)/python -m deployments.local.drill
 
 .venv/docs: .venv/$(FAISS)-test
-	$(INSTALL) -e '.[$(FAISS),test,docs]'
+	$(INSTALL) docs
+	$(FOR_GPU)
 	@touch .venv/$(FAISS) .venv/$(FAISS)-test $@
 
 .venv/validate/done: tests/deployments/requirements.txt
@@ -91,14 +95,23 @@ drill: .venv/$(FAISS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "memlib needs Python 3.11 or later; make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/$(FAISS): .venv/bin/python pyproject.toml constraints.txt
-	$(INSTALL) -e '.[$(FAISS)]'
+.venv/$(FAISS): .venv/bin/python pyproject.toml locks/$(FAISS).txt
+	$(INSTALL) $(FAISS)
 	@touch $@
 
-.venv/$(FAISS)-test: .venv/bin/python pyproject.toml constraints.txt
-	$(INSTALL) -e '.[$(FAISS),test]'
-	$(INSTALL) --no-deps lightly  # its losses are oracles; they load nothing of what else it depends on
+.venv/$(FAISS)-test: .venv/bin/python pyproject.toml locks/test.txt
+	$(INSTALL) test
+	$(FOR_GPU)
 	@touch .venv/$(FAISS) $@
 
+locks: .venv/bin/python
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python locks/lock.py
+
+sbom: locks/sbom.txt
+	$(PYTHON) -m venv .venv/sbom
+	.venv/sbom/bin/python -m pip install --quiet --require-hashes -r $<
+	.venv/sbom/bin/cyclonedx-py requirements locks/$(FAISS).txt --pyproject pyproject.toml --output-reproducible -o memlib-$(FAISS).cdx.json
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf memlib-*.cdx.json .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

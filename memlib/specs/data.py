@@ -34,6 +34,8 @@ class ScenesSource(Source):
     def _digit_fits(self) -> "ScenesSource":
         if self.copies * self.digit_size**2 > self.size**2 / 2:
             raise ValueError(f"{self.copies} digits of {self.digit_size} pixels leave no background in {self.size} pixels")
+        if self.cells > self.size:
+            raise ValueError(f"{self.cells} cells along a side need as many pixels, but a scene has {self.size}")
         return self
 
 

@@ -21,7 +21,7 @@ from memlib.specs import (
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS, MOST_SEED, MOST_STEPS
+from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
 
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
@@ -126,7 +126,7 @@ class Recipe(Spec):
     reference: BackgroundSpec | None = None
     """null: the reference is a second model, trained on B. Otherwise models are trained on A only and the images of B are
     held out; the reference is a classifier of background crops, which shows what backgrounds reveal by themselves."""
-    pairs: int = Field(default=1, ge=1, le=MOST_MODELS)
+    pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
     report: ReportSpec = ReportSpec()

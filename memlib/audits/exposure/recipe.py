@@ -18,7 +18,7 @@ from memlib.specs import (
     changed,
 )
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
 
 HEADLINE, DOCUMENTS, PRIVACY = "headline", "documents", "privacy"  # families of tests
@@ -43,7 +43,7 @@ class Config(LevelSpec):
     """Largest number of prefixes that a pruned rank may evaluate."""
     enumerate_up_to: int = Field(default=1_000_000, ge=1, le=MOST_DRAWS)
     """auto: size of the largest space that is enumerated."""
-    shards: int = Field(default=10, ge=1, le=MOST_MODELS)
+    shards: int = Field(default=10, ge=1, le=MOST_TRAINED)
     """Smallest number of parts of an enumeration; each part is committed separately."""
     replicates: int = Field(default=100, ge=20, le=MOST_DRAWS)
     """Parametric-bootstrap replicates for the goodness of fit of the extrapolation."""
@@ -134,7 +134,7 @@ class Recipe(Spec):
     the text (data)."""
     quantize: bool = False
     """Quantize each tensor of trained weights to 256 values before the model is queried (Carlini 2019, 9.1)."""
-    seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
+    seeds: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Number of training runs of each model, each from a different seed."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes to model, training, quantize, canaries.known_prefix and canaries.known_suffix, audited with the same

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_SEED
+from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
 from memlib.specs.observing import WEIGHTLESS
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
@@ -53,7 +53,7 @@ class VerdictSpec(LevelSpec):
     retained_mix: Mix = Field(default={CALIBRATION: 1.0, QUERY: 0.5})
     """Training data of retained models, which contain a known share of D_Q. They show the power with which such a share would
     be detected in a model that was trained like the auditor's."""
-    models: int = Field(default=10, ge=3, le=MOST_MODELS)
+    models: int = Field(default=10, ge=3, le=MOST_TRAINED)
     """Number of null models, and of retained models."""
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
     """Significance level over all targets (Holm 1979): the largest probability of calling D_Q retained in any target that did
@@ -128,7 +128,7 @@ class Recipe(Spec):
     """Architecture of the target."""
     training: TrainingSpec
     """Training of the target."""
-    seeds: int = Field(default=5, ge=2, le=MOST_MODELS)
+    seeds: int = Field(default=5, ge=2, le=MOST_TRAINED)
     """Number of query models, of calibration models, and of models per mix."""
     targets: Mapping[str, TargetSpec] = Field(min_length=1)
     """The models under audit, by name."""

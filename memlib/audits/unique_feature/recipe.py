@@ -20,7 +20,7 @@ from memlib.specs import (
     changed,
 )
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.observing import WEIGHTLESS
 from memlib.specs.subject import TrainIt
 
@@ -52,7 +52,7 @@ class Config(LevelSpec):
     """Also score with each of these numbers of pixels removed from the feature (2023, Fig. 5)."""
     latent: bool = False
     """Find the units of the last hidden layer that only the feature excites (2022, A.6); needs nets.same_seed."""
-    null_features: int = Field(default=0, ge=0, le=MOST_MODELS)
+    null_features: int = Field(default=0, ge=0, le=MOST_TRAINED)
     """Number of other features of the same kind to score as well; they form the null distribution for an external model (see
     canary.feature.nulls)."""
     bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
@@ -105,7 +105,7 @@ class Recipe(Spec):
     score: Config = Config()
     influence: InfluenceSpec = InfluenceSpec()
     report: ReportSpec = ReportSpec()
-    data_seeds: int = Field(default=1, ge=1, le=MOST_MODELS)
+    data_seeds: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Number of draws of the data, with the source's seed and the seeds that follow it. With two or more, intervals are over
     draws."""
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)

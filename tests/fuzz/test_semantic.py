@@ -1,0 +1,17 @@
+"""Odd recipes, always the same, in each test run; `make fuzz` plans ten times as many."""
+
+from pathlib import Path
+
+import pytest
+from semantic import PLANNED, REFUSED, fuzz
+
+RECIPES = 500
+
+
+@pytest.mark.long
+def test_whatever_a_recipe_says_it_is_planned_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMLIB_CODE", "")
+    seen = fuzz(tmp_path, RECIPES)
+    assert seen[PLANNED] > RECIPES / 20  # else the recipes would test nothing but the schema
+    assert seen[REFUSED] > RECIPES / 20

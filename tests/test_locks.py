@@ -1,0 +1,104 @@
+"""Locks: a hash for every file that is installed, one version of each package everywhere, and PyTorch from elsewhere if asked."""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENTS = ("cpu", "gpu", "test", "docs", "image")
+
+
+def module(name: str) -> object:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "locks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+install, lock = module("install"), module("lock")
+
+
+def locked(name: str) -> dict[str, str]:
+    """Return the version of each package in a lock; each must have a hash."""
+    found: dict[str, str] = {}
+    for part in install.parts((ROOT / f"locks/{name}.txt").read_text()):  # type: ignore[attr-defined]
+        first, *hashes = part.splitlines()
+        matched = re.match(r"([\w.-]+)(?:\[[^]]*])?==(\S+)", first)
+        assert matched, first
+        assert hashes, first
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes), first
+        assert found.setdefault(plain(matched[1]), matched[2]) == matched[2]
+    return found
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_environment_is_locked_with_the_versions_of_the_constraints() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {plain(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(lock.ENVIRONMENTS) == set(install.EXTRAS) == set(ENVIRONMENTS)  # type: ignore[attr-defined]
+    for name in ENVIRONMENTS:
+        found, extras = locked(name), lock.ENVIRONMENTS[name]  # type: ignore[attr-defined]
+        assert install.EXTRAS[name] == ",".join(extras)  # type: ignore[attr-defined]
+        wanted = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
+        assert {plain(re.split(r"[<>=\[ ]", need)[0]) for need in wanted} | {"setuptools"} <= set(found)
+        assert {package: version for package, version in found.items() if pinned.get(package, version) != version} == {}
+    assert locked("lightly")["lightly"] == pinned["lightly"]
+    assert ("faiss-gpu" in locked("gpu"), "faiss-cpu" in locked("gpu")) == (True, False)
+
+
+def test_a_lock_without_torch_leaves_out_what_its_wheels_for_gpus_need() -> None:
+    whole = (ROOT / "locks/cpu.txt").read_text()
+    left = install.without_torch(whole)  # type: ignore[attr-defined]
+    assert not re.search(r"^(torch|torchvision|triton|nvidia-|cuda-)", left, re.MULTILINE)
+    gone = set(locked("cpu")) - {plain(line.split("==")[0].split("[")[0]) for line in left.splitlines() if "==" in line}
+    assert {"torch", "torchvision", "triton"} <= gone
+    assert all(name in ("torch", "torchvision", "triton") or name.startswith(("nvidia-", "cuda-")) for name in gone)
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    about = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+             "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}  # fmt: skip
+    inside = {f"{name}/__init__.py": "", **{f"{name}-{version}.dist-info/{key}": text for key, text in about.items()}}
+    record = [f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}"
+              for path, text in inside.items()]  # fmt: skip
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        for path, text in inside.items():
+            file.writestr(path, text)
+        file.writestr(f"{name}-{version}.dist-info/RECORD", "\n".join([*record, f"{name}-{version}.dist-info/RECORD,,"]))
+
+
+def test_torch_comes_from_a_folder_if_one_is_named(tmp_path: Path) -> None:
+    versions = locked("cpu")
+    for name in ("torch", "torchvision"):
+        wheel(tmp_path, name, f"{versions[name]}+cpu")
+    arguments = install.from_index((ROOT / "locks/cpu.txt").read_text(), str(tmp_path))  # type: ignore[attr-defined]
+    command = [sys.executable, "-m", "pip", *arguments, "--target", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"site/torch-{versions['torch']}+cpu.dist-info").exists()
+
+
+@pytest.mark.slow
+def test_the_list_of_what_is_installed_names_every_package_with_its_hashes(tmp_path: Path) -> None:
+    done = subprocess.run(["make", "sbom"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads((ROOT / "memlib-cpu.cdx.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    found = {plain(component["name"]): component["version"] for component in listed["components"]}
+    assert found == locked("cpu")
+    assert all(component["externalReferences"][0]["hashes"] for component in listed["components"])
