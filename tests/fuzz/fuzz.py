@@ -29,7 +29,7 @@ from typing import Any
 
 import trees
 
-MUTANTS, THROUGH_COMMAND, STORES = 20_000, 200, 200
+MUTANTS, THROUGH_COMMAND, STORES, PLANS = 20_000, 200, 200, 5_000
 SECONDS, MEMORY = 10.0, 2**30
 BATCH = 200  # mutants per process
 GRACE = 5.0  # further seconds, after which a reader that ignores its alarm is killed
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--commands", type=int, default=THROUGH_COMMAND, help="further mutants, which go through the command line"
     )
+    parser.add_argument("--plans", type=int, default=PLANS, help="odd recipes that are planned")
     parser.add_argument("--stores", type=int, default=STORES, help="whole stores that are damaged")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", help="only readers whose name contains this")
@@ -84,15 +85,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tallies = fuzz(folder, store, options.mutants, seed=options.seed, only=options.reader)
         if options.commands and not options.reader:
             tallies["through the command line"] = through_commands(folder, store, options.commands, seed=options.seed)
+        plans = {} if options.reader else plan_odd_recipes(folder, options.plans)
         stores = trees.fuzz(store, folder, options.stores, seed=options.seed) if not options.reader else Counter()
     took = time.monotonic() - began
     print_table(tallies)
-    print(f"\n{stores.total()} damaged stores: verify names {stores['named']}, and gc deletes nothing of a run; "
+    print(f"\n{sum(plans.values())} odd recipes: {plans.get(0, 0)} planned, {plans.get(2, 0)} refused in a line")
+    print(f"{stores.total()} damaged stores: verify names {stores['named']}, and gc deletes nothing of a run; "
           f"{stores['defect']} defects")  # fmt: skip
     count = sum(tally.mutants for tally in tallies.values())
     print(f"\n{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {platform.machine()}, seed {options.seed}: {count} mutants "
           f"in {took:.0f} s, after {made:.0f} s in which the store was made")  # fmt: skip
     return int(bool(stores["defect"]) or any(tally.defects for tally in tallies.values()))
+
+
+def plan_odd_recipes(folder: Path, count: int) -> dict[int, int]:
+    """Plan recipes with odd settings in a folder of their own; return how often each status was seen."""
+    import semantic
+
+    own = folder / "semantic"
+    own.mkdir()
+    os.chdir(own)
+    os.environ["MEMLIB_CODE"] = ""
+    seen = semantic.fuzz(own, count)
+    os.environ["MEMLIB_CODE"] = LIMITS["MEMLIB_CODE"]
+    return seen
 
 
 def print_table(tallies: Mapping[str, Tally]) -> None:
