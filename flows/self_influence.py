@@ -27,10 +27,12 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     match recipe.subject:
         case TrainedSpec() as trained:
             scores = influence_of_external(runner, data, trained, recipe.checkpoints, recipe.influence)
+            models = {}
         case TrainIt() as subject:
-            (scores,) = influence_of(runner, data, subject, recipe.influence)
+            ((scores, model),) = influence_of(runner, data, subject, recipe.influence)
+            models = {"model": model}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
-    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits})
+    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **models})
 
 
 def influence_of(
@@ -39,8 +41,8 @@ def influence_of(
     subject: TrainIt[ClassifierSpec],
     influence: InfluenceSpec,
     canaries: Sequence[Canary | None] = (None,),
-) -> list[Artifact[Tables]]:
-    """Train one model per training set, save every epoch, and compute the self-influence of its training examples.
+) -> list[tuple[Artifact[Tables], Artifact[TrainedModel]]]:
+    """Train one model per training set, save every epoch; return the self-influence of its training examples, and the model.
 
     Args:
         runner: runs the stages.
@@ -56,15 +58,14 @@ def influence_of(
         Train(f"self-influence {i}", subject.model, every, data.num_classes, data.shard, data.splits, (TRAIN,), canary=canary)
         for i, canary in enumerate(canaries)
     ]
-    runs = [
-        _checkpoints(data, trained, canary, influence, every)
-        for trained, canary in zip(runner.run_all(stages), canaries, strict=True)
-    ]
+    models = runner.run_all(stages)
+    runs = [_checkpoints(data, model, canary, influence, every) for model, canary in zip(models, canaries, strict=True)]
     norms = iter(runner.run_all([stage for checkpoints, _ in runs for stage in checkpoints]))
-    return [
+    scores = [
         runner.run(Score(data, [next(norms) for _ in checkpoints], rates, [stage.epoch for stage in checkpoints]))
         for checkpoints, rates in runs
     ]
+    return list(zip(scores, models, strict=True))
 
 
 def _checkpoints(

@@ -115,7 +115,7 @@ def _prepare(runner: Runner, cell: Cell) -> _Prepared:
     _refuse_to_cut(cell.subject.training, feature)
     influence = None
     if "influence" in recipe.canary.choice:
-        (influence,) = influence_of(runner, data, cell.subject, recipe.influence)
+        ((influence, _),) = influence_of(runner, data, cell.subject, recipe.influence)
     canaries = runner.run(ChooseCanaries(recipe.canary, data, influence)).content
     nets = nets_of(recipe.nets, [int(canary["label"]) for canary in canaries], seed=cell.subject.training.seed)
     pulls = _pull(runner, cell, data, feature, canaries) if recipe.influence.pull else []
@@ -150,7 +150,7 @@ def _pull(runner: Runner, cell: Cell, data: TrainingData, feature: Feature, cana
     chosen = list({int(canary["row"]): canary for canary in (canaries[0], canaries[-1])}.values())
     rows = [int(canary["row"]) for canary in chosen]
     sets = [Canary(feature, recipe.canary, row, with_feature) for row in rows for with_feature in (False, True)]
-    influences = influence_of(runner, data, cell.subject, recipe.influence, sets)
+    influences = [scores for scores, _ in influence_of(runner, data, cell.subject, recipe.influence, sets)]
     names = [str(canary["example_id"]) for canary in chosen]
     return [
         Pull(name, *(influence_by_example(influence)[name] for influence in pair))

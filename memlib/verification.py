@@ -209,6 +209,10 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
         yield "its recipe differs from the recipe with which it was published"
     if run.title != run.recipe.get("title", run.title):
         yield "its title differs from its recipe's"
+    named = [(uri, results_path(table, run.audit, run.run)) for table, uri in run.results.items()]
+    for uri, place in (*named, (run.report, f"runs/{run.run}/{REPORT_FILE}")):
+        if not f"/{uri}".endswith(f"/{place}"):
+            yield f"it names {uri or 'nothing'} in place of {place}"
     if run.scores is None:  # a sweep
         return
     yield from _unlike_its_page(store, run)

@@ -1,6 +1,7 @@
 """Outputs supplied by a model's owner: class scores by example id in a Parquet file, validated before use."""
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from memlib.specs import OutputsSpec
 from memlib.stats.likelihood import decimals_of
 
 NAMED = 3
+MOST_EQUAL = 0.9  # share of the examples that may have equal scores, unless they are all of one class
 SUM_TO_ONE = 2e-3  # probabilities may be rounded
 
 
@@ -78,12 +80,13 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if not np.isfinite(scores).all():
         raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
     digest = hashlib.sha256(scores.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
+    largest = max(Counter(members["label"].to_pylist()).values())
     if spec.kind == "logits":
         _refuse_probabilities(spec, scores)
-        _refuse_decisions(spec, scores)
+        _refuse_decisions(spec, scores, largest)
         return GivenOutputs(scores, None, digest)
     _check_probabilities(spec, scores)
-    _refuse_decisions(spec, scores)
+    _refuse_decisions(spec, scores, largest)
     return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
 
 
@@ -139,11 +142,19 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
     )
 
 
-def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64]) -> None:
-    """Raise UserError for scores that do not show the model's confidence."""
-    if (scores == scores[0]).all():
+def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64], largest_class: int) -> None:
+    """Raise UserError for scores that do not show the model's confidence.
+
+    Args:
+        spec: file and columns, for the message.
+        scores: (num_examples, num_classes).
+        largest_class: number of examples of the most frequent class, which a confident model may answer alike.
+    """
+    equal = int(np.unique(scores, axis=0, return_counts=True)[1].max())
+    if equal > max(MOST_EQUAL * len(scores), largest_class):
         raise UserError(
-            f"{spec.path}: {spec.scores_column} is the same for every example; ask the model's owner for its scores"
+            f"{spec.path}: {spec.scores_column} is the same for {equal:,} of {len(scores):,} examples, which are of several "
+            "classes; ask the model's owner for its scores, unrounded"
         )
     if len(np.unique(scores)) <= 2:
         low, high = scores.min(), scores.max()

@@ -17,7 +17,7 @@ from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
 from memlib.records import RunRecord, sealed
 from memlib.running import PlainRunner
-from memlib.runs import list_runs
+from memlib.runs import list_runs, read_run
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.store.local import Local
@@ -85,6 +85,13 @@ def test_a_finished_run_that_is_requested_again_changes_nothing_that_may_be_sign
     ]
     assert lengths[1] == lengths[0] + 1
     assert store.published(path) == before
+
+
+def test_the_manifest_names_the_model(again: tuple[Path, Store]) -> None:
+    run = read_run(again[1], list_runs(again[1]).entries[0]["run"])
+    assert {name: ref.split("/")[0] for name, ref in run.artifacts.items()} == {
+        "shard": "decode", "splits": "hold_out", "model": "train", "scores": "self_influence", "report": "report",
+    }  # fmt: skip
 
 
 def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) -> None:

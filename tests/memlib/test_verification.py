@@ -257,6 +257,10 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     assert "its title differs from its recipe's" in problems(store)
     reseal(store, recipe=RECIPE | {"title": "another"}, title="another", asks=run.asks)
     assert "its recipe differs from that of its report" in problems(store)
+    reseal(store, recipe=RECIPE, title="t", report="/tmp/kinder.html")
+    assert f"it names /tmp/kinder.html in place of {page}" in problems(store)
+    reseal(store, report=run.report, results={"summary": "s3://elsewhere/part-0.parquet"})
+    assert f"it names s3://elsewhere/part-0.parquet in place of {table}" in problems(store)
 
 
 def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> None:

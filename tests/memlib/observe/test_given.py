@@ -61,7 +61,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
         ({}, {"kind": "logits"}, "these are probabilities"),
         ({"scores": [[0.4, 0.4]] * 4}, {}, "not a distribution: its rows sum to 0.8 to 0.8"),
         ({"scores": [[float("nan"), 1.0]] * 4}, {}, "not finite"),
-        ({"scores": [[0.4, 0.6]] * 4}, {}, "is the same for every example"),
+        ({"scores": [[0.4, 0.6]] * 4}, {}, "is the same for 3 of 3 examples, which are of several classes"),
         ({"scores": [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]}, {}, "only 0 and 1, which are decisions"),
         ({"scores": [[-5.0, 5.0], [5.0, -5.0]] * 2}, {"kind": "logits"}, "only -5 and 5, which are decisions"),
         ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from those of D_Q, such as a's \(1, but 0 in D_Q\)"),
@@ -70,6 +70,23 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
 def test_outputs_that_cannot_be_used(tmp_path: Path, columns: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read(wrote(tmp_path, **columns), **options)
+
+
+def test_scores_that_are_equal_for_almost_all_examples_are_refused(tmp_path: Path) -> None:
+    count = 50
+    labels = [number % 2 for number in range(count)]
+    names = [f"n{number}" for number in range(count)]
+    members = pa.table({"example_id": names, "label": labels, "class_name": [str(label) for label in labels]})
+
+    def given(scores: list[list[float]], members: pa.Table) -> Any:
+        path = wrote(tmp_path, example_id=names, scores=scores)
+        return read_outputs(OutputsSpec(path=path), members, 2)
+
+    with pytest.raises(UserError, match="is the same for 49 of 50 examples"):
+        given([[0.9, 0.1]] * 49 + [[0.2, 0.8]], members)
+    given([[1.0, 0.0] if label else [0.0, 1.0] for label in labels[:49]] + [[0.2, 0.8]], members)  # a sure model
+    alone = pa.table({"example_id": names, "label": [0] * count, "class_name": ["0"] * count})
+    given([[0.9, 0.1]] * 49 + [[0.2, 0.8]], alone)
 
 
 @pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["1", "0", "0", "1"], ["dog", "cat", "cat", "dog"]])
