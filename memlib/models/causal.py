@@ -1,6 +1,7 @@
 """Causal language models of Hugging Face's transformers and their tokenizers, loaded without running code from the folder."""
 
 import importlib
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from inspect import signature
@@ -20,6 +21,11 @@ SAME_COARSE = 1e-3  # the same in float32 and below
 MOST_SCORES = 2**26  # maximum number of scores in memory: 256 MiB in float32, and as much again for their logarithms
 MODEL = "Hugging Face model"
 SECONDS, CHARACTERS_A_SECOND = 60.0, 10_000  # time limit of a tokenizer: a hundredth of the usual speed
+TRIED_TOKENS = 8  # of the two texts, different in their last token, by which a causal model is known
+LEAK, LEAK_COARSE = (
+    1e-4,
+    5e-2,
+)  # largest effect of the last token on earlier scores, relative to that on its own; of 16-bit weights
 ADAPTER = "lora_"  # part of the names of adapters' weights
 RESIZE = "enlarge the model with model.resize_token_embeddings(len(tokenizer)) and save it again"
 
@@ -265,7 +271,42 @@ def load_model(folder: str) -> nn.Module:
         raise UserError(
             f"the Hugging Face model in {folder} lacks weights ({first}); it is not a complete causal language model"
         )
-    return cast(nn.Module, model.eval())
+    if left := sorted(name for name in found["unexpected_keys"] if not _is_ignored(model, name)):
+        raise UserError(
+            f"the Hugging Face model in {folder} has weights that a causal language model does not use ({left[0]}); it is "
+            "another kind of model, such as a classifier"
+        )
+    _check_causal(model.eval(), folder)
+    return cast(nn.Module, model)
+
+
+def _is_ignored(model: Any, name: str) -> bool:
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _check_causal(model: nn.Module, folder: str) -> None:
+    """Raise UserError if the config names another architecture, or later tokens change the scores of earlier ones."""
+    config: Any = model.config
+    stated, built = list(getattr(config, "architectures", None) or ()), type(model).__name__
+    if stated and built not in stated:
+        raise UserError(
+            f"config.json in {folder} says {stated[0]}, which is no causal language model: it would be read as {built}; save "
+            "the model with a class that ends with ForCausalLM or LMHeadModel"
+        )
+    length = min(TRIED_TOKENS, _window(model) or TRIED_TOKENS)
+    exact = next(model.parameters()).dtype not in (torch.float16, torch.bfloat16)
+    first = torch.arange(length)[None] % int(config.vocab_size)
+    other = first.clone()
+    other[0, -1] = (other[0, -1] + 1) % int(config.vocab_size)
+    with torch.inference_mode(), loading(folder, MODEL):
+        scores, changed = (model(input_ids=tokens, use_cache=False).logits[0].float() for tokens in (first, other))
+    change = (scores - changed).abs().amax(dim=1)
+    if length > 1 and bool(change[:-1].max() > (LEAK if exact else LEAK_COARSE) * change[-1]):
+        raise UserError(
+            f"the Hugging Face model in {folder} is not causal: its scores of a token depend on later tokens, so they are no "
+            "likelihoods of a text"
+        )
 
 
 def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:

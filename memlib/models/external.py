@@ -1,6 +1,9 @@
 """External models: calls of the user's factory, and digests for keys. This module does not import PyTorch."""
 
 import inspect
+import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +79,8 @@ def encoder_digest(spec: EncoderSpec) -> str:
         case FactoryEncoder():
             return own_digest(spec) if spec.weights is None else own_digest(spec, spec.weights)
         case TransformersEncoder():
-            return _folder_digest(spec.path)
+            digest = _folder_digest(spec.path)
+            return digest if scale_of(spec.path) == 1.0 else f"{digest}:scaled"  # before, its scale was not read
         case TorchvisionEncoder() | TimmEncoder():
             path, used = spec.weights, spec.model_dump(mode="json", exclude={"weights"})
         case GivenEmbeddings():
@@ -84,6 +88,24 @@ def encoder_digest(spec: EncoderSpec) -> str:
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}")
     return canonical_json([used, file_digest(Path(path))])
+
+
+def scale_of(folder: str) -> float:
+    """Return the number by which an image processor multiplies pixels in [0, 1]: 1, or 255 if it takes 0 to 255.
+
+    Raises:
+        UserError: when the folder's preprocessor_config.json states a scale that is no number above 0.
+    """
+    try:
+        prepared = json.loads((Path(folder) / "preprocessor_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 1.0  # whoever loads the encoder says what is wrong
+    if not isinstance(prepared, Mapping) or not prepared.get("do_rescale", True):
+        return 1.0 if not isinstance(prepared, Mapping) else 255.0
+    factor = prepared.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < math.inf:
+        raise UserError(f"preprocessor_config.json in {folder} states rescale_factor {factor!r}; it needs a number above 0")
+    return 1.0 if math.isclose(255 * factor, 1.0, rel_tol=1e-6) else 255 * factor
 
 
 def read_files(folder: str) -> dict[str, Path]:

@@ -32,6 +32,7 @@ def transformers_for(folder: str, what: str) -> Any:
     except ImportError as error:
         raise UserError(f"a {what} needs transformers: pip install 'memlib[huggingface]'") from error
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # else it prints tables of what is refused in a line below
     if not (Path(folder) / "config.json").is_file():
         raise UserError(f"there is no {what} in {folder} (no config.json)")
     with loading(folder, what):

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external import made
+from memlib.models.external import made, scale_of
 from memlib.models.hugging import loading, transformers_for
 from memlib.models.own import read_weights, with_weights
 from memlib.models.vision import MEAN, STD
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
 Layers = list[tuple[str, Tensor]]
+SAME = 1e-3  # relative tolerance for embeddings of the same images
 HUNDREDS = 1000  # default number of outputs of the libraries' classifiers
 
 
@@ -69,6 +70,18 @@ class OwnEncoder(nn.Module):
         if not layers:
             raise UserError(f"{self._name} returns no embeddings")
         return layers
+
+    def check_repeatable(self, pixels: Tensor) -> None:
+        """Embed the same images twice.
+
+        Raises:
+            UserError: when the embeddings differ by more than rounding: the model draws random numbers.
+        """
+        for (layer, first), (_, again) in zip(self.all_layers(pixels), self.all_layers(pixels), strict=True):
+            if not torch.allclose(first, again, rtol=SAME, atol=SAME * float(first.abs().max()), equal_nan=True):
+                training = [name for name, module in self.model.named_modules() if module.training and name]
+                cause = f"{training[0]} is in training mode" if training else "it draws random numbers in evaluation mode"
+                raise UserError(f"{self._name} embeds the same images differently each time (layer {layer}): {cause}")
 
 
 def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> OwnEncoder:
@@ -185,6 +198,8 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
     plain = not prepared.get("do_normalize", True)
     mean, std = (default if plain else prepared.get(name, default) for name, default in
                  (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip
+    scale = scale_of(spec.path)
+    mean, std = ([value / scale for value in values] for values in (mean, std))
 
     def read(outputs: Any) -> Mapping[str, Any]:
         hidden, layers = outputs.last_hidden_state, {}

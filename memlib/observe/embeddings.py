@@ -52,7 +52,7 @@ def embed(
 
     Raises:
         RunError: when an embedding is not finite, or too large for `dtype`.
-        UserError: when an external encoder lacks a layer.
+        UserError: when an external encoder lacks a layer, or embeds the same images differently each time.
     """
     device = device or torch.device("cpu")
     encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
@@ -63,6 +63,8 @@ def embed(
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
         boxes = None if rectangles is None else rectangles[part]
         views = cut(pixels, boxes, side=input_size)
+        if start == 0 and isinstance(encoder, OwnEncoder):
+            encoder.check_repeatable(views)
         with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
             outputs = [(name, values.float()) for name, values in outputs_of(encoder, views, layers)]
         for name, values in outputs:

@@ -25,9 +25,10 @@ from memlib.audits import AUDITS
 from memlib.audits.deja_vu.stages import Embed
 from memlib.errors import UserError
 from memlib.models.encoder import Encoder
-from memlib.models.own_encoders import load_own_encoder
+from memlib.models.external import encoder_digest
+from memlib.models.own_encoders import OwnEncoder, load_own_encoder
 from memlib.models.vision import MEAN, STD
-from memlib.observe.embeddings import cut
+from memlib.observe.embeddings import cut, embed
 from memlib.observe.encoders import OutsideEncoder, given_layers
 from memlib.records import RunRecord
 from memlib.running import PlainRunner
@@ -216,9 +217,56 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
     assert list(layers) == ["cls", "mean"]
     assert torch.allclose(layers["cls"], hidden[:, 0], atol=1e-5)
     assert torch.allclose(layers["mean"], hidden.mean(dim=1), atol=1e-5)
+    before = encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+    for more, scale in (
+        ({"rescale_factor": 1 / 127.5}, 2.0),
+        ({"do_rescale": False}, 255.0),
+        ({"rescale_factor": 1 / 255}, 1.0),
+    ):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | more))
+        own = load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        with torch.inference_mode():
+            expected = model((pixels * scale - 0.5) / 0.25).last_hidden_state[:, 0]
+            assert torch.allclose(dict(own.all_layers(pixels))["cls"], expected, atol=1e-4)
+        digest = encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        assert digest.endswith(":scaled") == (scale != 1)
+        assert digest != before  # its file is another one
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | {"rescale_factor": -1}))
+    with pytest.raises(UserError, match="states rescale_factor -1"):
+        load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     (tmp_path / "vit" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"cannot load the Hugging Face encoder"):
         load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+
+
+@pytest.mark.parametrize("kind", ["masks anew", "dropout"])
+def test_an_encoder_that_answers_at_random_is_refused(kind: str, tmp_path: Path) -> None:
+    """ViTMAE draws another mask for each pass, whatever the mode; a factory may leave functional dropout on."""
+    if kind == "dropout":
+        own = OwnEncoder(
+            Dropping(), name="mine", side=8, mean=(0.0,) * 3, std=(1.0,) * 3, read=lambda outputs: {"output": outputs}
+        )
+    else:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.ViTMAEConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=4,
+            decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=1, decoder_intermediate_size=8,
+        )  # fmt: skip
+        transformers.ViTMAEModel(config).save_pretrained(tmp_path)
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 16}}))
+        own = load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path)))
+    images = np.random.default_rng(0).integers(0, 256, size=(6, 16, 16, 3), dtype=np.uint8)
+    with pytest.raises(
+        UserError, match="embeds the same images differently each time .*: it draws random numbers in evaluation"
+    ):
+        embed(own, images, np.arange(6), input_size=own.side, folder=tmp_path, layers=["last"])
+
+
+class Dropping(torch.nn.Module):
+    """A network that drops values in each mode."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(images.flatten(1), p=0.5, training=True)
 
 
 def given(folder: Path, **columns: Any) -> GivenEmbeddings:

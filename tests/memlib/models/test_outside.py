@@ -20,7 +20,7 @@ from memlib.data.formats import Format
 from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
 from memlib.models import causal
-from memlib.models.causal import FolderTokenizer
+from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.external import outside_digest
 from memlib.models.outside import Answering, HuggingFace, bytes_of, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
@@ -380,6 +380,42 @@ def test_a_config_that_declares_more_than_the_weights_hold_is_refused_at_once(
     changed(copied, "config.json", **values)
     with pytest.raises(UserError, match=rf"declares {next(iter(values))} 1[0,]+, but its weights are \d+ tensors"):
         HuggingFace(str(copied))
+
+
+def bert(folder: Path, *, rows: int) -> Path:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=rows, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path, says: bool) -> None:
+    path = bert(tmp_path, rows=60)
+    if not says:
+        changed(path, "config.json", architectures=None)
+    said = (
+        "says BertForMaskedLM, which is no causal language model"
+        if says
+        else "is not causal: its scores of a token depend on"
+    )
+    with pytest.raises(UserError, match=said):
+        load_model(str(path))
+
+
+def test_a_classifier_is_refused_though_its_body_is_causal(folder: Path, tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has weights that a causal language model does not use \(score.weight\)"):
+        load_model(str(tmp_path))
+    load_model(str(folder))
+    load_model(str(save_mixtral(folder, tmp_path / "mixtral")))
 
 
 def test_a_tokenizer_that_panics_or_never_ends_is_refused(
