@@ -252,9 +252,10 @@ def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
             f"resources.ray_address={address}",
             file=sys.stderr,
         )
+    validated = validate(Resources, kept).model_dump(mode="json")  # "64" and 64.0 are numbers, too
     for name in ("workers_per_model", "threads_per_worker"):
-        if isinstance(kept.get(name), int):
-            kept[name] = max(1, min(kept[name], cores()))
+        if name in kept and validated[name] is not None:
+            kept[name] = min(validated[name], cores())
     defaults = Resources().model_dump(mode="json")
     changed = {name: value for name, value in kept.items() if name in defaults and value != defaults[name]}
     if changed:

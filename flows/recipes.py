@@ -1,7 +1,8 @@
 """Recipes: YAML files, shipped with memlib or written by users, with overrides from the command line."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -216,6 +217,23 @@ def _check_plain(content: Any, where: str) -> None:
         _check_plain(value, where)
 
 
+SIGNED = ("X-Amz-Signature", "X-Amz-Security-Token", "Signature", "sig", "token")  # of URLs that grant access
+CREDENTIALS = re.compile(rf"[A-Za-z][\w+.-]*://[^/?#]*@|://.*[?&]({'|'.join(SIGNED)})=", re.DOTALL)
+
+
+def _with_credentials(content: Any, key: str = "") -> str:
+    """Return the key of a URL that contains a password or a signature, or an empty string if there is none."""
+    if isinstance(content, str):
+        return key if CREDENTIALS.search(content) else ""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, Mapping):
+        inner = content.items()
+    elif isinstance(content, list | tuple):
+        inner = enumerate(content)
+    keys = (_with_credentials(value, f"{key}.{name}" if key else str(name)) for name, value in inner)
+    return next(filter(None, keys), "")
+
+
 def validate(
     model: type[Model], content: Mapping[str, Any], *, origin: Callable[[Sequence[str]], str] = lambda place: ""
 ) -> Model:
@@ -229,6 +247,10 @@ def validate(
     Raises:
         UserError: with the first two problems and their origins, and the most similar valid key for an unknown key.
     """
+    if key := _with_credentials(content):
+        raise UserError(
+            f"{key} contains credentials, which manifests would repeat; leave them out, and set them in the environment"
+        )
     named = content.get("audit")
     try:
         return model.model_validate({**content, "audit": named.replace("-", "_")} if isinstance(named, str) else content)

@@ -39,9 +39,9 @@ def modules_in(content: Any) -> Iterator[str]:
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Allow modules in this process and its children, in addition to those in MEMLIB_CODE."""
-    allowed = os.environ.get(VARIABLE, "")
-    os.environ[VARIABLE] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), *modules]))
+    """Allow modules and all of their top-level packages in this process and its children, in addition to MEMLIB_CODE."""
+    allowed, packages = os.environ.get(VARIABLE, ""), [module.partition(".")[0] for module in modules]
+    os.environ[VARIABLE] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), *packages]))
 
 
 def is_allowed(module: str) -> bool:
@@ -91,8 +91,7 @@ def _check_origin(named: str, function: Any) -> None:
     while isinstance(function, functools.partial):
         function = function.func
     origin = getattr(function, "__module__", None) or ""
-    top = named.partition(":")[0].partition(".")[0]
-    if origin and origin.partition(".")[0] != top and not is_allowed(origin):
+    if origin and not is_allowed(origin):
         raise UserError(
             f"the recipe names {named}, which is defined in {origin}, and this machine does not allow that; if you trust "
             f"that code, add {origin} to {VARIABLE}; see docs/security.md"

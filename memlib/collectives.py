@@ -4,12 +4,14 @@ torch.distributed's own differentiable collectives are deprecated in favour of a
 """
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from memlib.errors import RunError
 
 PIECE = 2**26  # bytes that are broadcast at once
 
@@ -49,7 +51,10 @@ def share_files(folder: Path, group: dist.ProcessGroup | None, device: torch.dev
     first = dist.get_rank(group) == 0
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if first else []
     for name, size in share([[str(path.relative_to(folder)), path.stat().st_size] for path in files], group, device):
-        path = folder / name
+        place = PurePosixPath(name)  # from another machine
+        if place.is_absolute() or ".." in place.parts or not place.parts or size < 0:
+            raise RunError(f"another worker of this training names a file {name!r}, which does not lie below its folder")
+        path = folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb" if first else "wb") as file:
             for start in range(0, size, PIECE):

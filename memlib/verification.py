@@ -7,6 +7,7 @@ with a key that is kept outside the store reveals such changes.
 import base64
 import contextlib
 import hashlib
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -40,6 +41,7 @@ from memlib.upkeep import committed
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
+OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000
 
 
@@ -99,7 +101,7 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
         named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY)}
     for folder in ("runs", "results"):
         for path, (_, written) in sorted(store.listing(folder).items()):
-            if path in named or path.endswith(f"/{MANIFEST}"):  # damaged manifests are reported
+            if path in named or OF_RUN.fullmatch(path):  # damaged manifests of runs are reported
                 continue
             if written < since:
                 problem = "belongs to no run whose manifest can be read; run its audit again, or memlib gc --lost RUN"
@@ -205,7 +207,12 @@ def _and_more(names: Sequence[str]) -> str:
 
 def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     """Yield the contradictions between a run's manifest, its recipe and its scores."""
-    if run.asks != asks_digest(run.recipe):
+    try:
+        asked = asks_digest(run.recipe)
+    except ValueError as error:
+        yield f"its recipe is none: {error}"
+        return
+    if run.asks != asked:
         yield "its recipe differs from the recipe with which it was published"
     if run.title != run.recipe.get("title", run.title):
         yield "its title differs from its recipe's"
@@ -366,11 +373,12 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
     try:
         table = pq.read_table(pa.BufferReader(content))
         table.validate(full=True)
+        found = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError):
         yield Problem(path, "is not a readable Parquet file")
         return
     row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
-    if row is None or not table.schema.equals(row.schema) or not _alike(table.to_pylist(), row.to_pylist()):
+    if row is None or not table.schema.equals(row.schema) or not _alike(found, row.to_pylist()):
         yield Problem(path, f"does not match run {run.run}")
 
 

@@ -25,6 +25,7 @@ from tasks.runtime import Context
 
 STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # for gradients
 GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after the last node joined
 MOST_STARTS = 10  # starts of all workers for each failure that a model may have
 ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
@@ -200,7 +201,7 @@ def _fit(
     # long timeout: finished groups wait for the last one, and Ray itself detects dead workers. NCCL requires whole GPUs, but
     # models with one worker each may need only a fraction
     group: dict[str, Any] = {"backend": "nccl" if use_gpu and size > 1 else "gloo", "timeout_s": LONGEST_SECONDS}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if is_local and sys.platform == "linux" else {}  # for gradients
+    loopback = dict.fromkeys(INTERFACES, "lo") if is_local and sys.platform == "linux" else {}
     with scratch("meeting") as folder:
         trainer = TorchTrainer(
             train_worker,

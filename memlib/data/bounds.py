@@ -54,12 +54,17 @@ def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
     Raises:
         UserError: when the content is longer than `most_bytes`.
     """
-    most, size = most_bytes(), 0
+    size = 0
     while part := file.read(PIECE):
         size += len(part)
-        if size > most:
-            raise UserError(f"{path} decompresses to more than {most} bytes; if the size is right, raise MEMLIB_MAX_BYTES")
+        check_size(path, size)
         yield part
+
+
+def check_size(path: str, size: int) -> None:
+    """Raise UserError if the decompressed content of a file has more than `most_bytes` bytes."""
+    if size > (most := most_bytes()):
+        raise UserError(f"{path} decompresses to more than {most} bytes; if the size is right, raise MEMLIB_MAX_BYTES")
 
 
 def check_pixels(image: Any) -> None:

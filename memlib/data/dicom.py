@@ -14,11 +14,62 @@ from memlib.data.bounds import most_pixels
 from memlib.errors import UserError
 
 MAGIC, AT = b"DICM", 128
+FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")  # of a data set without preamble: file meta information, identification
+NEEDED = ("SOPClassUID", "Rows", "Columns", "BitsAllocated", "PixelData")
 
 
 def is_dicom(data: bytes) -> bool:
-    """Return True if the bytes are a DICOM file, in which "DICM" follows the preamble."""
-    return data[AT : AT + len(MAGIC)] == MAGIC
+    """Return True if the bytes are a DICOM file: "DICM" follows the preamble, or there is a data set without preamble."""
+    return data[AT : AT + len(MAGIC)] == MAGIC or data[:2] in FIRST_GROUPS
+
+
+def states_no_window(data: bytes) -> bool:
+    """Return True for a DICOM file whose grey values are scaled by the depth that it states, or that has no preamble."""
+    try:
+        import pydicom
+
+        file: Any = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True, force=True)
+        return data[AT : AT + len(MAGIC)] != MAGIC or (_is_plain(file) and _has_no_window(file))
+    except Exception:  # the file is reported when it is decoded
+        return False
+
+
+def _is_plain(file: Any) -> bool:
+    """Return whether the stored values are what a picture shows: unsigned grey values that no modality LUT changes."""
+    slope, intercept = file.get("RescaleSlope"), file.get("RescaleIntercept")
+    return (
+        str(file.get("PhotometricInterpretation")) in ("MONOCHROME1", "MONOCHROME2")
+        and not file.get("PixelRepresentation")
+        and not file.get("ModalityLUTSequence")
+        and float(1 if slope is None else slope) == 1
+        and float(0 if intercept is None else intercept) == 0
+    )
+
+
+def _has_no_window(file: Any) -> bool:
+    return not file.get("VOILUTSequence") and (file.get("WindowCenter") is None or file.get("WindowWidth") is None)
+
+
+def _without_preamble(data: bytes) -> Any:
+    """Read a data set without preamble.
+
+    Raises:
+        ValueError: when it is no picture: pydicom reads any bytes as some data set.
+    """
+    import pydicom
+
+    file: Any = pydicom.dcmread(io.BytesIO(data), force=True)
+    if absent := [name for name in NEEDED if name not in file]:
+        raise ValueError(f"it has no DICOM preamble, and no {absent[0]}")
+    syntax = pydicom.uid.ImplicitVRLittleEndian if file.is_implicit_VR else pydicom.uid.ExplicitVRLittleEndian
+    if file.file_meta.get("TransferSyntaxUID") is None:
+        file.file_meta.TransferSyntaxUID = syntax
+        values = (
+            int(file.Rows) * int(file.Columns) * int(file.get("SamplesPerPixel") or 1) * int(file.get("NumberOfFrames") or 1)
+        )
+        if len(file.PixelData) not in (size := -(-values * int(file.BitsAllocated) // 8), size + size % 2):
+            raise ValueError(f"it has no DICOM preamble, and {len(file.PixelData)} bytes of pixels where {size} were stated")
+    return file
 
 
 def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, int, int]:
@@ -26,7 +77,8 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
 
     Returns:
         RGB pixels (height, width, 3) uint8, or intensities (height, width), where larger is brighter; the intensities of
-        black and white, or None if the file does not state them; bits per channel; number of pictures in the file.
+        black and white (by BitsStored if the file has no window), or None if the file does not state them; bits per channel;
+        number of pictures in the file.
 
     Raises:
         UserError: when pydicom is not installed.
@@ -39,7 +91,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     except ImportError as error:
         raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
     _check_inflated(data)
-    file: Any = pydicom.dcmread(io.BytesIO(data))
+    file: Any = pydicom.dcmread(io.BytesIO(data)) if data[AT : AT + len(MAGIC)] == MAGIC else _without_preamble(data)
     if int(file.Rows) * int(file.Columns) > most_pixels():
         raise ValueError(
             f"{file.Columns} x {file.Rows} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
@@ -61,6 +113,10 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     if kind == "MONOCHROME1":  # the smallest value is white
         total = float(ends.sum()) if window is None or window[1] != LUT_TOP else LUT_TOP
         values, window = total - values, None if window is None else (total - window[1], total - window[0])
+    if window is None and _is_plain(file):
+        if bits <= 8:
+            return np.repeat(_eight_bits(values, bits)[..., None], 3, axis=2), None, bits, count
+        window = (0.0, float(2**bits - 1))
     whole = np.array_equal(values, np.round(values))
     return values.astype(np.int32 if whole else np.float32), window, bits, count
 
@@ -70,10 +126,8 @@ PIECE = 2**20
 
 
 def _check_inflated(data: bytes) -> None:
-    """Inflate a deflated file piece by piece, and refuse one that is larger than any picture; pydicom would inflate it "
-    "whole."""
-    length = AT + len(MAGIC)
-    end = length + 12 + int.from_bytes(data[length + 8 : length + 12], "little")  # (0002,0000): length of the group
+    """Inflate a deflated file piece by piece, and refuse one larger than any picture; pydicom would inflate it whole."""
+    end = _end_of_meta(data)
     if DEFLATED not in data[:end]:
         return
     most, size, inflating, rest = 6 * most_pixels() + PIECE, 0, zlib.decompressobj(-zlib.MAX_WBITS), data[end:]
@@ -84,6 +138,31 @@ def _check_inflated(data: bytes) -> None:
             raise ValueError(f"it inflates to more than {most:,} bytes; if the size is right, raise MEMLIB_MAX_PIXELS")
 
 
+def _end_of_meta(data: bytes) -> int:
+    """Return where the file meta information (group 2, explicit VR) ends; the length that it states may be wrong."""
+    at = AT + len(MAGIC)
+    while data[at : at + 2] == b"\x02\x00" and at + 12 <= len(data):
+        is_long = data[at + 4 : at + 6] in _LONG
+        start, length = (at + 12, data[at + 8 : at + 12]) if is_long else (at + 8, data[at + 6 : at + 8])
+        at = start + int.from_bytes(length, "little")
+    return at
+
+
+_LONG = (
+    b"OB",
+    b"OW",
+    b"OF",
+    b"OD",
+    b"OL",
+    b"OV",
+    b"SQ",
+    b"UC",
+    b"UN",
+    b"UR",
+    b"UT",
+    b"SV",
+    b"UV",
+)  # 4 bytes of length
 LUT_TOP = 65535.0  # white of images with a VOI lookup table
 
 

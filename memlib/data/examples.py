@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.bounds import check_links
-from memlib.data.pictures import READ_OTHERWISE, READING, Picture, Undecodable, oddities_of, read_picture
+from memlib.data.dicom import is_dicom
+from memlib.data.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.plain import is_text
 from memlib.private import PRIVATE, make_folder, user_folder
 
+HEADER = 256  # bytes of a file by which DICOM is known
 REHASH = "MEMLIB_REHASH"
 MEMO_ROWS = 2_000  # files whose digests are committed together
 MOST_CLASSES = 1_000_000
@@ -200,31 +202,37 @@ def listing_digest(
     Local hashes are cached by path, size, inode and modification times, so that an unchanged folder of any size is read
     once; copying or touching the files does not change the digest. MEMLIB_REHASH in the environment bypasses the cache.
 
-    The digest of a source with images that memlib's first version decoded differently (see `pictures.READ_OTHERWISE`) differs
+    The digest of a source with images that an earlier version of memlib decoded differently (see `pictures.READINGS`) differs
     from the digest of that version. All other sources keep their digest, so that no model is retrained needlessly.
 
     Args:
         fs, root: file system and folder of the files.
         listing: file names below the root, with the file system's details of each.
         look: function that returns the oddities of the images in a local file, given its path; None if the files hold no
-            images. Remote files, which would have to be fetched, count as odd.
+            images. Remote files, which would have to be fetched, count as odd in ways that have long been known.
         looks_for: parameters of `look` other than the file; part of the cache key.
     """
     local = isinstance(fs, LocalFileSystem)
-    odd = look is not None and not local
+    odd = set[str]()
     with _HashMemo() as memo:
         rows = []
         for name, info in listing.items():
             tag = memo.digest(Path(info["name"])) if local else info.get("ETag") or info.get("LastModified")
             rows.append([name, info["size"], str(tag)])
-            odd = odd or (look is not None and bool(READ_OTHERWISE & memo.oddities(Path(info["name"]), look, looks_for)))
+            odd |= memo.oddities(Path(info["name"]), look, looks_for) if local and look is not None else set()
     digest = hashlib.sha256(canonical_json(rows).encode()).hexdigest()
-    return f"{digest}{READING}" if odd else digest
+    if look is not None and not local:
+        return f"{digest}{READINGS[-1][0]}"
+    return digest + next((mark for mark, oddities in READINGS if oddities & odd), "")
 
 
 def look_at_image(path: str) -> Collection[str]:
     """Return the oddities that the header of an image file shows."""
     try:
+        with open(path, "rb") as file:
+            start = file.read(HEADER)
+            if is_dicom(start):
+                return oddities_of(start + file.read())
         with Image.open(path) as image:
             return oddities_of(image)
     except Exception:  # the file is reported when it is decoded
@@ -264,7 +272,7 @@ class _HashMemo:
         return self._remembered("digests", "sha256", self._mark(path), lambda: file_digest(path))
 
     def oddities(self, path: Path, look: Callable[[str], Collection[str]], looks_for: str) -> frozenset[str]:
-        mark = f"{READING}:{looks_for}:{self._mark(path)}"
+        mark = f"{READINGS[0][0]}:{looks_for}:{self._mark(path)}"
         lines = self._remembered("oddities", "said", mark, lambda: "\n".join(sorted(look(str(path)))))
         return frozenset(filter(None, lines.split("\n")))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.bounds import MOST_PIXELS
+from memlib.data.bounds import MOST_PIXELS, check_links, check_size
 from memlib.data.columns import check_ids, check_once, ids_of
 from memlib.data.examples import (
     NO_BOXES,
@@ -48,6 +48,7 @@ class ParquetImages:
         if not self._files:
             raise UserError(f"no .parquet file at {spec.path}")
         names = list(self._files)
+        check_links(self._fs, root if "*" not in root else os.path.dirname(root.partition("*")[0]), self._files)
         self._folder = os.path.dirname(names[0]) if len(names) == 1 else os.path.commonpath(names)
         self._groups: list[_RowGroup] = []
         self._ids: list[str] = []
@@ -75,6 +76,7 @@ class ParquetImages:
             short = os.path.relpath(file, self._folder)
             row = 0
             for index in range(parquet.num_row_groups):
+                check_size(file, parquet.metadata.row_group(index).total_byte_size)
                 self._groups.append(_RowGroup(file, index, len(self._ids)))
                 columns = [column for column in (spec.label_column, spec.id_column) if column]
                 table = parquet.read_row_group(index, columns=columns)

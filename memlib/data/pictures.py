@@ -5,7 +5,7 @@ the first of several pictures is used. Images with any other problem are refused
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from memlib.data.bounds import check_pixels
-from memlib.data.dicom import is_dicom, read_dicom
+from memlib.data.dicom import is_dicom, read_dicom, states_no_window
 from memlib.errors import UserError
 
 LEAST_SIDE, MOST_SLENDER = 4, 50  # minimum shorter side in pixels, and maximum aspect ratio, of an image
@@ -24,8 +24,12 @@ ROTATED = "rotated as EXIF says"
 SEVERAL = "the first of several pictures"
 TRANSPARENT = "drawn on white, as it is transparent"
 DEEP = "more than 8 bits a channel"
-READ_OTHERWISE = frozenset({ROTATED, TRANSPARENT, DEEP})  # oddities that memlib's first version decoded differently
-READING = ":2"  # part of the digests of sources with such images; raise it when decoding changes
+DEEP_COLOUR = "more than 8 bits a channel, in colour or transparent"
+WHITE_IS_ZERO = "inverted, as its zeros are white"
+STATED_DEPTH = "scaled by the depth that it states, or without preamble (DICOM)"
+READINGS = ((":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH})), (":2", frozenset({ROTATED, TRANSPARENT, DEEP})))
+"""Marks of the digests of sources, and the oddities that versions of memlib before each mark decoded differently."""
+PHOTOMETRIC, DEEP_MODES = 262, ("RGB", "LA", "RGBA")  # TIFF's tag; Pillow's modes of which it keeps 8 of 16 bits
 INTENSITIES = ("I", "F")  # Pillow's modes with 16 or 32 bits or floats, including I;16 and its variants
 TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
     {
@@ -82,7 +86,8 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         check_pixels(image)
         _check_shape(image.size)
-        return _read(image, 1 if opened else _orientation(image))
+        deep = data if isinstance(data, bytes) and _is_deep_colour(image) else None
+        return _read(image, 1 if opened else _orientation(image), deep)
     except (Undecodable, UserError):
         raise
     except UnidentifiedImageError as error:  # Pillow's message holds a memory address that differs each time
@@ -94,8 +99,11 @@ def read_picture(data: bytes | Image.Image) -> Picture:
 def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
     """Return the oddities that `read_picture` would correct, as far as the header shows them; none if it is unreadable."""
     try:
+        if isinstance(data, bytes) and is_dicom(data):
+            return (STATED_DEPTH,) if states_no_window(data) else ()
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
-        return _oddities(image, _orientation(image))
+        is_deep = _is_deep_colour(image)
+        return _oddities(image, _orientation(image), is_deep=is_deep)
     except Exception:  # the file is reported when it is decoded
         return ()
 
@@ -104,7 +112,7 @@ def _read_dicom(data: bytes) -> Picture:
     pixels, window, bits, count = read_dicom(data)
     size = (pixels.shape[1], pixels.shape[0])
     _check_shape(size)
-    oddities = [what for what, seen in ((SEVERAL, count > 1), (DEEP, pixels.dtype != np.uint8)) if seen]
+    oddities = [what for what, seen in ((SEVERAL, count > 1), (DEEP, bits > 8)) if seen]
     return Picture(pixels, size, 1, bits, tuple(oddities), window)
 
 
@@ -114,7 +122,13 @@ def _check_shape(size: tuple[int, int]) -> None:
         raise Undecodable(f"is {size[0]} x {size[1]} pixels, too small or too elongated for a picture")
 
 
-def _oddities(image: Image.Image, orientation: int) -> tuple[str, ...]:
+def _is_deep_colour(image: Image.Image) -> bool:
+    """Return whether Pillow would keep 8 of 16 bits; known only until it has read anything but the header."""
+    tiles: Any = getattr(image, "tile", None)
+    return bool(image.format == "PNG" and image.mode in DEEP_MODES and tiles and str(tiles[0][3]).endswith(";16B"))
+
+
+def _oddities(image: Image.Image, orientation: int, *, is_deep: bool) -> tuple[str, ...]:
     oddities = []
     if orientation in TRANSPOSITIONS:
         oddities.append(ROTATED)
@@ -124,6 +138,11 @@ def _oddities(image: Image.Image, orientation: int) -> tuple[str, ...]:
         oddities.append(TRANSPARENT)
     if image.mode.startswith(INTENSITIES):
         oddities.append(DEEP)
+        tags: Any = getattr(image, "tag_v2", {})
+        if image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == 0:
+            oddities.append(WHITE_IS_ZERO)
+    if is_deep:
+        oddities.append(DEEP_COLOUR)
     return tuple(oddities)
 
 
@@ -135,19 +154,54 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in TRANSPOSITIONS else 1
 
 
-def _read(image: Image.Image, orientation: int) -> Picture:
-    oddities, size = _oddities(image, orientation), image.size
+def _read(image: Image.Image, orientation: int, deep: bytes | None) -> Picture:
+    oddities, size = _oddities(image, orientation, is_deep=deep is not None), image.size
+    if deep is not None:
+        return Picture(_deep_colours(deep, orientation), size, orientation, 16, oddities)
     if SEVERAL in oddities:
         image.seek(0)
     image.load()
     if orientation in TRANSPOSITIONS:
         image = image.transpose(TRANSPOSITIONS[orientation])
     if image.mode.startswith(INTENSITIES):
-        return Picture(_intensities(image), size, orientation, 32 if image.mode in INTENSITIES else 16, oddities)
+        values = _intensities(image)
+        values = (2**16 - 1 - values.astype(np.int32)).astype(np.uint16) if WHITE_IS_ZERO in oddities else values
+        return Picture(values, size, orientation, 32 if image.mode in INTENSITIES else 16, oddities)
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
     return Picture(np.asarray(image if image.mode == "RGB" else image.convert("RGB")), size, orientation, 8, oddities)
+
+
+def _deep_colours(data: bytes, orientation: int) -> NDArray[np.uint16]:
+    """Return the intensities (height, width) or (height, width, 3) of a PNG file of 16 bits a channel, drawn on white."""
+    import torch
+    from torchvision.io import ImageReadMode, decode_png
+
+    encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    values: NDArray[np.uint16] = decode_png(encoded, mode=ImageReadMode.UNCHANGED).numpy()
+    colours, alpha = values[: len(values) - 1 + len(values) % 2], values[-1:] if len(values) % 2 == 0 else None
+    if alpha is not None and bool((alpha < 2**16 - 1).any()):
+        white = next(2**bits - 1 for bits in (8, 10, 12, 14, 16) if colours.max(initial=0) < 2**bits)
+        share = alpha / (2**16 - 1)
+        colours = (colours * share + white * (1 - share)).round().astype(np.uint16)
+    seen = colours.transpose(1, 2, 0)
+    seen = TURNED[orientation](seen) if orientation in TURNED else seen
+    return np.ascontiguousarray(seen if seen.shape[2] == 3 else seen[:, :, 0])
+
+
+TURNED: Mapping[int, Callable[[NDArray[Any]], NDArray[Any]]] = MappingProxyType(
+    {
+        2: np.fliplr,
+        3: lambda picture: np.rot90(picture, 2),
+        4: np.flipud,
+        5: lambda picture: picture.transpose(1, 0, 2),
+        6: lambda picture: np.rot90(picture, 3),
+        7: lambda picture: np.rot90(picture, 2).transpose(1, 0, 2),
+        8: np.rot90,
+    }
+)
+"""Changes of an array that correct EXIF's orientations, as TRANSPOSITIONS do for Pillow's images."""
 
 
 def _intensities(image: Image.Image) -> NDArray[Any]:

@@ -23,18 +23,22 @@ def read_secret(path: str | None = None) -> bytes:
     """Read the secret from the file `path`, else from MEMLIB_SECRET_FILE, else from the user's file, created if missing.
 
     Raises:
-        UserError: when the file cannot be read, is writable by others, or is too short.
+        UserError: when the file cannot be read, is another user's, writable by others or readable by all, or too short.
     """
     named = path or os.environ.get(VARIABLE)
     file = Path(named) if named else user_folder("config") / "secret"
     if not named and not file.exists():
         _create(file)
     try:
-        mode, secret = file.stat().st_mode, file.read_bytes()
+        (mode, owner), secret = (file.stat().st_mode, file.stat().st_uid), file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the secret file {file} ({error.strerror}); see {VARIABLE}") from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):  # a user who can set the secret can compute the canaries
         raise UserError(f"others can write the secret file {file} (mode {stat.S_IMODE(mode):o}); run chmod 600 {file}")
+    if mode & stat.S_IROTH:
+        raise UserError(f"everybody can read the secret file {file} (mode {stat.S_IMODE(mode):o}); run chmod 600 {file}")
+    if owner not in (0, os.geteuid()):
+        raise UserError(f"the secret file {file} belongs to another user, who knows it; make one of your own")
     if len(secret) < LENGTH:
         raise UserError(f"the secret file {file} holds {len(secret)} bytes; it needs {LENGTH} random bytes")
     return secret

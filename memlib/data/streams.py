@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
-from memlib.data.bounds import read_pieces
-from memlib.data.examples import open_location
+from memlib.data.bounds import check_links, check_size, read_pieces
+from memlib.data.examples import find_files, open_location
 from memlib.errors import RunError, UserError
 from memlib.specs import PairsFileSource, TextFileSource, TextParquetSource, TextSource
 
@@ -184,6 +184,9 @@ def read_rows(source: TextParquetSource) -> Iterator[str]:
     files = sorted(fs.glob(path)) if "*" in path else [path]
     if not files:
         raise UserError(f"no file matches {source.path}")
+    listed = find_files(fs, path) if "*" not in path else {name: fs.info(name) for name in files}
+    check_links(fs, path if "*" not in path else os.path.dirname(path.partition("*")[0]), listed)
+    size = 0
     try:
         dataset = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
         options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
@@ -192,7 +195,11 @@ def read_rows(source: TextParquetSource) -> Iterator[str]:
             fragment_scan_options=options, use_threads=False,
         ):  # fmt: skip
             batch.validate(full=True)
+            size += batch.nbytes
+            check_size(source.path, size)
             yield from (str(text) for text in batch.column(0).to_pylist() if text)
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason})") from error

@@ -21,6 +21,18 @@ PEOPLES = ("results/", "runs/")  # folders meant for people, readable by everybo
 HARMLESS = ("lost+found", TMP)  # entries that, like hidden files, an empty folder may contain
 
 
+FOLDERS = (
+    "artifacts",
+    "runs",
+    "results",
+    "resume",
+    "requests",
+    "status",
+    "logs",
+    "index",
+)  # but Ray's
+
+
 class Place:
     """A folder or prefix, and the marker that makes it a store.
 
@@ -175,8 +187,8 @@ class Place:
         return self.backend.listing(folder)
 
     def links(self) -> list[str]:
-        """Return the paths of links (and of pipes and the like) to or among artifacts and runs, which `listing` omits."""
-        return [path for folder in ("artifacts", "runs", "results") for path in self.backend.links(folder)]
+        """Return the paths of links (and of pipes and the like) in the store's folders, which `listing` omits."""
+        return [path for folder in FOLDERS for path in self.backend.links(folder)]
 
     def names(self, folder: str) -> list[str]:
         """Return the names directly below a folder of the store."""

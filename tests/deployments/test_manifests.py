@@ -326,3 +326,8 @@ def test_the_runs_of_the_readme_can_run() -> None:
     content, machines = load_recipe(job[1], re.findall(r"--set (\S+)", job[2]))
     validate(AUDITS[job[0]].recipe, content)
     validate(Resources, machines)
+
+
+def test_deployments_allow_no_code() -> None:
+    pools = [deployment["work_pool"] for deployment in deployments()]
+    assert [pool["job_variables"]["env"]["MEMLIB_CODE"] for pool in pools] == [""] * len(pools)

@@ -264,3 +264,24 @@ def constraints(annotation: Any) -> list[Any]:
     own = list(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else []
     own += [more for one in own for more in getattr(one, "metadata", ())]
     return own + [one for part in inner for one in constraints(part)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:pw@host/x.txt",
+        "s3://KEY:SECRET@bucket/x",
+        "https://host/x?X-Amz-Signature=abc",
+        "https://h/x?a=1&sig=abc",
+    ],
+)
+def test_credentials_in_a_recipe_are_refused_and_not_repeated(url: str) -> None:
+    content, _ = load_recipe("exposure_smoke")
+    content["data"] = {**content["data"], "source": {"kind": "text", "path": url}}
+    with pytest.raises(UserError, match=r"data.source.path contains credentials") as caught:
+        validate(AUDITS["exposure"].recipe, content)
+    assert not any(word in str(caught.value) for word in ("pw", "SECRET", "abc"))
+    validate(
+        AUDITS["exposure"].recipe,
+        {**content, "data": {**content["data"], "source": {"kind": "text", "path": "https://h/x?a=1"}}},
+    )

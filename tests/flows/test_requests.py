@@ -136,3 +136,10 @@ def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
     assert main(["resume", note.run, "--set", "resources.ray_address=10.0.0.1:6379", *where]) == 0
     assert [given[2].ray_address for given in asked] == [None, "10.0.0.1:6379"]
     assert asked[0][2].workers_per_model == 4
+    recorded = next(p for p in store.listing("requests") if note.run in p)
+    content = json.loads(store.published(recorded) or b"")
+    for spelled in ("500", 500.0):
+        content["resources"]["workers_per_model"] = spelled
+        store.publish(recorded, json.dumps(content).encode())
+        assert main(["resume", note.run, *where]) == 0
+        assert asked[-1][2].workers_per_model == 4

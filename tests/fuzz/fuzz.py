@@ -392,9 +392,9 @@ def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Pope
 def _said(status: int, own: Path) -> str:
     out, errors = (own / "out").read_text(errors="replace"), (own / "errors").read_text(errors="replace")
     if "Traceback" in out + errors or status not in (0, 2, 75):
-        last = errors.strip().splitlines()[-1:] or [""]
-        return f"status {status}: {last[0][:200]}"
-    if status and (not errors.startswith("memlib: ") or len(errors) > 4000):
+        return f"status {status}: {errors.strip()[-200:]}"
+    last = errors.strip().splitlines()[-1:] or [""]
+    if status and (not last[0].startswith("memlib: ") or len(errors) > 4000):
         return f"status {status} without a one-line message: {errors[:200]!r}"
     return "refused" if status else "accepted"
 

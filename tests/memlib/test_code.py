@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("MEMLIB_CODE")
     assert not code.is_allowed("mine")
     code.allow(code.modules_in({"data": [{"source": {"function": "a.b:c"}}], "title": "no: code", "model": "d:E"}))
-    assert os.environ["MEMLIB_CODE"] == "a.b,d"
+    assert os.environ["MEMLIB_CODE"] == "a,d"
 
 
 def test_a_function_is_named_or_said_to_be_missing(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +106,33 @@ def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
     assert not mark.exists()
 
 
+def test_an_allowed_module_does_not_vouch_for_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even from another module of its own package; a recipe that the user gives allows the whole package."""
+    (tmp_path / "acme_guard").mkdir()
+    (tmp_path / "acme_guard/__init__.py").write_text("")
+    (tmp_path / "acme_guard/danger.py").write_text("def wipe(): return 'wiped'\n")
+    (tmp_path / "acme_guard/models.py").write_text("from acme_guard.danger import wipe\ndef make(): return 'made'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MEMLIB_CODE", "acme_guard.models")
+    assert code.load("acme_guard.models:make")() == "made"
+    with pytest.raises(UserError, match=r"acme_guard.models:wipe, which is defined in acme_guard.danger"):
+        code.load("acme_guard.models:wipe")
+    code.allow(["acme_guard.models"])
+    assert code.load("acme_guard.models:wipe")() == "wiped"
+
+
 @pytest.mark.long
-def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
-    assert main(["resume", "000", "--store", store.uri]) == 2
-    said = capsys.readouterr().err
-    assert "planted:make, which this machine does not allow" in said
-    assert "Traceback" not in said
+    command = [sys.executable, "-m", "flows.entry", "resume", "000", "--store", store.uri]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "code"), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 2
+    assert "planted:make, which this machine does not allow" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not mark.exists()
 
 

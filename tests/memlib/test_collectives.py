@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from memlib import collectives
 from memlib.collectives import share, share_files
+from memlib.errors import RunError
 
 ROOT = Path(__file__).parents[2]
 VALUES: list[Any] = [None, True, 7, -1, 0.1, float("inf"), "a proböem", [1, "x"], {"a": None}]
@@ -54,3 +55,13 @@ def test_values_and_files_of_the_first_worker_reach_the_others(tmp_path: Path) -
 def test_no_collective_exchanges_objects(folder: str) -> None:
     named = re.compile(r"broadcast_object_list|gather_object|scatter_object|send_object|recv_object")
     assert not [path for path in (ROOT / folder).rglob("*.py") if named.search(path.read_text())]
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../b", ""])
+def test_a_name_of_another_worker_leads_nowhere_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "share", lambda *_: [[name, 0]])
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(RunError, match="does not lie below its folder"):
+        share_files(tmp_path / "own", None, torch.device("cpu"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["own"]

@@ -482,6 +482,37 @@ def test_a_key_inside_the_store_vouches_for_nothing(
     assert "no finished run" in said_by(capsys, *trusted)
 
 
+@pytest.mark.parametrize("place", ["results/manifest.json", "runs/{run}/extra/manifest.json", "{table}/manifest.json"])
+def test_a_manifest_elsewhere_is_no_manifest(store: Store, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store).run
+    table = results_path("summary", "deja_vu", run, 1)
+    path = place.format(run=run, table=table)
+    store.publish(path, store.published(results_path("summary", "deja_vu", run)) or b"")
+    assert main(["verify", "--store", store.uri]) == 2
+    assert f"{path}: belongs to no run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["requests", "status", "logs", "resume"])
+def test_links_are_named_in_each_folder(
+    store: Store, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    place = Path(store.root, folder)
+    if place.exists():
+        shutil.move(place, tmp_path / "elsewhere" / folder)
+    place.symlink_to(tmp_path / "elsewhere")
+    assert main(["verify", "--store", store.uri]) == 2
+    assert f"{folder}: is a link" in capsys.readouterr().out
+
+
+def test_a_recipe_that_cannot_be_canonical_is_a_finding(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run = only_run(store)
+    content = json.dumps(sealed(run.model_dump() | {"recipe": RECIPE | {"pairs": float("inf")}}))
+    store.publish(f"runs/{run.run}/manifest.json", content.encode())
+    assert main(["verify", "--store", store.uri]) == 2
+    assert "its recipe is none" in capsys.readouterr().out
+
+
 def test_files_of_no_run_are_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """A reader of the tables counts every part that it finds."""
     run = only_run(store)

@@ -20,9 +20,9 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
 from memlib.data.formats import Format
 from memlib.data.image_folder import parse_voc
-from memlib.data.streams import read_file
+from memlib.data.streams import read_file, read_rows
 from memlib.errors import UserError
-from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature
+from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextParquetSource
 
 
 def png(value: int = 0, side: int = 4) -> bytes:
@@ -193,3 +193,33 @@ def test_boxes_that_no_image_has_are_named(value: str) -> None:
 def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
     with pytest.raises(UserError, match="holes have 1 to 1000 symbols"):
         Format(f"number {hole}", {}).places("character")
+
+
+def test_parquet_files_behind_links_are_other_peoples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    root.mkdir()
+    table = pa.table({"image": [{"bytes": b"x", "path": "x"}], "label": [0], "text": ["a text"]})
+    pq.write_table(table, outside / "t.parquet")
+    (root / "t.parquet").symlink_to(outside / "t.parquet")
+    for path in (str(root), f"{root}/*.parquet"):
+        for read in (
+            lambda path=path: open_source(ParquetSource(kind="parquet", path=path)),
+            lambda path=path: list(read_rows(TextParquetSource(kind="text_parquet", path=path))),
+        ):
+            with pytest.raises(UserError, match="outside of"):
+                read()
+            with monkeypatch.context() as patch:
+                patch.setenv("MEMLIB_DATA_ROOTS", str(outside))
+                assert read()
+
+
+def test_parquet_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "t.parquet")
+    pq.write_table(pa.table({"text": ["x" * 1_000_000] * 20, "label": [0] * 20}), path, compression="zstd")
+    assert Path(path).stat().st_size < 100_000
+    monkeypatch.setenv("MEMLIB_MAX_BYTES", "1000000")
+    with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
+        list(read_rows(TextParquetSource(kind="text_parquet", path=path)))
+    with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
+        open_source(ParquetSource(kind="parquet", path=path, image_column="text"))

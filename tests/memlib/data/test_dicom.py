@@ -147,3 +147,8 @@ def test_a_deflated_file_that_inflates_beyond_any_picture_is_refused_before_it_i
         read_dicom(bomb.getvalue())
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()
+    file.remove_private_tags()
+    length = bomb.getvalue().index(b"\x02\x00\x00\x00UL") + 8
+    lying = bomb.getvalue()[:length] + bytes(4) + bomb.getvalue()[length + 4 :]  # it says that its meta information is empty
+    with pytest.raises(ValueError, match="inflates to more than"):
+        read_dicom(lying)

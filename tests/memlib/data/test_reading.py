@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,46 @@ def test_only_sources_that_were_read_otherwise_have_another_digest(tmp_path: Pat
             table = parquet(tmp_path / f"{name}.parquet", [encoded(COLOURS), odd])
             assert open_source(table).content_digest().endswith(":2"), name
     assert len(open_source(parquet(tmp_path / "p.parquet", [encoded(COLOURS)])).content_digest()) == 64
+    for name, odd in (("negative", tiff(RAMP, white_is_zero=True)), ("colours", png16(np.dstack([RAMP] * 3)))):
+        assert open_source(folder(tmp_path / name, a__png=odd)).content_digest().endswith(":3"), name
+    assert open_source(folder(tmp_path / "positive", a__tif=tiff(RAMP))).content_digest().endswith(":2")
     assert open_source(plain).content_digest() == before
+
+
+def tiff(values: NDArray[np.uint16], *, white_is_zero: bool = False) -> bytes:
+    return encoded(values, "TIFF", tiffinfo={262: 0 if white_is_zero else 1})
+
+
+def png16(values: NDArray[np.uint16]) -> bytes:
+    """A PNG of 16 bits a channel (height, width, channels), which Pillow cannot write."""
+    height, width, channels = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_zeros_of_a_tiff_that_are_white_are_white(tmp_path: Path) -> None:
+    values = (RAMP * 340).astype(np.uint16)
+    found = [only(open_source(folder(tmp_path / f"{w}", a__tif=tiff(values, white_is_zero=w)))) for w in (False, True)]
+    assert np.array_equal(found[0], 255 - found[1])
+    assert found[0][0, 0].tolist() == [0, 0, 0]
+
+
+def test_colours_of_12_bits_in_16_are_as_bright_as_greys(tmp_path: Path) -> None:
+    """Pillow keeps the upper eight of sixteen bits: 15 of 255 for the brightest pixel."""
+    values = (RAMP.astype(np.int64) * 4095 // RAMP.max()).astype(np.uint16)
+    white = np.full_like(values, 2**16 - 1)
+    expected = (values / 4095 * 255).round().astype(np.uint8)
+    for name, channels in (("colour", [values] * 3), ("clear", [values, white]), ("clear_colour", [*[values] * 3, white])):
+        source = open_source(folder(tmp_path / name, a__png=png16(np.dstack(channels))))
+        assert np.array_equal(only(source)[..., 0], expected), name
+        assert "more than 8 bits" in str(source[0].oddities)
+    half = np.dstack([values, np.zeros_like(values)])  # wholly transparent: white
+    assert (only(open_source(folder(tmp_path / "gone", a__png=png16(half)))) == 255).all()
 
 
 def parquet(path: Path, images: list[bytes], **columns: list[Any]) -> ParquetSource:

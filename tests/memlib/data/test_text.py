@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import hashlib
+import os
 import stat
 from collections import Counter
 from pathlib import Path
@@ -157,7 +158,16 @@ def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypa
     assert read_secret() == first
     assert stat.S_IMODE((tmp_path / "memlib" / "secret").stat().st_mode) == 0o600
     (tmp_path / "short").write_bytes(b"abc")
+    (tmp_path / "short").chmod(0o604)
     monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "short"))
+    with pytest.raises(UserError, match="everybody can read the secret file"):
+        read_secret()
+    (tmp_path / "short").chmod(0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 4711)
+        if (tmp_path / "short").stat().st_uid != 0:
+            with pytest.raises(UserError, match="belongs to another user"):
+                read_secret()
     with pytest.raises(UserError, match="holds 3 bytes"):
         read_secret()
     monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "nowhere"))
