@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import sys
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,6 +154,10 @@ def read_file(path: str) -> Iterator[str]:
     decoder, newlines = codecs.getincrementaldecoder("utf-8")(), io.IncrementalNewlineDecoder(None, translate=True)
     seen = 0
     try:
+        if path.endswith(".zip"):
+            with fsspec.open(path, "rb") as packed, zipfile.ZipFile(packed) as archive:
+                if len(names := [name for name in archive.namelist() if not name.endswith("/")]) != 1:
+                    raise UserError(f"{path} holds {len(names)} files ({', '.join(names[:2])}, ...); unpack it, and name one")
         with fsspec.open(path, "rb", compression="infer") as file:
             for piece in read_pieces(file, path):
                 begun = len(decoder.getstate()[0])
@@ -166,6 +171,8 @@ def read_file(path: str) -> Iterator[str]:
             yield newlines.decode(decoder.decode(b"", final=True), final=True)
         except UnicodeDecodeError as error:
             raise _not_text(path, error, seen - begun) from error
+    except UserError:
+        raise
     except UNREADABLE as error:
         raise UserError(f"cannot read the text {path} ({error})") from error
 
@@ -189,6 +196,12 @@ def read_rows(source: TextParquetSource) -> Iterator[str]:
     size = 0
     try:
         dataset = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
+        kind = dataset.schema.field(source.text_column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
+            raise UserError(
+                f"column {source.text_column!r} of {source.path} holds {kind}, not text; write a column of texts, such as "
+                "chat messages rendered by the model's own template"
+            )
         options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
         for batch in dataset.to_batches(
             columns=[source.text_column], batch_size=ROWS_READ, batch_readahead=1, fragment_readahead=1,

@@ -1,10 +1,8 @@
 """External models, built by the user's factory; their weights come from a file that is never unpickled."""
 
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -12,7 +10,9 @@ from torch import Tensor, nn
 from memlib.errors import UserError
 from memlib.models.external import made
 from memlib.models.vision import MEAN, STD
+from memlib.models.weights import weights_for
 from memlib.specs import TrainedSpec
+from memlib.specs.weights import InFile
 
 
 def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
@@ -21,17 +21,17 @@ def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
     Raises:
         UserError: when the factory fails, the file cannot be read, or its weights do not fit the model.
     """
-    return with_weights(made(spec), spec.model, weights)
+    return with_weights(made(spec), spec.model, weights, spec)
 
 
-def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str, Tensor] | None = None) -> nn.Module:
+def with_weights(model: Any, name: str, weights: str | None, where: InFile) -> nn.Module:
     """Return a module in evaluation mode; load its weights from a file unless `weights` is None.
 
     Args:
         model: the factory's result.
         name: the model's name in error messages.
         weights: path of the file of weights, or None.
-        state: the content of the file, if it has been read already.
+        where: place of the weights in the file.
 
     Raises:
         UserError: when the factory's result is not a module, or the weights do not fit it.
@@ -40,37 +40,21 @@ def with_weights(model: Any, name: str, weights: str | None, state: Mapping[str,
         raise UserError(f"{name} returned a {type(model).__name__}, not a torch module")
     if weights is None:
         return model.eval()
-    try:
-        model.load_state_dict(read_weights(weights) if state is None else state)
-    except RuntimeError as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"the weights {weights} do not fit the model of {name}: {problem[:300]}") from error
-    return model.eval()
+    return loaded(model, name, weights, weights_for(weights, model.state_dict().keys(), where))
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
-    """Return the tensors in a file, by name.
+def loaded(model: nn.Module, name: str, path: str, state: Mapping[str, Tensor]) -> nn.Module:
+    """Return a module in evaluation mode, with these weights.
 
     Raises:
-        UserError: when the file is not a state dict.
+        UserError: when their shapes are not the model's; the message names the file.
     """
     try:
-        if path.endswith(".safetensors"):
-            return dict(safetensors.torch.load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message would advise running the pickle
-        raise UserError(
-            f"{path} holds pickled objects besides tensors, which memlib does not execute; if you trust the file, load it "
-            "yourself and save its state dict, as in safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
-        ) from error
-    except Exception as error:  # safetensors and torch raise errors of their own
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot read weights from {path} ({reason}); it needs a state dict as .safetensors or .pt"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} does not hold a state dict (names and tensors)")
-    return dict(state)
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"the weights {path} do not fit the model of {name}: {problem[:300]}") from error
+    return model.eval()
 
 
 def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:

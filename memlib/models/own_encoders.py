@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from memlib.errors import UserError
 from memlib.models.external import made, scale_of
 from memlib.models.hugging import loading, transformers_for
-from memlib.models.own import read_weights, with_weights
+from memlib.models.own import loaded, with_weights
 from memlib.models.vision import MEAN, STD
+from memlib.models.weights import weights_for
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
 Layers = list[tuple[str, Tensor]]
@@ -92,7 +93,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
     """
     match spec:
         case FactoryEncoder():
-            model = with_weights(made(spec), spec.model, spec.weights)
+            model = with_weights(made(spec), spec.model, spec.weights, spec)
             mean, std = {
                 "unit": ((0.0,) * 3, (1.0,) * 3), "imagenet": (MEAN, STD), "raw": ((0.0,) * 3, (1 / 255,) * 3)
             }[spec.inputs]  # fmt: skip
@@ -102,7 +103,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
             body = _from_library(
                 f"torchvision's {spec.architecture}",
                 lambda count: torchvision.models.get_model(spec.architecture, weights=None, num_classes=count),
-                spec.weights,
+                spec,
             )
             encoder = OwnEncoder(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
         case TimmEncoder():
@@ -140,9 +141,10 @@ class _Headless(nn.Module):
         return {"backbone": self.model(images)}
 
 
-def _from_library(name: str, build: Callable[[int], nn.Module], weights: str) -> nn.Module:
-    """Build a library's architecture with the weights of a file, which may lack the last linear layer."""
-    state = read_weights(weights)
+def _from_library(
+    name: str, build: Callable[[int], nn.Module], spec: TorchvisionEncoder | TimmEncoder
+) -> _Headed | _Headless:
+    """Build a library's architecture with the weights of a file, which may lack the last linear layer or have another."""
     try:
         model = build(HUNDREDS)
     except Exception as error:  # libraries raise different errors for unknown names
@@ -151,11 +153,13 @@ def _from_library(name: str, build: Callable[[int], nn.Module], weights: str) ->
     if not heads:
         raise UserError(f"{name} has no linear layer at its end; use kind: import")
     head = heads[-1]
+    body = [part for part in model.state_dict() if not part.startswith(f"{head}.")]
+    state = weights_for(spec.weights, body, spec, other=f"{head}.")
     if f"{head}.weight" in state:
-        model = with_weights(build(len(state[f"{head}.weight"])), name, weights, state)
+        model = loaded(build(len(state[f"{head}.weight"])), name, spec.weights, state)
         return _Headed(model, model.get_submodule(head))
     model.set_submodule(head, nn.Identity())
-    return _Headless(with_weights(model, name, weights, state))
+    return _Headless(loaded(model, name, spec.weights, {part: state[part] for part in body}))
 
 
 def _timm(spec: TimmEncoder) -> OwnEncoder:
@@ -164,7 +168,7 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
     except ImportError as error:
         raise UserError("a timm encoder needs timm: pip install 'memlib[timm]'") from error
     body = _from_library(
-        f"timm's {spec.architecture}", lambda count: timm.create_model(spec.architecture, num_classes=count), spec.weights
+        f"timm's {spec.architecture}", lambda count: timm.create_model(spec.architecture, num_classes=count), spec
     )
     inner = body.model
     assert isinstance(inner, nn.Module)

@@ -7,11 +7,12 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Spec
 from memlib.specs.limits import MOST_PIXELS
 from memlib.specs.observing import WEIGHTLESS
+from memlib.specs.weights import InFile
 
 Name = Annotated[str, Field(pattern=r"^[\w./-]+$")]
 
 
-class FactoryEncoder(Spec):
+class FactoryEncoder(InFile):
     """An encoder built by a user's function."""
 
     kind: Literal["import"]
@@ -37,7 +38,7 @@ class FactoryEncoder(Spec):
         return self
 
 
-class TorchvisionEncoder(Spec):
+class TorchvisionEncoder(InFile):
     """A torchvision model with ImageNet normalization; layers: backbone and, if the file contains one, classifier."""
 
     kind: Literal["torchvision"]
@@ -49,7 +50,7 @@ class TorchvisionEncoder(Spec):
     """Side of the model's input images in pixels."""
 
 
-class TimmEncoder(Spec):
+class TimmEncoder(InFile):
     """A timm model with its own normalization and side; layers: backbone and, if the file contains one, classifier."""
 
     kind: Literal["timm"]

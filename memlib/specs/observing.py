@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Spec
 from memlib.specs.data import DataSpec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS
+from memlib.specs.weights import InFile
 
 Tie = Literal["nearest", "lowest_class"]
 """Class that wins a tied vote of neighbours: the class of the nearest neighbour, or the class with the lowest index."""
@@ -47,10 +48,10 @@ class ProbeSpec(Spec):
 WEIGHTLESS = "give trained.weights, the file of the model's weights; a factory that loads them itself needs trained.version"
 
 
-class TrainedSpec(Spec):
+class TrainedSpec(InFile):
     """An external classifier."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"classes"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"classes", "state", "prefix"})
 
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
     """package.module:factory, a function that returns the torch module. The module's outputs are class scores, a tensor

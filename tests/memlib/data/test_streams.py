@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from memlib.data.streams import (
     count_occurrences,
     open_text,
     read_file,
+    read_rows,
     smallest_type,
     symbols_of,
 )
 from memlib.data.text import Corpus, Secret, build_corpus, count_symbols
 from memlib.errors import RunError, UserError
-from memlib.specs import SecretsSpec, TextFileSource, TextSpec
+from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec
 from tests.memlib.data.test_documents import DOCUMENTS, Characters
 from tests.memlib.data.test_text import SECRET, TEXT
 
@@ -235,3 +237,31 @@ def test_large_parquet_is_read_some_rows_at_a_time(tmp_path: Path) -> None:
     assert list(open_documents(source).read()) == [text for text in texts if text]
     assert "".join(open_text(source).read()) == "\n".join(text for text in texts if text)
     assert not re.search("None", "".join(open_text(source).read()))
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ([[{"role": "user", "content": "hi"}]], "list<"),
+        ([{"a": 1}], "struct<"),
+        ([7], "int64"),
+        ([b"text"], "binary"),
+        ([["a"]], "list<"),
+    ],
+)
+def test_a_column_that_holds_no_text_is_refused_by_its_type(tmp_path: Path, column: list[object], kind: str) -> None:
+    """Python's repr of it would be trained on."""
+    pq.write_table(pa.table({"messages": column}), tmp_path / "t.parquet")
+    source = TextParquetSource(kind="text_parquet", path=str(tmp_path / "t.parquet"), text_column="messages")
+    with pytest.raises(UserError, match=f"holds {kind}.*, not text"):
+        list(read_rows(source))
+
+
+def test_an_archive_of_several_texts_is_refused(tmp_path: Path) -> None:
+    for count in (1, 2):
+        with zipfile.ZipFile(tmp_path / f"{count}.zip", "w") as archive:
+            for number in range(count):
+                archive.writestr(f"{number}.txt", f"text {number}")
+    assert "".join(read_file(str(tmp_path / "1.zip"))) == "text 0"
+    with pytest.raises(UserError, match=r"2.zip holds 2 files \(0.txt, 1.txt, ...\); unpack it"):
+        list(read_file(str(tmp_path / "2.zip")))
