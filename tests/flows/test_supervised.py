@@ -178,6 +178,21 @@ def test_no_process_is_left_over(tmp_path: Path) -> None:
         assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def test_a_suspended_command_suspends_its_work(tmp_path: Path) -> None:
+    done = start(tmp_path, "print('ready', flush=True); time.sleep(2); return ended(0)")
+    assert done.stdout is not None
+    assert done.stdout.readline() == "ready\n"
+    tree = [psutil.Process(done.pid), *psutil.Process(done.pid).children(recursive=True)]
+    assert len(tree) == 3  # command, guard, work
+    for number, expected in ((signal.SIGTSTP, {psutil.STATUS_STOPPED}), (signal.SIGCONT, {psutil.STATUS_SLEEPING})):
+        done.send_signal(number)
+        end = time.monotonic() + 20
+        while {process.status() for process in tree} != expected and time.monotonic() < end:
+            time.sleep(0.02)
+        assert {process.status() for process in tree} == expected
+    assert done.wait(timeout=60) == 0
+
+
 def test_work_that_swallows_an_interrupt_is_ended(tmp_path: Path) -> None:
     body = (
         "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
