@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import UNREADABLE_ZIP, check_arrays
-from memlib.data.examples import NO_BOXES, Example, numbered_classes
+from memlib.data.examples import NO_BOXES, Example, check_smallest, numbered_classes
 from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.specs import NpzSource
@@ -38,6 +38,7 @@ class NpzImages:
                 f"{path}: {spec.labels} should hold {len(self._images)} class indices, but has shape {labels.shape}"
             )
         self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
+        check_smallest(int(self._labels.min(initial=0)), str(path))
         largest = int(self._labels.max(initial=-1))
         if spec.class_names and len(spec.class_names) <= largest:
             raise UserError(f"{path} has {largest + 1} classes, but class_names lists {len(spec.class_names)}")

@@ -20,7 +20,16 @@ from PIL import Image
 from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
-from memlib.data.examples import NO_BOXES, Example, Source, decode_example, list_files, listing_digest, numbered_classes
+from memlib.data.examples import (
+    NO_BOXES,
+    Example,
+    Source,
+    check_smallest,
+    decode_example,
+    list_files,
+    listing_digest,
+    numbered_classes,
+)
 from memlib.data.image_folder import ImageFolder
 from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
@@ -113,6 +122,8 @@ class Torchvision:
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
             raise UserError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
+        if labels is not None and np.asarray(labels).ndim == 1 and np.asarray(labels).dtype.kind in "iu" and len(labels):
+            check_smallest(int(np.asarray(labels).min()), f"torchvision.datasets.{spec.name}")
         if stated is not None:
             self.class_names = [str(name) for name in stated]
         else:

@@ -3,6 +3,8 @@
 import csv
 import io
 import itertools
+import re
+import unicodedata
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,11 @@ from memlib.data.pictures import Picture, Undecodable, turned_boxes
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".bmp", ".webp", ".avif", ".tif", ".tiff", ".gif", ".ppm", ".pgm",
+    ".dcm",
+}  # fmt: skip
+BESIDE = {".xml", ".txt", ".json", ".csv", ".tsv", ".md", ".yaml", ".yml", ".html", ".ini", ".db"}  # that describe images
 
 
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -54,6 +60,8 @@ class ImageFolder:
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
         self.remarks = self._remarks(images, len(files) - len(images))
+        others = listing.keys() - set(files)
+        self.remarks += _left_out([name for name in others if "/" in name and not _is_hidden(name)])
         label_of = {name: label for label, name in enumerate(self.class_names)}
         self._items: list[tuple[str, int]] = []
         for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
@@ -79,7 +87,9 @@ class ImageFolder:
         }
         if empty := sorted(name for name in folders - {name.split("/", 1)[0] for name in images} if not _is_hidden(name)):
             remarks.append(f"folders without images are ignored: {', '.join(empty[:MOST_NAMED])}")
-        parts = [name for name in self.class_names if name.lower() in PARTS]
+        parts = [name for name in self.class_names if name.lower().rstrip("0123456789_-") in PARTS]  # train2017, too
+        if len(self.class_names) == 1:
+            remarks.append(f"{self.class_names[0]} is taken for the only class, as it is the only folder with images")
         if len(parts) > 1:
             remarks.append(
                 f"{' and '.join(parts)} are taken for classes; if they are parts of a data set, set path to one of them"
@@ -134,12 +144,16 @@ class ImageFolder:
         if self._spec.annotations is not None:
             fs, root = open_location(self._spec.annotations)
             names = list_files(fs, root)
-        annotations = [name for name in names if name.endswith(".xml")]
+        annotations = [name for name in names if name.lower().endswith(".xml") and not _is_hidden(name)]
         if not annotations:
             where = self._spec.annotations or self._spec.path
             raise UserError(f"no XML files below {where}; set annotations to their folder")
         match = _match_annotations([name for name, _ in self._items], annotations)
         self._listing |= {f"annotations:{name}": names[name] for name in match.values()}
+        if others := sorted(set(annotations) - set(match.values())):
+            self.remarks.append(
+                f"{len(others)} of {len(annotations)} XML files belong to no image that is read, such as {others[0]}"
+            )
 
         def find(name: str, picture: Picture) -> NDArray[np.int64]:
             file = match.get(name)
@@ -175,16 +189,16 @@ def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dic
     Raises:
         UserError: when a file name is ambiguous.
     """
-    by_path = {name.removesuffix(".xml"): name for name in annotations}
+    by_path = {_key(name)[: -len(".xml")]: name for name in annotations}  # of x.jpg: x.xml, or x.jpg.xml
     by_stem: dict[str, list[str]] = {}
-    for name in annotations:
-        by_stem.setdefault(PurePosixPath(name).stem, []).append(name)
-    stems = Counter(PurePosixPath(name).stem for name in images)
+    for key, name in by_path.items():
+        by_stem.setdefault(PurePosixPath(key).name, []).append(name)
+    stems = Counter(PurePosixPath(_key(name)).stem for name in images)
     match = {}
     for name in images:
-        path = PurePosixPath(name)
-        exact = by_path.get(str(path.with_suffix("")))
-        matches = [exact] if exact else by_stem.get(path.stem, [])
+        path = PurePosixPath(_key(name))
+        exact = by_path.get(str(path.with_suffix(""))) or by_path.get(str(path))
+        matches = [exact] if exact else by_stem.get(path.stem) or by_stem.get(path.name, [])
         if not exact and matches and (len(matches) > 1 or stems[path.stem] > 1):
             raise UserError(
                 f"{name} may belong to {matches[0]}, but several files have that name; give the XML files the "
@@ -193,6 +207,21 @@ def _match_annotations(images: Sequence[str], annotations: Sequence[str]) -> dic
         if matches:
             match[name] = matches[0]
     return match
+
+
+def _key(name: str) -> str:
+    """Return a name as it is compared: file systems and archivers compose accents differently."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _left_out(names: Sequence[str]) -> list[str]:
+    """Return a remark on files that are neither images nor descriptions of images, by suffix."""
+    suffixes = Counter(PurePosixPath(name).suffix.lower() or "without suffix" for name in names)
+    left = {suffix: count for suffix, count in suffixes.most_common() if suffix not in BESIDE}
+    if not left:
+        return []
+    named = ", ".join(f"{count} {suffix}" for suffix, count in list(left.items())[:MOST_NAMED])
+    return [f"{sum(left.values())} files of other kinds are left out: {named}"]
 
 
 def _pixel(value: float) -> int:
@@ -206,6 +235,20 @@ def _pixel(value: float) -> int:
     return int(value)
 
 
+def _parsed(data: bytes) -> ElementTree.Element:
+    """Return an XML document without namespaces; also in encodings of several bytes, which Python's parser does not know."""
+    declared = re.match(rb"""<\?xml[^>]*encoding=["']([\w.-]+)["'][^>]*\?>""", data)
+    try:
+        root = ElementTree.fromstring(data)
+    except ValueError:
+        if declared is None:
+            raise
+        root = ElementTree.fromstring(data[declared.end() :].decode(declared[1].decode()))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else element.tag
+    return root
+
+
 def parse_voc(data: bytes, name: str) -> tuple[NDArray[np.int64], tuple[int, int] | None]:
     """Read a Pascal VOC / ImageNet annotation.
 
@@ -216,7 +259,7 @@ def parse_voc(data: bytes, name: str) -> tuple[NDArray[np.int64], tuple[int, int
         UserError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
     """
     try:
-        root = ElementTree.fromstring(data)
+        root = _parsed(data)
         numbers = [
             [float(box.findtext(tag) or "") for tag in ("xmin", "ymin", "xmax", "ymax")]
             for box in root.iterfind("object/bndbox")

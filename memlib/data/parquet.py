@@ -19,6 +19,7 @@ from memlib.data.examples import (
     Example,
     UnreadableImage,
     check_no_fractions,
+    check_smallest,
     decode_example,
     find_files,
     listing_digest,
@@ -165,6 +166,7 @@ def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[l
     if odd is not None:
         raise UserError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
     if all(isinstance(label, int) for label in labels):
+        check_smallest(min(labels, default=0), where)
         largest = max(labels, default=-1)
         names = stated or numbered_classes(largest, where)
         if largest >= len(names):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from memlib.data.named import said_of_examples
 from memlib.errors import UserError
 from memlib.observe.encoders import given_layers
 from memlib.observe.given import read_outputs
-from memlib.specs import OutputsSpec, ParquetSource
+from memlib.specs import NpzSource, OutputsSpec, ParquetSource
 from memlib.specs.encoders import GivenEmbeddings
 from memlib.store import Store
 
@@ -83,6 +84,17 @@ def test_a_label_beyond_the_stated_names_is_refused(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), tmp_path / "t.parquet")
     with pytest.raises(UserError, match="has the label 2, but its metadata name 2 classes"):
         open_source(ParquetSource(kind="parquet", path=str(tmp_path / "t.parquet")))
+
+
+def test_a_negative_label_is_no_class(tmp_path: Path) -> None:
+    """It would be the last class, counted from the end."""
+    table = pa.table({"image": [{"bytes": b"x", "path": "x"}] * 3, "label": [0, 1, -1]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="has the label -1; classes are numbered from 0"):
+        open_source(ParquetSource(kind="parquet", path=str(tmp_path / "t.parquet")))
+    np.savez(tmp_path / "a.npz", train_images=np.zeros((3, 8, 8), np.uint8), train_labels=np.array([0, 1, -1]))
+    with pytest.raises(UserError, match="has the label -1; classes are numbered from 0"):
+        open_source(NpzSource(kind="npz", path=str(tmp_path / "a.npz")))
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:

@@ -299,6 +299,7 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
         "1 image: rotated as EXIF says",
         "1 boxes are about one pixel wide or high, so almost the whole picture lies outside of them",
         "2 images occur more than once with identical pixels and may be on both sides of a split",
+        "a is taken for the only class, as it is the only folder with images",
     ]
 
 
@@ -318,3 +319,61 @@ def test_a_preview_says_what_some_examples_look_like(tmp_path: Path) -> None:
     assert "1 image: rotated as EXIF says" in line
     broken = folder(tmp_path / "broken", a__png=b"x")
     assert preview(open_source(broken)) == ["1 examples of 1 classes; in a sample of 1: none can be read"]
+
+
+def annotated(root: Path, image: str, annotation: str, content: bytes | None = None) -> Source:
+    file, xml = root / "a" / image, root / "a" / annotation
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(encoded(COLOURS, "JPEG"))
+    box = "".join(f"<{tag}>{value}</{tag}>" for tag, value in (("xmin", 2), ("ymin", 3), ("xmax", 6), ("ymax", 7)))
+    text = f"<annotation><object><name>a</name><bndbox>{box}</bndbox></object></annotation>"
+    xml.write_bytes(text.encode() if content is None else content.replace(b"BODY", text.encode()))
+    return open_source(ImageFolderSource(kind="image_folder", path=str(root), boxes="voc"))
+
+
+@pytest.mark.parametrize(
+    ("image", "annotation"),
+    [
+        ("x.jpg", "x.xml"),
+        ("x.jpg", "x.jpg.xml"),
+        ("X.JPG", "X.XML"),
+        ("caf\u00e9.jpg", "cafe\u0301.xml"),
+        ("cafe\u0301.jpg", "caf\u00e9.jpg.xml"),
+    ],
+)
+def test_an_annotation_is_found_however_its_name_is_written(tmp_path: Path, image: str, annotation: str) -> None:
+    source = annotated(tmp_path, image, annotation)
+    assert source[0].boxes.tolist() == [[1, 2, 6, 7]]
+
+
+def test_annotations_with_namespaces_and_in_other_encodings_are_read(tmp_path: Path) -> None:
+    whole = annotated(tmp_path / "plain", "x.jpg", "x.xml")[0].boxes.tolist()
+    inner = b'<annotation xmlns="http://y"><object><name>a</name><bndbox><xmin>2</xmin><ymin>3</ymin><xmax>6</xmax><ymax>7</ymax></bndbox></object></annotation>'
+    assert annotated(tmp_path / "spaces", "x.jpg", "x.xml", inner)[0].boxes.tolist() == whole
+    chinese = b'<?xml version="1.0" encoding="GBK"?>' + inner.replace(b"<name>a</name>", "<name>\u732b</name>".encode("gbk"))
+    assert annotated(tmp_path / "gbk", "x.jpg", "x.xml", chinese)[0].boxes.tolist() == whole
+
+
+def test_what_belongs_to_no_image_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    source = annotated(tmp_path, "x.jpg", "y.xml")
+    for name in ("1.jfif", "2.jpe"):
+        (tmp_path / "a" / name).write_bytes(encoded(COLOURS, "JPEG"))
+    (tmp_path / "a" / "3.jp2").write_bytes(encoded(COLOURS, "JPEG2000"))
+    for name in ("5.heic", "6.heic", "plain"):
+        (tmp_path / "a" / name).write_bytes(b"x")
+    remarks = source.remarks  # type: ignore[attr-defined]
+    assert remarks[1:] == ["1 of 1 XML files belong to no image that is read, such as a/y.xml"]
+    source = open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path), boxes="voc"))
+    assert [source[i].example_id for i in range(len(source))] == ["a/1.jfif", "a/2.jpe", "a/3.jp2", "a/x.jpg"]
+    assert source.remarks[0] == "a is taken for the only class, as it is the only folder with images"  # type: ignore[attr-defined]
+    assert source.remarks[1] == "3 files of other kinds are left out: 2 .heic, 1 without suffix"  # type: ignore[attr-defined]
+
+
+def test_parts_of_a_data_set_are_named_where_they_look_like_classes(tmp_path: Path) -> None:
+    for part in ("train2017", "val2017"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "1.png").write_bytes(encoded(COLOURS))
+    remarks = open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path))).remarks  # type: ignore[attr-defined]
+    assert remarks == [
+        "train2017 and val2017 are taken for classes; if they are parts of a data set, set path to one of them"
+    ]
