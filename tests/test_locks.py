@@ -93,6 +93,26 @@ def test_torch_comes_from_a_folder_if_one_is_named(tmp_path: Path) -> None:
     assert (tmp_path / f"site/torch-{versions['torch']}+cpu.dist-info").exists()
 
 
+def test_that_torch_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    called: list[tuple[str, ...]] = []
+    monkeypatch.setattr(install, "pip", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(sys, "argv", ["install.py", "cpu", "--torch-index", "https://wheels"])
+    monkeypatch.setattr(sys, "platform", "linux")
+    install.main()  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == "PyTorch comes from https://wheels, and no hash of it is checked\n"
+    assert ["--require-hashes" in arguments for arguments in called] == [
+        False,
+        False,
+        True,
+        False,
+    ]  # faiss, torch, rest, memlib
+    monkeypatch.setattr(sys, "argv", ["install.py", "test"])
+    called.clear()
+    install.main()  # type: ignore[attr-defined]
+    assert ["--require-hashes" in arguments for arguments in called] == [False, True, True, False]
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.slow
 def test_the_list_of_what_is_installed_names_every_package_with_its_hashes(tmp_path: Path) -> None:
     done = subprocess.run(["make", "sbom"], cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -10,8 +10,11 @@ from typing import Any
 
 import fsspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows.audits import body_of
+from flows.cli import main
 from flows.planned import finished, finished_cells, has_server
 from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
@@ -85,6 +88,20 @@ def test_a_finished_run_that_is_requested_again_changes_nothing_that_may_be_sign
     ]
     assert lengths[1] == lengths[0] + 1
     assert store.published(path) == before
+
+
+def test_a_signed_run_that_is_requested_again_is_still_signed(again: tuple[Path, Store], tmp_path: Path) -> None:
+    recipe, store = again
+    run = list_runs(store).entries[0]["run"]
+    key, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    private = Ed25519PrivateKey.generate()
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    key.chmod(0o600)
+    public.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert main(["sign", run, "--key", str(key), "--store", store.uri]) == 0
+    assert publish_again(recipe, store) is not None
+    assert store.published(f"runs/{run}/history.json")
+    assert main(["verify", "--trust", str(public), "--store", store.uri]) == 0
 
 
 def test_the_manifest_names_the_model(again: tuple[Path, Store]) -> None:

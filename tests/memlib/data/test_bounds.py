@@ -5,6 +5,7 @@ import io
 import os
 import sqlite3
 import struct
+import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from flows.cli import main
 from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
@@ -193,6 +195,16 @@ def test_boxes_that_no_image_has_are_named(value: str) -> None:
 def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
     with pytest.raises(UserError, match="holes have 1 to 1000 symbols"):
         Format(f"number {hole}", {}).places("character")
+
+
+def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MEMLIB_REHASH", "")
+    seen: list[str | None] = []
+    monkeypatch.setattr("flows.cli._asked", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0))
+    for options in ([], ["--rehash"]):
+        with pytest.raises(SystemExit):
+            main(["run", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path), *options])
+    assert [bool(value) for value in seen] == [False, True]
 
 
 def test_parquet_files_behind_links_are_other_peoples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
