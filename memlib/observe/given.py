@@ -2,11 +2,14 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -50,7 +53,8 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
         UserError: for a missing file or column, missing or repeated ids, a different number of classes, different labels,
             numbers that are not finite or contradict `kind`, or decisions in place of scores.
     """
-    table = _read(spec)
+    named = dict(zip(members["label"].to_pylist(), members["class_name"].to_pylist(), strict=True))
+    table = _read(spec, [named.get(label, str(label)) for label in range(num_classes)])
     where = f"{spec.path}: {spec.id_column}"
     ids = check_ids(ids_of(table[spec.id_column], where), where)
     place = {name: row for row, name in enumerate(ids)}
@@ -64,7 +68,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if missing:
         raise UserError(
             f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and the rest of its pool: "
-            f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}"
+            f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}{_hint(ids, wanted)}"
         )
     rows = [place[name] for name in wanted]
     if spec.label_column is not None:
@@ -90,14 +94,30 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
 
 
-def _read(spec: OutputsSpec) -> pa.Table:
+def _hint(ids: Sequence[str], wanted: Sequence[str]) -> str:
+    """Return what else the ids of a file could be, to be said where they are not those of the examples."""
+    stems, names = {PurePosixPath(name).stem for name in wanted}, set(wanted)
+    if any(str(PurePosixPath(name).with_suffix("")) in names for name in ids if PurePosixPath(name).name):
+        return f". Its ids, such as {ids[0]}, have a suffix that those of the examples lack"
+    if any(PurePosixPath(name).stem in stems for name in ids):
+        return f". Its ids, such as {ids[0]}, differ from {wanted[0]} in their folder or suffix"
+    return ""
+
+
+def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
     fs, path = open_location(spec.path)
     try:
         with fs.open(path, "rb") as file:
-            table = pq.read_table(file)
+            if path.lower().endswith(".csv"):  # ids such as 0012 are no numbers
+                options = pyarrow.csv.ConvertOptions(column_types={spec.id_column: pa.string()})
+                table = pyarrow.csv.read_csv(file, convert_options=options)
+            else:
+                table = pq.read_table(file)
         table.validate(full=True)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
+    if spec.scores_column not in table.column_names:
+        table = _with_scores(table, spec, classes)
     wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
     check_once(table.column_names, wanted, spec.path)
     kind = table.schema.field(spec.scores_column).type
@@ -106,6 +126,26 @@ def _read(spec: OutputsSpec) -> pa.Table:
     if pc.list_flatten(table[spec.scores_column]).null_count:
         raise UserError(f"{spec.path}: {spec.scores_column} has lists with missing numbers")
     return table
+
+
+def _with_scores(table: pa.Table, spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
+    """Return a table with a column of scores, made of one column per class: named after it, or p0, p1, ... in their order."""
+    numbers = [
+        field.name
+        for field in table.schema
+        if field.name != spec.id_column and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+    ]
+    prefixes = [name[:-1] for name in numbers if name.endswith("0") and not name[:-1].endswith(tuple("123456789"))]
+    choices = [list(classes), *([f"{prefix}{number}" for number in range(len(classes))] for prefix in prefixes)]
+    found = [names for names in choices if set(names) <= set(numbers)]
+    if len(found) != 1:
+        one_each = f"one column of numbers per class ({', '.join(classes[:NAMED])}, ... or p0, p1, ...)"
+        raise UserError(
+            f"{spec.path} has no column {spec.scores_column!r}, and not {one_each}; it has {', '.join(table.column_names)}"
+        )
+    rows = np.column_stack([table[name].to_numpy() for name in found[0]]).astype(np.float64)
+    scores = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), len(classes))
+    return table.append_column(spec.scores_column, scores)
 
 
 def _is_list(kind: pa.DataType) -> bool:

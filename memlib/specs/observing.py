@@ -14,14 +14,15 @@ Tie = Literal["nearest", "lowest_class"]
 
 
 class OutputsSpec(Spec):
-    """A Parquet file with a model's outputs on the query data set D_Q, for a model that is not available itself."""
+    """A Parquet or CSV file with a model's outputs on the query data set D_Q, for a model that is not available itself."""
 
     path: str
     """The file; local or s3://."""
     id_column: str = "example_id"
     """Column of example ids, as in the source (with the prefix <part>/ for a joined source)."""
     scores_column: str = "scores"
-    """Column of lists with one number per class."""
+    """Column of lists with one number per class. Without it, one column per class is read: named after the class, or p0, p1,
+    ... in the order of the classes."""
     label_column: str | None = None
     """Column of the labels that the model's owner assigned to the examples; they are compared with the labels of D_Q."""
     kind: Literal["probabilities", "logits"] = "probabilities"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -44,7 +45,11 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
     [
         ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 examples of D_Q and the rest of its pool: b"),
         ({"example_id": ["c", "a", "a", "b"]}, {}, "1 repeated ids"),
-        ({}, {"scores_column": "logits"}, "no column 'logits'; it has example_id, scores"),
+        (
+            {},
+            {"scores_column": "logits"},
+            "no column 'logits', and not one column of numbers per class .*; it has example_id, scores",
+        ),
         ({"scores": [0.1, 0.2, 0.3, 0.4]}, {}, "a list of numbers, one per class; it holds double"),
         ({"scores": [["0.5", "0.5"]] * 4}, {}, "a list of numbers, one per class; it holds list<.*string>"),
         ({"scores": [[[0.5, 0.5]]] * 4}, {}, "a list of numbers, one per class; it holds list<.*list<"),
@@ -87,6 +92,30 @@ def test_scores_that_are_equal_for_almost_all_examples_are_refused(tmp_path: Pat
     given([[1.0, 0.0] if label else [0.0, 1.0] for label in labels[:49]] + [[0.2, 0.8]], members)  # a sure model
     alone = pa.table({"example_id": names, "label": [0] * count, "class_name": ["0"] * count})
     given([[0.9, 0.1]] * 49 + [[0.2, 0.8]], alone)
+
+
+def test_a_column_per_class_is_read_from_parquet_and_csv(tmp_path: Path) -> None:
+    columns = np.array([SCORES[2], SCORES[0], [1.0, 0.0], SCORES[1]])
+    expected = read(wrote(tmp_path)).probabilities
+    for names in (["p0", "p1"], ["0", "1"], ["cat", "dog"], ["dog", "cat"]):
+        order = [1, 0] if names == ["dog", "cat"] else [0, 1]
+        table = pa.table(
+            {"example_id": ["c", "a", "x", "b"], **{n: columns[:, i] for n, i in zip(names, order, strict=True)}}
+        )
+        pq.write_table(table, tmp_path / "columns.parquet")
+        pyarrow.csv.write_csv(table, tmp_path / "columns.csv")
+        for suffix in ("parquet", "csv"):
+            np.testing.assert_allclose(read(str(tmp_path / f"columns.{suffix}")).probabilities, expected)
+    pq.write_table(pa.table({"example_id": ["a", "b", "c"], "p1": [0.5] * 3, "p2": [0.5] * 3}), tmp_path / "columns.parquet")
+    with pytest.raises(UserError, match=r"no column 'scores', and not one column of numbers per class \(cat, dog, "):
+        read(str(tmp_path / "columns.parquet"))
+
+
+def test_ids_with_another_spelling_have_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Its ids, such as c.png, have a suffix that those of the examples lack"):
+        read(wrote(tmp_path, example_id=["c.png", "a.png", "x.png", "b.png"]))
+    with pytest.raises(UserError, match=r"Its ids, such as in/c, differ from a in their folder or suffix"):
+        read(wrote(tmp_path, example_id=["in/c", "in/a", "in/x", "in/b"]))
 
 
 @pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["1", "0", "0", "1"], ["dog", "cat", "cat", "dog"]])
