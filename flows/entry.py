@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import resource
 import sys
 import time
 import traceback
@@ -13,6 +14,7 @@ from memlib.settings import waiting
 LONG = ("run", "resume")
 FAILED = 2
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
+SMALL_LIMIT = 8 * 2**30  # bytes of address space (ulimit -v) below which libraries may not load
 NO_MEMORY = ("allocate memory", "enough memory", "out of memory", "map segment", "memory protection", "start new thread")
 
 
@@ -51,12 +53,24 @@ def _work() -> int:
 
 def _explained(error: Exception) -> int:
     """Say what an error that no command expects means, and return the status."""
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+    if _is_of_memory(error):
         cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         _say(f"memlib: there is not enough memory ({cause}); raise the limit (ulimit -v), or use a larger machine")
         return FAILED
     _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
     return DEFECT
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Return whether an error is due to a lack of memory, as far as one can tell.
+
+    Under a small limit, a library whose import failed in one thread is half there for the next one.
+    """
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        return True
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    half_loaded = isinstance(error, ImportError | AttributeError | SystemError | RuntimeError)
+    return half_loaded and limit != resource.RLIM_INFINITY and limit < SMALL_LIMIT
 
 
 def _say(line: str) -> None:

@@ -123,14 +123,15 @@ sys.exit(command())
         assert "KeyError: 'inner'" in done.stderr
 
 
-@pytest.mark.parametrize("kibibytes", [400_000, 900_000])
+@pytest.mark.parametrize("kibibytes", [400_000, 450_000, 900_000])
 def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) -> None:
     """Python's own allocations fail, or the loader's of PyTorch's libraries, which is an ImportError."""
     command = f"ulimit -v {kibibytes}; {sys.executable} -m flows.entry run deja-vu --recipe smoke --store {tmp_path}/store"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if line.startswith("memlib: there is not enough memory (")]
-    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode in (2, 75)  # or a library crashed
+    assert "there is not enough memory (" in last or "or memory ran out; run the same command again" in last
+    assert "bug in memlib" not in done.stderr
 
 
 def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
