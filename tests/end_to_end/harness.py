@@ -38,6 +38,15 @@ decode: {k: [5], replicates: 200, permutations: 200}
 report: {gallery: 2}
 resources: {resume_seconds: 0}
 """
+INFLUENCE = """
+audit: self_influence
+title: two moons
+data: {source: {kind: two_moons, num_examples: 40}}
+split: {train_per_class: 15}
+model: {architecture: mlp, widths: [4]}
+training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
+influence: {checkpoints: 1}
+"""
 
 
 @dataclass

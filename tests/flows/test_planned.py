@@ -12,6 +12,7 @@ import fsspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from harness import INFLUENCE
 
 from flows.audits import body_of
 from flows.cli import main
@@ -25,15 +26,6 @@ from memlib.specs import Resources
 from memlib.store import Store
 from memlib.store.local import Local
 
-RECIPE = """
-audit: self_influence
-title: two moons
-data: {source: {kind: two_moons, num_examples: 40}}
-split: {train_per_class: 15}
-model: {architecture: mlp, widths: [4]}
-training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
-influence: {checkpoints: 1}
-"""
 LOADED = """
 import sys
 from flows.cli import main
@@ -47,7 +39,7 @@ print(status, *heavy, file=sys.stderr)
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A recipe, and a store in which it has run."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "moons.yaml").write_text(RECIPE)
+    (folder / "moons.yaml").write_text(INFLUENCE)
     audit = AUDITS["self-influence"]
     spec = validate(audit.recipe, load_recipe(str(folder / "moons.yaml"))[0])
     body_of(audit)(PlainRunner(Store(str(folder / "store"))), spec)

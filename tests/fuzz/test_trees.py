@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trees
+from harness import INFLUENCE
 
 from flows.audits import body_of
 from flows.recipes import load_recipe, validate
@@ -13,22 +14,13 @@ from memlib.running import PlainRunner
 from memlib.store import Store
 
 STORES = 20
-RECIPE = """
-audit: self_influence
-title: two moons
-data: {source: {kind: two_moons, num_examples: 40}}
-split: {train_per_class: 15}
-model: {architecture: mlp, widths: [4]}
-training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
-influence: {checkpoints: 1}
-"""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two runs that share some artifacts."""
     folder = tmp_path_factory.mktemp("trees")
-    (folder / "moons.yaml").write_text(RECIPE)
+    (folder / "moons.yaml").write_text(INFLUENCE)
     audit = AUDITS["self-influence"]
     for settings in ((), ("training.epochs=3",)):
         spec = validate(audit.recipe, load_recipe(str(folder / "moons.yaml"), settings)[0])
