@@ -288,7 +288,8 @@ def _is_ignored(model: Any, name: str) -> bool:
 def _check_causal(model: nn.Module, folder: str) -> None:
     """Raise UserError if the config names another architecture, or later tokens change the scores of earlier ones."""
     config: Any = model.config
-    stated, built = list(getattr(config, "architectures", None) or ()), type(model).__name__
+    named, built = getattr(config, "architectures", None), type(model).__name__
+    stated = [str(name) for name in named] if isinstance(named, list | tuple) else []
     if stated and built not in stated:
         raise UserError(
             f"config.json in {folder} says {stated[0]}, which is no causal language model: it would be read as {built}; save "
