@@ -72,7 +72,11 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 columns 'v'"):
         given_layers(GivenEmbeddings(kind="embeddings", path=str(path), id_column="id"), ["a"], ["v"])
     with pytest.raises(UserError, match="Multiple matches for"):
-        read_outputs(OutputsSpec(path=str(path), id_column="id", scores_column="v"), pa.table({"example_id": ["a"]}), 3)
+        read_outputs(
+            OutputsSpec(path=str(path), id_column="id", scores_column="v"),
+            pa.table({"example_id": ["a"], "label": [0], "class_name": ["a"]}),
+            3,
+        )
     (tmp_path / "t.csv").write_text("example_id,group,group\na,1,2\n")
     with pytest.raises(UserError, match="2 columns 'group'"):
         said_of_examples(str(tmp_path / "t.csv"), "group", setting="split.group")
