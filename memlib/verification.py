@@ -25,7 +25,7 @@ from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.findings import verdict_of
+from memlib.findings import Verdict, verdict_of
 from memlib.identity import canonical_json
 from memlib.private import scratch
 from memlib.provenance import source_state
@@ -232,12 +232,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
         yield f"its findings cannot be checked: {error}"
         return
     rows = summary.to_pylist()
-    if not _alike([finding.model_dump() for finding in run.findings], findings_of(rows)):
-        yield "its findings differ from its scores"
-    verdict = run.verdict
-    expected = verdict_of(rows)
-    if verdict is None or (verdict.word, verdict.sentence, verdict.explanation) != astuple(expected):
-        yield "its verdict differs from its scores"
+    yield from _said_otherwise(run, findings_of(rows), verdict_of(rows), "scores")
     published = published_tables()
     for table in published.keys() & run.results.keys():
         try:
@@ -248,6 +243,15 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
             path = results_path(table, run.audit, run.run, number)
             if path in run.published and not _same_table(store, path, part):
                 yield f"{path} differs from its scores"
+
+
+def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdict: Verdict, source: str) -> Iterator[str]:
+    """Yield where a manifest's findings or verdict differ from those that its scores, or its cells, give."""
+    if not _alike([finding.model_dump() for finding in run.findings], findings):
+        yield f"its findings differ from its {source}"
+    said = run.verdict
+    if said is None or (said.word, said.sentence, said.explanation) != astuple(verdict):
+        yield f"its verdict differs from its {source}"
 
 
 def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
@@ -301,11 +305,8 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
         outcomes.append(Outcome(cell, audit, changes[cell], found, run.problems.get(cell, "")))
     try:
         compared = compare(store, outcomes)
-        if not _alike([finding.model_dump() for finding in run.findings], compared.findings):
-            yield Problem(name, "its findings differ from its cells'")
-        said = run.verdict
-        if said is None or (said.word, said.sentence, said.explanation) != astuple(compared.verdict):
-            yield Problem(name, "its verdict differs from its cells'")
+        for problem in _said_otherwise(run, compared.findings, compared.verdict, "cells'"):
+            yield Problem(name, problem)
         with scratch("verify") as folder:
             write_table(compared.table, SWEEP, folder / "sweep.parquet")
             if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):

@@ -20,7 +20,11 @@ NEEDED = ("SOPClassUID", "Rows", "Columns", "BitsAllocated", "PixelData")
 
 def is_dicom(data: bytes) -> bool:
     """Return True if the bytes are a DICOM file: "DICM" follows the preamble, or there is a data set without preamble."""
-    return data[AT : AT + len(MAGIC)] == MAGIC or data[:2] in FIRST_GROUPS
+    return _has_preamble(data) or data[:2] in FIRST_GROUPS
+
+
+def _has_preamble(data: bytes) -> bool:
+    return data[AT : AT + len(MAGIC)] == MAGIC
 
 
 def states_no_window(data: bytes) -> bool:
@@ -28,8 +32,9 @@ def states_no_window(data: bytes) -> bool:
     try:
         import pydicom
 
+        _check_inflated(data)
         file: Any = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True, force=True)
-        return data[AT : AT + len(MAGIC)] != MAGIC or (_is_plain(file) and _has_no_window(file))
+        return not _has_preamble(data) or (_is_plain(file) and _has_no_window(file))
     except Exception:  # the file is reported when it is decoded
         return False
 
@@ -91,7 +96,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     except ImportError as error:
         raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
     _check_inflated(data)
-    file: Any = pydicom.dcmread(io.BytesIO(data)) if data[AT : AT + len(MAGIC)] == MAGIC else _without_preamble(data)
+    file: Any = pydicom.dcmread(io.BytesIO(data)) if _has_preamble(data) else _without_preamble(data)
     if int(file.Rows) * int(file.Columns) > most_pixels():
         raise ValueError(
             f"{file.Columns} x {file.Rows} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
@@ -140,7 +145,7 @@ def _check_inflated(data: bytes) -> None:
 
 def _end_of_meta(data: bytes) -> int:
     """Return where the file meta information (group 2, explicit VR) ends; the length that it states may be wrong."""
-    at = AT + len(MAGIC)
+    at = AT + len(MAGIC) if _has_preamble(data) else 0
     while data[at : at + 2] == b"\x02\x00" and at + 12 <= len(data):
         is_long = data[at + 4 : at + 6] in _LONG
         start, length = (at + 12, data[at + 8 : at + 12]) if is_long else (at + 8, data[at + 6 : at + 8])
@@ -148,21 +153,7 @@ def _end_of_meta(data: bytes) -> int:
     return at
 
 
-_LONG = (
-    b"OB",
-    b"OW",
-    b"OF",
-    b"OD",
-    b"OL",
-    b"OV",
-    b"SQ",
-    b"UC",
-    b"UN",
-    b"UR",
-    b"UT",
-    b"SV",
-    b"UV",
-)  # 4 bytes of length
+_LONG = b"OB OW OF OD OL OV SQ UC UN UR UT SV UV".split()  # forms with 4 bytes of length
 LUT_TOP = 65535.0  # white of images with a VOI lookup table
 
 

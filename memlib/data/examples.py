@@ -244,8 +244,9 @@ def look_at_image(path: str) -> Collection[str]:
             start = file.read(HEADER)
             if is_dicom(start):
                 return oddities_of(start + file.read())
-        with Image.open(path) as image:
-            return oddities_of(image)
+            file.seek(0)
+            with Image.open(file) as image:
+                return oddities_of(image)
     except Exception:  # the file is reported when it is decoded
         return ()
 

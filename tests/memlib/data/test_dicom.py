@@ -129,7 +129,7 @@ def test_a_deflated_file_that_inflates_beyond_any_picture_is_refused_before_it_i
 ) -> None:
     import tracemalloc
 
-    from memlib.data.dicom import read_dicom
+    from memlib.data.dicom import read_dicom, states_no_window
 
     plain = dicom(VALUES)
     file = pydicom.dcmread(io.BytesIO(plain))
@@ -152,3 +152,10 @@ def test_a_deflated_file_that_inflates_beyond_any_picture_is_refused_before_it_i
     lying = bomb.getvalue()[:length] + bytes(4) + bomb.getvalue()[length + 4 :]  # it says that its meta information is empty
     with pytest.raises(ValueError, match="inflates to more than"):
         read_dicom(lying)
+    for hostile in (bomb.getvalue(), lying, bomb.getvalue()[132:]):  # the last one without preamble
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="inflates to more than"):
+            read_dicom(hostile)
+        assert not states_no_window(hostile)  # asked for the digest, before anything is decoded
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        tracemalloc.stop()
