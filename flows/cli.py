@@ -24,7 +24,7 @@ from flows.gate import check
 from flows.owner import export, ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
 from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
-from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN
+from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN, interrupt, keep_interrupts
 from memlib import code
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.cores import cores
@@ -356,7 +356,7 @@ def _interrupt(*_: object) -> None:
         sys.stderr.flush()
         sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    raise KeyboardInterrupt
+    interrupt()
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
@@ -383,11 +383,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
         signal.signal(signal.SIGHUP, _interrupt)
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: interrupt())
     os.umask(0o077)  # files of libraries are private to the user; the store sets its own permissions
     prepare_environment()
     warnings.filterwarnings("ignore", module=r"torch\b")  # meant for developers, and printed in the middle of the output
     try:
-        status = app(arguments, exit_on_error=False, print_error=False)
+        with keep_interrupts():
+            status = app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:  # an unknown option, or one without its value
         _say(f"memlib: {' '.join(str(error).split())} (see memlib --help)")

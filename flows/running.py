@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flows.audits import Body, body_of, check_stages
 from flows.requests import announced
+from flows.supervised import keep_interrupts
 from memlib import upkeep
 from memlib.audit import Audit
 from memlib.audits import AUDITS
@@ -116,7 +117,8 @@ def carry_out(
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)
         try:
-            manifest = _run_of(body(StageRunner(context), recipe))
+            with keep_interrupts():
+                manifest = _run_of(body(StageRunner(context), recipe))
         except BaseException as caught:
             error = as_lost(caught)
             problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__

@@ -163,6 +163,30 @@ sys.exit(command())
     assert done.stderr == "memlib: stopped; to continue, run the same command again, or memlib resume\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_interrupt_that_a_library_makes_an_error_of_is_a_line(number: int) -> None:
+    """pydantic's serializer does: such an error looked like a bug, and its run like one that had failed."""
+    script = f"""
+import os, sys
+from flows import cli
+from flows.entry import command
+
+def serialize(*arguments, **named):
+    try:
+        os.kill(os.getpid(), {int(number)})
+    except KeyboardInterrupt as interrupt:
+        raise ValueError("KeyboardInterrupt:") from None
+
+cli.app = serialize
+sys.argv = ["memlib", "runs"]
+sys.exit(command())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
+    )
+    assert (done.returncode, done.stderr) == (130, "memlib: stopped; to continue, run the same command again, or memlib resume\n")
+
+
 def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:
     done = start(tmp_path, "ended(0); os.abort()")
     assert done.wait(timeout=60) == 0
