@@ -30,7 +30,7 @@ from memlib.data.examples import (
     listing_digest,
     numbered_classes,
 )
-from memlib.data.image_folder import ImageFolder
+from memlib.data.image_folder import AnnotatedFolder, ImageFolder
 from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
 from memlib.data.parquet import ParquetImages
@@ -40,6 +40,7 @@ from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.specs import ImportSource, IntensitySpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
+    AnnotatedFolderSource,
     CsvSource,
     DigitsSource,
     ImageFolderSource,
@@ -76,6 +77,8 @@ def _open(spec: PlainSource) -> Source:
             return TwoMoons(spec)
         case ImageFolderSource():
             return ImageFolder(spec)
+        case AnnotatedFolderSource():
+            return AnnotatedFolder(spec)
         case TorchvisionSource():
             return Torchvision(spec)
         case ParquetSource():

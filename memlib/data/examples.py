@@ -7,7 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import fsspec
@@ -155,6 +155,11 @@ def open_location(uri: str) -> tuple[Any, str]:
     except (ValueError, ImportError) as error:
         raise UserError(f"cannot open {uri}: {error}") from error
     return fs, str(root)
+
+
+def is_hidden(name: str) -> bool:
+    """Return True if a path has a hidden part; notebooks and archivers leave copies of files in hidden folders."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,11 @@ DEEP = "more than 8 bits a channel"
 DEEP_COLOUR = "more than 8 bits a channel, in colour or transparent"
 WHITE_IS_ZERO = "inverted, as its zeros are white"
 STATED_DEPTH = "scaled by the depth that it states, or without preamble (DICOM)"
-READINGS = ((":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH})), (":2", frozenset({ROTATED, TRANSPARENT, DEEP})))
+FRACTIONS = "boxes that end within a pixel, rounded outwards"
+READINGS = (
+    (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
+    (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),
+)
 """Marks of the digests of sources, and the oddities that versions of memlib before each mark decoded differently."""
 PHOTOMETRIC, DEEP_MODES = 262, ("RGB", "LA", "RGBA")  # TIFF's tag; Pillow's modes of which it keeps 8 of 16 bits
 INTENSITIES = ("I", "F")  # Pillow's modes with 16 or 32 bits or floats, including I;16 and its variants

@@ -7,6 +7,7 @@ from memlib.specs.base import Changed, Spec, changed, changed_content, merged
 from memlib.specs.canaries import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, ScalarFeature
 from memlib.specs.data import (
     CORNER,
+    AnnotatedFolderSource,
     ChangeSpec,
     CropMode,
     CropSpec,
@@ -78,6 +79,7 @@ from memlib.specs.training import (
 __all__ = [
     "CORNER",
     "STACKABLE",
+    "AnnotatedFolderSource",
     "AnyLanguageSpec",
     "AnyModelSpec",
     "Architecture",

@@ -98,12 +98,33 @@ class ImageFolderSource(Source):
     kind: Literal["image_folder"]
     path: str
     """The folder that contains the class folders."""
-    boxes: Literal["none", "tiny_imagenet", "voc"] = "none"
-    """Format of the boxes. tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files."""
+    boxes: Literal["none", "tiny_imagenet", "voc", "coco", "yolo", "labelme"] = "none"
+    """Format of the boxes. tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files; coco: a JSON file
+    of instances; yolo: a text file per image, in fractions of the picture; labelme: a JSON file per image."""
     annotations: str | None = None
-    """Folder of the XML files; by default they are beside the images."""
+    """Folder of the annotations, or the JSON file of coco; by default they are in the images' folder."""
     num_classes: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
     """Use only the first classes, in order of their names."""
+    num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
+    """Use only the first images of each class, in order of their paths."""
+
+
+class AnnotatedFolderSource(Source):
+    """A folder (or s3:// prefix) of images whose classes are those of annotated objects (COCO, YOLO, LabelMe, Pascal VOC): an
+    image belongs to the class of the object with its largest box. Images without objects are left out."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"annotations", "path"})
+
+    kind: Literal["annotated_folder"]
+    path: str
+    """The folder below which the images are."""
+    boxes: Literal["voc", "coco", "yolo", "labelme"]
+    """Format of the annotations. voc: Pascal VOC / ImageNet XML files; coco: a JSON file of instances; yolo: a text file per
+    image, in fractions of the picture; labelme: a JSON file per image."""
+    annotations: str | None = None
+    """Folder of the annotations, or the JSON file of coco; by default they are in the images' folder."""
+    classes: tuple[str, ...] = ()
+    """Use only images of these classes; by default of all."""
     num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Use only the first images of each class, in order of their paths."""
 
@@ -172,6 +193,7 @@ _Plain = (
     | DigitsSource
     | TwoMoonsSource
     | ImageFolderSource
+    | AnnotatedFolderSource
     | TorchvisionSource
     | ParquetSource
     | NpzSource

@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 from flows.cli import main
+from memlib.data.annotations import parse_voc
 from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
 from memlib.data.formats import Format
-from memlib.data.image_folder import parse_voc
 from memlib.data.streams import read_file, read_rows
 from memlib.errors import UserError
 from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextParquetSource

@@ -1,0 +1,110 @@
+"""The secrets of a format are those that an expression over the whole text finds, however the text is cut."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlib.data import scan
+from memlib.data.formats import Format
+from memlib.data.scan import Scan, find_secrets, scan_text
+from memlib.data.streams import Text
+from memlib.data.text import read_secrets
+from memlib.errors import UserError
+
+BINARY = {"x": ("0", "1"), "y": ("1", "a"), "z": ("-", "]", "^", "\\")}
+SLOW = {  # written by hand: nothing of the format's code
+    "{x3}": r"(?<![01])(?=([01]{3})(?![01]))",
+    "{x}": r"(?<![01])(?=([01])(?![01]))",
+    "a{x2}": r"(?=(a[01]{2})(?![01]))",
+    "{x2}a": r"(?<![01])(?=([01]{2}a))",
+    "a{x}a": r"(?=(a[01]a))",
+    "{x2}{y}": r"(?<![01])(?=([01]{2}[1a])(?![1a]))",
+    "{x}-{x}": r"(?<![01])(?=([01]-[01])(?![01]))",
+    "{z2}": r"(?<![-\]^\\])(?=([-\]^\\]{2})(?![-\]^\\]))",
+}
+
+
+def cut(text: str, sizes: list[int]) -> Iterator[str]:
+    place = 0
+    for size in sizes:
+        yield text[place : place + size]
+        place += size
+    yield text[place:]
+
+
+@given(
+    st.sampled_from(sorted(SLOW)),
+    st.text(alphabet="0011aa-\n]^\\", max_size=60),
+    st.lists(st.integers(min_value=0, max_value=9), max_size=20),
+)
+def test_secrets_of_a_text_in_pieces_are_those_of_a_slow_expression(form: str, text: str, sizes: list[int]) -> None:
+    expected = [found[1] for found in re.finditer(SLOW[form], text)]
+    assert list(find_secrets(cut(text, sizes), Format(form, BINARY).places("character"))) == expected
+
+
+def test_card_numbers_within_longer_runs_of_digits_are_none() -> None:
+    card = "4929123412341234"
+    text = f"{card} 1{card} {card}7 x{card}x\n{card}"
+    assert scan_text(Text.of(text), Format("{d16}", {})).counts == {card: 3}
+    assert scan_text(Text.of("12-34-56 12-345"), Format("{d2}-{d2}", {})).counts == {"12-34": 1, "34-56": 1}
+
+
+def test_a_capital_letter_ends_a_run_of_small_letters() -> None:
+    assert scan_text(Text.of("abC abc xab"), Format("{l2}", {})).counts == {"ab": 1}
+
+
+def test_found_secrets_are_read_by_the_audit(tmp_path: Path) -> None:
+    form = Format("pin é {d2}", {})
+    found = scan_text(Text.of("pin é 12, pin é 07 and pin é 12"), form)
+    assert (found.occurrences, len(found.counts), found.once) == (3, 2, 1)
+    for counted, times in ((False, [None, None]), (True, [1, 2])):
+        path = tmp_path / f"{counted}.txt"
+        path.write_text(found.lines(counted=counted))
+        read = read_secrets(str(path), form, "character")
+        assert [form.choices(text, "character") for text in ("pin é 07", "pin é 12")] == [list(one.choices) for one in read]
+        assert [one.times for one in read] == times
+
+
+@pytest.mark.parametrize(
+    ("form", "alphabets", "said"),
+    [
+        ("my pin", {}, "has no hole"),
+        ("pin {q4}", {}, "unknown alphabet 'q'; the alphabets are d, h, l, u, a"),
+        ("pin {x}", {"x": ("red", "green")}, "alphabets hold single characters"),
+        ("pin\t{d4}", {}, r"has the symbol '\\t', which ends a secret in a secret file"),
+        ("pin {x}", {"x": ("1", "\x85")}, r"has the symbol '\\x85', which ends a secret"),
+    ],
+)
+def test_formats_that_cannot_be_searched_for(form: str, alphabets: dict[str, tuple[str, ...]], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        scan_text(Text.of("pin 1234"), Format(form, alphabets))
+
+
+def test_a_blank_text_and_too_many_secrets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="the text mail is empty"):
+        scan_text(Text(lambda: iter([" ", "\n"]), "mail"), Format("{d2}", {}))
+    monkeypatch.setattr(scan, "MOST_SECRETS", 2)
+    with pytest.raises(UserError, match="more than 2 different texts in mail match the format '{d2}'"):
+        scan_text(Text(lambda: iter(["11 12 13"]), "mail"), Format("{d2}", {}))
+
+
+def test_what_is_found_is_not_shown() -> None:
+    assert "1234" not in repr(Scan(Counter(["1234"])))
+
+
+def test_memory_does_not_grow_with_the_text() -> None:
+    import tracemalloc
+
+    def peak(pieces: int) -> int:
+        tracemalloc.start()
+        scan_text(Text(lambda: (f"my pin is 1234. {'x' * 2**16} 123" for _ in range(pieces)), "long"), Format("{d4}", {}))
+        top = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return top
+
+    assert peak(200) < 1.2 * peak(20)
