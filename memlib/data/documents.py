@@ -24,11 +24,10 @@ from memlib.data.secret import keyed_seed
 from memlib.data.single import single_secrets
 from memlib.data.spelling import Tokenizer
 from memlib.data.streams import (
+    LONGEST,
     Documents,
     WindowFile,
     count_occurrences,
-    open_text,
-    read_rows,
     read_windows,
     smallest_type,
 )
@@ -45,13 +44,13 @@ from memlib.data.text import (
     num_carriers,
     place_canaries,
 )
+from memlib.data.text_sources import open_text, records_of
 from memlib.errors import UserError
-from memlib.specs import SecretsSpec, TextParquetSource, TextSource, TextSpec
+from memlib.specs import SecretsSpec, TextSource, TextSpec
 
 ENCODED = 1000  # number of documents that are tokenized at once
 BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
 BLANK_REST = re.compile(r"[ \t]*\n\s*")  # what turns a line end, followed by spaces and tabs, into blank lines
-LONGEST = 2**28  # maximum number of characters of a document
 BEGINNING = 32  # leading tokens by which documents are told apart: the default prefix plus suffix of `discoverable`
 
 
@@ -63,15 +62,14 @@ class Marked(Tokenizer, Protocol):
 
 
 def open_documents(source: TextSource) -> Documents:
-    """Return the documents of a source: the rows of Parquet files, or other text split at blank lines."""
-
-    name = str(getattr(source, "path", source.kind))
+    """Return the documents of a source: its records, or else passages between blank lines."""
+    name, records = str(getattr(source, "path", source.kind)), records_of(source)
 
     def read() -> Iterator[str]:
-        texts = read_rows(source) if isinstance(source, TextParquetSource) else _parted(open_text(source).read(), name)
+        texts = _parted(open_text(source).read(), name) if records is None else records
         return (text.strip("\n") for text in texts if text.strip())
 
-    return Documents(read, name)
+    return Documents(read, name, list if records is None else records.remarks)
 
 
 def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:

@@ -186,9 +186,7 @@ class AnnotatedFolder(_Folder):
         used = set(class_of.values())
         self.class_names = list(spec.classes) or [name for name in found.classes if name in used] or sorted(used)
         if missing := [name for name in self.class_names if name not in used]:
-            raise UserError(
-                f"no image of {spec.path} has {missing[0]!r} as its largest object; found: {_some(sorted(used))}"
-            )
+            raise UserError(f"no image of {spec.path} has {missing[0]!r} as its largest object; found: {_some(sorted(used))}")
         if not used:
             raise UserError(f"no image below {spec.path} has an annotated object; is boxes: {spec.boxes} right?")
         label_of = {name: label for label, name in enumerate(self.class_names)}

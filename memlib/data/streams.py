@@ -5,7 +5,6 @@ No function holds a whole text in memory; only files grow with the length of a t
 
 import codecs
 import hashlib
-import importlib
 import io
 import lzma
 import os
@@ -23,17 +22,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import ahocorasick_rs
 import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.dataset
 from numpy.typing import NDArray
 
-from memlib.data.bounds import check_links, check_size, read_pieces
-from memlib.data.examples import find_files, open_location
+from memlib.data.bounds import read_pieces
 from memlib.errors import RunError, UserError
-from memlib.specs import PairsFileSource, TextFileSource, TextParquetSource, TextSource
 
 LINE_END = "\n"
-ROWS_READ = 1000  # documents per read
+LONGEST = 2**28  # maximum number of characters of a document
 UNREADABLE = (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error)  # missing, or not in the format its name implies
 UNSIGNED = (np.uint8, np.uint16, np.uint32)
 
@@ -57,10 +52,12 @@ class Readable(ABC):
     Attributes:
         read: function that starts a new pass over the pieces.
         name: name of the text in messages.
+        remarks: function that returns lines on what the last pass left out or read otherwise.
     """
 
     read: Callable[[], Iterator[str]]
     name: str = "text"
+    remarks: Callable[[], Sequence[str]] = list
 
     separator: ClassVar[bytes] = b""  # between pieces, in the digest
 
@@ -125,33 +122,13 @@ class Documents(Readable):
         return piece, 1
 
 
-def open_text(source: TextSource) -> Text:
-    """Return the text of a source; for pairs, the text from which they are made."""
-    name = str(getattr(source, "path", source.kind))
-    if isinstance(source, TextFileSource | PairsFileSource):
-        return Text(lambda: read_file(source.path), name)
-    if isinstance(source, TextParquetSource):
-        return Text(lambda: _joined(read_rows(source)), name)
-    return Text(_topics, name)
-
-
-def _topics() -> Iterator[str]:
-    topics = importlib.import_module("pydoc_data.topics").topics
-    yield LINE_END.join(str(topics[name]) for name in sorted(topics))
-
-
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        yield LINE_END + text if number else text
-
-
 def read_file(path: str) -> Iterator[str]:
-    r"""Yield the text of a file, with line ends normalized to \n.
+    r"""Yield the text of a file, without a byte order mark, with line ends normalized to \n.
 
     Raises:
         UserError: when the file cannot be read or is not UTF-8.
     """
-    decoder, newlines = codecs.getincrementaldecoder("utf-8")(), io.IncrementalNewlineDecoder(None, translate=True)
+    decoder, newlines = codecs.getincrementaldecoder("utf-8-sig")(), io.IncrementalNewlineDecoder(None, translate=True)
     seen = 0
     try:
         if path.endswith(".zip"):
@@ -179,43 +156,6 @@ def read_file(path: str) -> Iterator[str]:
 
 def _not_text(path: str, error: UnicodeDecodeError, before: int) -> UserError:
     return UserError(f"{path} is not UTF-8 text ({error.reason} at byte {before + error.start})")
-
-
-def read_rows(source: TextParquetSource) -> Iterator[str]:
-    """Yield the non-empty texts of Parquet files.
-
-    Raises:
-        UserError: when the files cannot be read.
-    """
-    fs, path = open_location(source.path)
-    files = sorted(fs.glob(path)) if "*" in path else [path]
-    if not files:
-        raise UserError(f"no file matches {source.path}")
-    listed = find_files(fs, path) if "*" not in path else {name: fs.info(name) for name in files}
-    check_links(fs, path if "*" not in path else os.path.dirname(path.partition("*")[0]), listed)
-    size = 0
-    try:
-        dataset = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
-        kind = dataset.schema.field(source.text_column).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)):
-            raise UserError(
-                f"column {source.text_column!r} of {source.path} holds {kind}, not text; write a column of texts, such as "
-                "chat messages rendered by the model's own template"
-            )
-        options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
-        for batch in dataset.to_batches(
-            columns=[source.text_column], batch_size=ROWS_READ, batch_readahead=1, fragment_readahead=1,
-            fragment_scan_options=options, use_threads=False,
-        ):  # fmt: skip
-            batch.validate(full=True)
-            size += batch.nbytes
-            check_size(source.path, size)
-            yield from (str(text) for text in batch.column(0).to_pylist() if text)
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason})") from error
 
 
 def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:

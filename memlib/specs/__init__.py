@@ -50,6 +50,8 @@ from memlib.specs.nets import NetsSpec
 from memlib.specs.observing import InfluenceSpec, OutputsSpec, ProbeSpec, Tie, TrainedSpec
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (
+    JsonLinesSource,
+    MailSource,
     PairsFileSource,
     SecretsSpec,
     TextFileSource,
@@ -107,9 +109,11 @@ __all__ = [
     "InfluenceSpec",
     "IntensitySpec",
     "JoinedSource",
+    "JsonLinesSource",
     "LanguageObjectiveSpec",
     "LanguageSpec",
     "LoraSpec",
+    "MailSource",
     "ModelSpec",
     "Needs",
     "NetsSpec",

@@ -30,15 +30,46 @@ class TextFileSource(Source):
 
 
 class TextParquetSource(Source):
-    """Parquet files with a column of text, one document per row."""
+    """Parquet files with a column of text, or of chat messages, one document per row."""
 
-    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "template"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"template"})
 
     kind: Literal["text_parquet"]
     path: str
     """A file, a folder or a glob; local or s3://."""
     text_column: str = "text"
-    """Column of text; each document becomes a line."""
+    """Column of text; each document becomes a line. With `template`: column of chats, which are lists of messages."""
+    template: str | None = None
+    """For chats: folder of the Hugging Face tokenizer or model whose chat template renders them as text. The template runs in
+    a sandbox; one that prints the date is given 1 January 2026."""
+
+
+class JsonLinesSource(Source):
+    """JSON lines: a record per line with a text, or with chat messages; one document per record."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "template"})
+
+    kind: Literal["jsonl"]
+    path: str
+    """A file, a folder or a glob; local or s3://; .xz, .gz and .bz2 are decompressed."""
+    field: str = "text"
+    """The record's field with the text; of a field within a field: their names with dots, as in `message.body`. With
+    `template`: the field with the chat, a list of messages."""
+    template: str | None = None
+    """For chats: folder of the Hugging Face tokenizer or model whose chat template renders them as text. The template runs in
+    a sandbox; one that prints the date is given 1 January 2026."""
+
+
+class MailSource(Source):
+    """Mail: an mbox file, a folder of messages (.eml) or a Maildir; one document per message. A document holds the headers
+    From, To, Cc, Date and Subject and the text of the message; attachments are left out and counted."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+
+    kind: Literal["mail"]
+    path: str
+    """A file or a folder; local or s3://; .xz, .gz and .bz2 are decompressed."""
 
 
 class TopicPairsSource(Source):
@@ -58,7 +89,8 @@ class PairsFileSource(Source):
 
 
 TextSource = Annotated[
-    TopicsSource | TextFileSource | TextParquetSource | TopicPairsSource | PairsFileSource, Field(discriminator="kind")
+    TopicsSource | TextFileSource | TextParquetSource | JsonLinesSource | MailSource | TopicPairsSource | PairsFileSource,
+    Field(discriminator="kind"),
 ]
 
 
@@ -70,8 +102,8 @@ class TextSpec(Spec):
     source: TextSource
     unit: Literal["character", "word", "token"] = "character"
     """Unit of text that a model predicts. word: words are separated by spaces, and the end of a line is a word. token: tokens
-    of the fine-tuned model's tokenizer; documents (rows of Parquet files, passages between blank lines of other
-    text) are put in random order and packed into windows, each followed by the tokenizer's end-of-text token."""
+    of the fine-tuned model's tokenizer; documents (records of Parquet, JSON lines or mail; passages between blank lines of
+    other text) are put in random order and packed into windows, each followed by the tokenizer's end-of-text token."""
     window: int = Field(default=100, ge=8, le=MOST_PIXELS)
     """Units per window; models carry no state from one window to the next. For pairs: units per side, including the end of
     the line."""

@@ -27,8 +27,8 @@ from memlib.data.formats import Format
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.named import said_of_examples
 from memlib.data.shards import write_shard
-from memlib.data.streams import open_text
 from memlib.data.text import build_corpus, read_secrets
+from memlib.data.text_sources import open_text
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.own import load_own

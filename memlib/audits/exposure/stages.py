@@ -26,8 +26,9 @@ from memlib.data.secret import keyed_digest, read_secret
 from memlib.data.shards import WINDOWS
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
-from memlib.data.streams import Documents, Text, open_text
+from memlib.data.streams import Documents, Text
 from memlib.data.text import Secret, build_corpus, read_secrets
+from memlib.data.text_sources import open_text
 from memlib.errors import UserError
 from memlib.provenance import Declared
 from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
@@ -121,6 +122,11 @@ class MakeCorpus(Stage[StoredCorpus]):
         digests = {"text": keyed_digest(secret, content), "secret": keyed_digest(secret, listed)}
         return digests | tokenizer
 
+    def preview(self) -> list[str]:
+        """Describe the amount of text, and what is left out of it."""
+        unit = "documents" if isinstance(self._content, Documents) else "characters"
+        return [f"{self._content.measured.length:,} {unit} of text", *map(_of_text, self._content.remarks())]
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write windows, vocabulary, splits and canaries."""
         content, secret, given, windows = self._content, read_secret(), self.given, attempt.path(WINDOWS)
@@ -137,7 +143,7 @@ class MakeCorpus(Stage[StoredCorpus]):
                 content, self.text, self.canaries, windows, secret=secret, known=given.known, unseen=given.unseen,
                 count_here=not self.elsewhere,
             )  # fmt: skip
-        for text in _said_of_given(given, Counter(corpus.canaries["kind"].to_pylist())):
+        for text in (*_said_of_given(given, Counter(corpus.canaries["kind"].to_pylist())), *map(_of_text, content.remarks())):
             attempt.warn(text)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
         write_tables(corpus.rows.tables(), SPLITS, attempt.path(SPLITS_FILE))
@@ -180,6 +186,10 @@ class MakeCorpus(Stage[StoredCorpus]):
                 f"{unseen} unseen secrets are too few to detect any one of the {given} given secrets; that takes {needed:,}"
             )
         return ""
+
+
+def _of_text(remark: str) -> str:
+    return f"text: {remark}"
 
 
 def _said_of_given(given: Given, kinds: Mapping[str, int]) -> Iterator[str]:
@@ -335,7 +345,8 @@ class Report(PageStage):
 def _described(model: LanguageSpec | PretrainedSpec) -> str:
     if isinstance(model, PretrainedSpec):
         lora = model.lora
-        return f"{model.path}, " + (
+        merged = "" if model.adapter is None else f" with the adapter {model.adapter}"
+        return f"{model.path}{merged}, " + (
             "all weights train" if lora is None else f"adapters of rank {lora.rank} train (scale {lora.alpha:g}/{lora.rank})"
         )
     return ", ".join(f"{k} {v}" for k, v in model.model_dump(mode="json").items() if k != "kind")

@@ -22,7 +22,8 @@ from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
 from memlib.data.formats import Format
-from memlib.data.streams import read_file, read_rows
+from memlib.data.streams import read_file
+from memlib.data.text_sources import ParquetTexts
 from memlib.errors import UserError
 from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextParquetSource
 
@@ -217,7 +218,7 @@ def test_parquet_files_behind_links_are_other_peoples(tmp_path: Path, monkeypatc
     for path in (str(root), f"{root}/*.parquet"):
         for read in (
             lambda path=path: open_source(ParquetSource(kind="parquet", path=path)),
-            lambda path=path: list(read_rows(TextParquetSource(kind="text_parquet", path=path))),
+            lambda path=path: list(ParquetTexts(TextParquetSource(kind="text_parquet", path=path))),
         ):
             with pytest.raises(UserError, match="outside of"):
                 read()
@@ -232,6 +233,6 @@ def test_parquet_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, 
     assert Path(path).stat().st_size < 100_000
     monkeypatch.setenv("MEMLIB_MAX_BYTES", "1000000")
     with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
-        list(read_rows(TextParquetSource(kind="text_parquet", path=path)))
+        list(ParquetTexts(TextParquetSource(kind="text_parquet", path=path)))
     with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
         open_source(ParquetSource(kind="parquet", path=path, image_column="text"))

@@ -23,13 +23,12 @@ from memlib.data.streams import (
     Text,
     WindowFile,
     count_occurrences,
-    open_text,
     read_file,
-    read_rows,
     smallest_type,
     symbols_of,
 )
 from memlib.data.text import Corpus, Secret, build_corpus, count_symbols
+from memlib.data.text_sources import ParquetTexts, open_text
 from memlib.errors import RunError, UserError
 from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSpec
 from tests.memlib.data.test_documents import DOCUMENTS, Characters
@@ -254,7 +253,7 @@ def test_a_column_that_holds_no_text_is_refused_by_its_type(tmp_path: Path, colu
     pq.write_table(pa.table({"messages": column}), tmp_path / "t.parquet")
     source = TextParquetSource(kind="text_parquet", path=str(tmp_path / "t.parquet"), text_column="messages")
     with pytest.raises(UserError, match=f"holds {kind}.*, not text"):
-        list(read_rows(source))
+        list(ParquetTexts(source))
 
 
 def test_an_archive_of_several_texts_is_refused(tmp_path: Path) -> None:

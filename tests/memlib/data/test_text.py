@@ -18,8 +18,9 @@ import pytest
 from memlib.data.formats import Format
 from memlib.data.secret import keyed_digest, keyed_seed, read_secret
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
-from memlib.data.streams import Text, open_text
+from memlib.data.streams import Text
 from memlib.data.text import Corpus, Secret, build_corpus, read_secrets, role_of
+from memlib.data.text_sources import open_text
 from memlib.errors import UserError
 from memlib.specs import SecretsSpec, TextFileSource, TextParquetSource, TextSource, TextSpec, TopicsSource
 
