@@ -35,6 +35,7 @@ from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
 from memlib.data.parquet import ParquetImages
 from memlib.data.scenes import Digits, Scenes
+from memlib.data.table import Table
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
@@ -48,6 +49,7 @@ from memlib.specs.data import (
     NpzSource,
     ParquetSource,
     ScenesSource,
+    TableSource,
     TwoMoonsSource,
 )
 
@@ -87,6 +89,8 @@ def _open(spec: PlainSource) -> Source:
             return NpzImages(spec)
         case CsvSource():
             return CsvImages(spec)
+        case TableSource():
+            return Table(spec)
         case ImportSource():
             return import_source(spec)
     assert_never(spec)

@@ -263,7 +263,7 @@ class Decode(Stage[Shard]):
             written = self._join(attempt)
         else:
             written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
-        summary = understood(written.index, written.oddities, getattr(self._source, "remarks", ()))
+        summary = understood(written.index, written.oddities, self._source)
         attempt.facts |= {"num_examples": written.index.num_rows, "understood": summary}
         for line in warnings(summary):
             attempt.warn(f"data: {line}")
@@ -285,7 +285,7 @@ class Decode(Stage[Shard]):
     @classmethod
     def described(cls, artifact: Artifact[Shard]) -> list[str]:
         """Describe images, classes, sizes, boxes and oddities; for older shards, these are derived from the index."""
-        summary: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {}, ())
+        summary: Understood = artifact.facts.get("understood") or understood(artifact.content.index, {})
         return [*described(summary), *warnings(summary)]
 
     def preview(self) -> list[str]:

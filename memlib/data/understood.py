@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ class Understood(TypedDict):
     `widths` and `heights` are minimum, median and maximum in pixels of the original images, empty for points. `boxed` counts
     images with boxes, `thin` boxes about one pixel wide or high, and `repeated` images whose pixels occur more than once.
     `oddities` counts the images in which each oddity was corrected; `remarks` are the source's remarks on a layout that looks
-    unintended.
+    unintended; `schema` describes the columns of a table, as they were understood.
     """
 
     images: int
@@ -38,6 +38,7 @@ class Understood(TypedDict):
     repeated: int
     oddities: dict[str, int]
     remarks: list[str]
+    schema: NotRequired[list[str]]
 
 
 def preview(source: Source) -> list[str]:
@@ -64,7 +65,7 @@ def preview(source: Source) -> list[str]:
                 "digest": str(place),
             }
         )
-    summary = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, getattr(source, "remarks", ()))
+    summary = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, source)
     head = f"{count:,} examples of {len(source.class_names):,} classes; in a sample of {len(rows)}:"
     return (
         [f"{head} {'; '.join([*described(summary)[1:], *warnings(summary)])}"]
@@ -73,13 +74,13 @@ def preview(source: Source) -> list[str]:
     )
 
 
-def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[str]) -> Understood:
+def understood(index: pa.Table, oddities: Mapping[str, int], source: Source | None = None) -> Understood:
     """Summarize a source's content.
 
     Args:
         index: the source's index (tables.INDEX).
         oddities: number of images in which each oddity was corrected, by oddity.
-        remarks: the source's remarks.
+        source: the source, whose remarks and schema are part of the summary.
     """
     whole = index.filter(pc.is_null(index["unreadable"]))
     classes = {entry["values"]: entry["counts"] for entry in pc.value_counts(whole["class_name"]).to_pylist()}
@@ -94,7 +95,8 @@ def understood(index: pa.Table, oddities: Mapping[str, int], remarks: Sequence[s
         "thin": int((_sides(whole) < THIN).any(axis=1).sum()),
         "repeated": int(repeated[repeated > 1].sum()),
         "oddities": dict(sorted(oddities.items())),
-        "remarks": list(remarks),
+        "remarks": list(getattr(source, "remarks", ())),
+        "schema": list(getattr(source, "schema", ())),
     }
 
 
@@ -124,7 +126,7 @@ def described(said: Understood) -> list[str]:
     if said["widths"]:
         lines.append(f"{_range(said['widths'])} pixels wide, {_range(said['heights'])} high")
         lines.append(f"{said['boxed']:,} images have boxes, {said['images'] - said['boxed']:,} have none")
-    return lines
+    return [*lines, *said.get("schema", ())]
 
 
 def _range(spread: Sequence[int]) -> str:
@@ -142,9 +144,9 @@ def warnings(said: Understood) -> list[str]:
             f"{said['thin']:,} boxes are about one pixel wide or high, so almost the whole picture lies outside of them"
         )
     if said["repeated"]:
-        lines.append(
-            f"{_images(said['repeated'])} occur more than once with identical pixels and may be on both sides of a split"
-        )
+        alike = "with identical pixels" if said["widths"] else "with identical values"
+        repeated = _images(said["repeated"]).replace("image", "image" if said["widths"] else "point")
+        lines.append(f"{repeated} occur more than once {alike} and may be on both sides of a split")
     return [*lines, *said["remarks"]]
 
 

@@ -28,6 +28,7 @@ from memlib.specs.data import (
     SetSpec,
     SourceSpec,
     SplitSpec,
+    TableSource,
     TorchvisionSource,
     TwoMoonsSource,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "SplitSpec",
     "StagedTrainingSpec",
     "SupervisedSpec",
+    "TableSource",
     "TextFileSource",
     "TextParquetSource",
     "TextSource",

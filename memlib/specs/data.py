@@ -167,6 +167,34 @@ class ParquetSource(Source):
     """xyxy: two corners; xywh: one corner and the size, as in COCO."""
 
 
+class TableSource(Source):
+    """A table (CSV or Parquet) with an example per row: columns become coordinates of a point. Numbers are standardized over
+    the table, categories get a coordinate each, and so do missing values; `memlib plan` shows what was inferred."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+
+    kind: Literal["table"]
+    path: str
+    """The file; local or s3://; of CSV, .xz, .gz and .bz2 are decompressed."""
+    label_column: str
+    """Column of the class: names or whole numbers. Rows without one are left out."""
+    id_column: str | None = None
+    """Column of unique example ids; by default the ids are row numbers."""
+    person_column: str | None = None
+    """Column of the person to whom a row belongs. Example ids are then <person>/<id>; keep a person's rows together with
+    group: {pattern: '^(.+)/'} in the split."""
+    columns: tuple[str, ...] = ()
+    """Columns to use; by default all others. Leave out ids and weights that nearly identify a row."""
+    categorical: tuple[str, ...] = ()
+    """Columns of numbers that stand for categories."""
+    names: tuple[str, ...] = ()
+    """Of a CSV file without a header: the names of its columns."""
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    """Of a CSV file: the character between values."""
+    skip_rows: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
+    """Of a CSV file: number of lines before the header, or before the first row."""
+
+
 class ImportSource(Source):
     """A custom source: a function that returns an object with __len__, __getitem__ and class_names (or classes). Its items
     are pairs of an image and a class index, as in torchvision's data sets, or memlib's Examples, which also have ids and
@@ -198,6 +226,7 @@ _Plain = (
     | ParquetSource
     | NpzSource
     | CsvSource
+    | TableSource
     | ImportSource
 )
 PlainSource = Annotated[_Plain, Field(discriminator="kind")]

@@ -240,7 +240,7 @@ def test_a_block_travels(folder: Path) -> None:
 def test_empty_blocks_and_indexes() -> None:
     blocks = Blocks([2, 0, 3], lambda number: np.full((3, 2), number))
     assert blocks[[0, 1, 2, 4]].tolist() == [[0, 0], [0, 0], [2, 2], [2, 2]]
-    assert understood(INDEX.arrow.empty_table(), {}, ())["images"] == 0
+    assert understood(INDEX.arrow.empty_table(), {})["images"] == 0
 
 
 def test_a_look_for_copies_opens_few_blocks() -> None:

@@ -290,7 +290,7 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
     source = open_source(spec)
     written = write_shard(source, DataSpec(source=spec), tmp_path / "out")
     assert read_images(tmp_path / "out" / "images.npy").shape[0] == 4
-    said = understood(written.index, written.oddities, source.remarks)
+    said = understood(written.index, written.oddities, source)
     assert described(said) == [
         "4 images of 1 classes, 4 each", "12 to 16 (median 16) pixels wide, 6 to 16 (median 12) high",
         "1 images have boxes, 3 have none",

@@ -1,0 +1,222 @@
+"""Examples in the rows of a table: numeric and categorical columns become the coordinates of a point."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.data.bounds import check_size, read_pieces
+from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.examples import NO_BOXES, Example, listing_digest, open_location
+from memlib.data.streams import UNREADABLE
+from memlib.errors import UserError
+from memlib.specs import TableSource
+
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", ".")  # of a CSV file
+MOST_CATEGORIES, MOST_CLASSES = 200, 1000
+MOST_NAMED = 20  # columns named in a remark
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table and its coordinates.
+
+    Attributes:
+        name: name of the column.
+        categories: the values of a categorical column, sorted; None for a numeric column.
+        missing: number of rows without a value.
+        coordinates: (num_rows, num_coordinates) float32. Of a numeric column: the standardized value, 0 where it is missing,
+            and if any is missing, 1 where it is. Of a categorical column: 1 for the row's category, then for a missing value.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None
+    missing: int
+    coordinates: NDArray[np.float32]
+
+    def __str__(self) -> str:
+        count = "" if self.categories is None else f" ({len(self.categories)})"
+        return f"{self.name}{count}" + (f", {self.missing:,} missing" if self.missing else "")
+
+
+class Table:
+    """Rows of a CSV or Parquet file; rows without a label are left out.
+
+    Example ids are row numbers or those of the id column; with a person column, they are <person>/<id>.
+    """
+
+    def __init__(self, spec: TableSource) -> None:
+        self._spec = spec
+        self._fs, self._path = open_location(spec.path)
+        table = self._read()
+        named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
+        check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
+        unlabelled = table[spec.label_column].null_count
+        table = table.filter(pc.is_valid(table[spec.label_column]))
+        if not table.num_rows:
+            raise UserError(f"{spec.path} has no row with a value in {spec.label_column}")
+        self._table = table
+        self.class_names, self.labels = self._label()
+        wanted = spec.columns or [name for name in table.column_names if name not in named]
+        if not wanted:
+            raise UserError(f"{spec.path} has no column beside {', '.join(named)}")
+        self._columns = [_encode(table[name], name, name in spec.categorical, spec.path) for name in wanted]
+        self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
+        self.schema = list(self._describe())
+        self.remarks = [f"rows without a label are left out: {unlabelled:,}"] if unlabelled else []
+        if spec.person_column is not None:
+            persons = len(pc.unique(table[spec.person_column]))
+            self.remarks.append(
+                f"{persons:,} persons; set group: {{pattern: '^(.+)/'}} in the split so that no split parts a person's rows"
+            )
+
+    def _read(self) -> pa.Table:
+        path = self._spec.path
+        try:
+            with fsspec.open(path, "rb", compression="infer") as file:
+                data = b"".join(read_pieces(file, path))
+            if path.endswith(".parquet"):
+                table = pq.read_table(io.BytesIO(data))
+                check_size(path, table.nbytes)
+                table.validate(full=True)
+            else:
+                table = self._read_csv(data)
+        except UserError:
+            raise
+        except (*UNREADABLE, pa.ArrowException) as error:
+            raise UserError(f"cannot read the table {path} ({str(error).splitlines()[0]})") from error
+        check_once(table.column_names, table.column_names, path)
+        return table
+
+    def _read_csv(self, data: bytes) -> pa.Table:
+        """Read a CSV file whose values may be surrounded by spaces; columns stay text unless all values are numbers."""
+        spec = self._spec
+        reading = pyarrow.csv.ReadOptions(skip_rows=spec.skip_rows, column_names=list(spec.names) or None)
+        parsing = pyarrow.csv.ParseOptions(delimiter=spec.delimiter)
+        names = pyarrow.csv.open_csv(io.BytesIO(data), reading, parsing).schema.names
+        as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+        table = pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
+        return pa.table([_read_values(column) for column in table.columns], names=table.column_names)
+
+    def _label(self) -> tuple[list[str], list[int]]:
+        """Return the names of the classes, sorted, and the class of each row; whole numbers are sorted as numbers."""
+        column = self._table[self._spec.label_column]
+        if pa.types.is_floating(column.type) and pc.all(pc.equal(pc.floor(column), column)).as_py():
+            column = column.cast(pa.int64())
+        if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
+            raise UserError(
+                f"{self._spec.path}: {self._spec.label_column} holds {column.type}; labels are names or whole numbers"
+            )
+        values = sorted(pc.unique(column).to_pylist())
+        if len(values) > MOST_CLASSES:
+            raise UserError(
+                f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values; is it the label?"
+            )
+        place = {value: number for number, value in enumerate(values)}
+        return [str(value) for value in values], [place[value] for value in column.to_pylist()]
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        spec = self._spec
+        if spec.id_column is None:
+            ids = [f"{row:07d}" for row in range(len(self))]
+        else:
+            where = f"{spec.path}: {spec.id_column}"
+            ids = check_ids(ids_of(self._table[spec.id_column], where), where)
+        if spec.person_column is None:
+            return ids
+        where = f"{spec.path}: {spec.person_column}"
+        persons = check_ids(ids_of(self._table[spec.person_column], where), where)
+        return [f"{person}/{name}" for person, name in zip(persons, ids, strict=True)]
+
+    def _describe(self) -> Iterator[str]:
+        """Yield lines on the schema that was inferred."""
+        for kind in ("numeric", "categorical"):
+            names = [str(column) for column in self._columns if (column.categories is None) == (kind == "numeric")]
+            if names:
+                yield f"{kind} columns: {'; '.join(names[:MOST_NAMED])}" + (", ..." if len(names) > MOST_NAMED else "")
+        used = {column.name for column in self._columns}
+        named = (self._spec.label_column, self._spec.id_column, self._spec.person_column)
+        if unused := [name for name in self._table.column_names if name not in used and name not in named]:
+            yield f"columns that are not used: {', '.join(unused[:MOST_NAMED])}"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Example:
+        point = np.concatenate([column.coordinates[index] for column in self._columns])
+        return Example(self._ids[index], point, self.labels[index], NO_BOXES)
+
+    def content_digest(self) -> str:
+        """Return a digest of the file."""
+        name = self._path.rpartition("/")[2]
+        return listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+
+
+def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of text without surrounding spaces and with nulls; as numbers if each value is one.
+
+    Codes such as 007 are no numbers.
+    """
+    text = pc.utf8_trim_whitespace(column)
+    text = pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
+    if pc.any(pc.match_substring_regex(text, r"^[+-]?0[0-9]")).as_py():
+        return text
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return text.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return text
+
+
+def _encode(column: pa.ChunkedArray, name: str, categorical: bool, path: str) -> Column:
+    """Encode a column as coordinates.
+
+    Raises:
+        UserError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
+    """
+    kind, missing = column.type, column.null_count
+    absent = column.is_null().to_numpy()
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if numeric and not categorical:
+        values = column.cast(pa.float64()).to_numpy().copy()
+        absent |= np.isnan(values)
+        if np.isinf(values).any():
+            raise UserError(
+                f"{path}: column {name} holds a value that is not finite; leave the column out, or the value empty"
+            )
+        known = values[~absent]
+        spread = float(known.std()) if len(known) else 0.0
+        standard = np.where(absent, 0.0, (values - (known.mean() if len(known) else 0.0)) / (spread or 1.0))
+        parts = [standard, absent] if absent.any() else [standard]
+        return Column(name, None, int(absent.sum()), np.stack(parts, axis=1).astype(np.float32))
+    text = (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_dictionary(kind)
+        or pa.types.is_boolean(kind)
+    )
+    if not (text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise UserError(f"{path}: column {name} holds {kind}; use numbers or text, or leave it out with data.source.columns")
+    values = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=object)
+    categories = tuple(sorted(set(values[~absent])))
+    if len(categories) > MOST_CATEGORIES:
+        raise UserError(
+            f"{path}: column {name} has {len(categories):,} different texts, as ids or free text do; leave it out with "
+            "data.source.columns"
+        )
+    place = {category: number for number, category in enumerate(categories)}
+    coordinates = np.zeros((len(values), len(categories) + bool(missing)), dtype=np.float32)
+    coordinates[
+        np.arange(len(values)), [len(categories) if gone else place[v] for v, gone in zip(values, absent, strict=True)]
+    ] = 1
+    return Column(name, categories, missing, coordinates)

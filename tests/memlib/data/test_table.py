@@ -1,0 +1,119 @@
+"""Rows of tables as points: each coordinate was computed by hand."""
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import memlib
+from memlib.data.datasets import open_source
+from memlib.data.examples import Source
+from memlib.data.understood import preview
+from memlib.errors import UserError
+from memlib.specs import TableSource
+
+ROWS = """person,visit,age,sex,zip,pain,outcome
+7,1,20, f,007,1,ill
+7,2,30,f,007,2,well
+9,1,?,m,010,1,well
+9,2,40,,010,3,
+9,3,40,m,010,3,ill
+"""
+POINTS = [  # age, age missing; f, m, missing; 007, 010; pain
+    [-1.5, 0, 1, 0, 0, 1, 0, -0.9],
+    [0, 0, 1, 0, 0, 1, 0, 0.3],
+    [0, 1, 0, 1, 0, 0, 1, -0.9],
+    [1.5, 0, 0, 1, 0, 0, 1, 1.5],
+]
+
+
+def write(path: Path, content: str = ROWS, **options: Any) -> Source:
+    path.write_bytes(content.encode() if path.suffix == ".csv" else lzma.compress(content.encode()))
+    return open_source(TableSource(kind="table", path=str(path), **({"label_column": "outcome"} | options)))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.xz", "a.parquet"])
+def test_columns_become_standardized_numbers_and_categories(tmp_path: Path, name: str) -> None:
+    options: dict[str, Any] = {"id_column": "visit", "person_column": "person"}
+    if name == "a.parquet":
+        columns = {
+            "person": [7, 7, 9, 9, 9], "visit": [1, 2, 1, 2, 3], "age": [20, 30, None, 40, 40.0],
+            "sex": pa.array(["f", "f", "m", None, "m"]).dictionary_encode(), "zip": ["007", "007", "010", "010", "010"],
+            "pain": [1, 2, 1, 3, 3], "outcome": ["ill", "well", "well", None, "ill"],
+        }  # fmt: skip
+        pq.write_table(pa.table(columns), tmp_path / name)
+        source = open_source(TableSource(kind="table", path=str(tmp_path / name), label_column="outcome", **options))
+    else:
+        source = write(tmp_path / name, **options)
+    examples = [source[row] for row in range(len(source))]
+    assert [example.example_id for example in examples] == ["7/1", "7/2", "9/1", "9/3"]
+    assert [source.class_names[example.label] for example in examples] == ["ill", "well", "well", "ill"]
+    age = np.array([20, 30, 40], dtype=float)
+    pain = np.array([1, 2, 1, 3], dtype=float)
+    expected = np.array(POINTS)[:, [0, 1, 2, 3, 5, 6, 7]]  # the row without a sex has no label either
+    expected[[0, 1, 3], 0] = (age - age.mean()) / age.std()
+    expected[:, 6] = (pain - pain.mean()) / pain.std()
+    assert np.allclose([example.image for example in examples], expected, atol=1e-6)
+    assert source.point_dim == 7  # type: ignore[attr-defined]
+    (line,) = preview(source)
+    assert "numeric columns: age, 1 missing; pain; categorical columns: sex (2); zip (2)" in line
+    assert "rows without a label are left out: 1" in line
+    assert "2 persons; set group: {pattern: '^(.+)/'}" in line
+
+
+def test_numbers_can_stand_for_categories_and_files_have_no_header(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", "# made by hand\n1;5;10\n2;6;2\n1;7;10\n", names=("code", "size", "label"), delimiter=";",
+                   skip_rows=1, label_column="label", categorical=("code",))  # fmt: skip
+    assert source.class_names == ["2", "10"]  # sorted as numbers
+    assert [source[row].label for row in range(3)] == [1, 0, 1]
+    assert np.allclose([source[row].image[:2] for row in range(3)], [[1, 0], [0, 1], [1, 0]])
+    other = write(tmp_path / "b.csv", columns=("pain",))
+    assert other.point_dim == 1  # type: ignore[attr-defined]
+    assert "columns that are not used: person, visit, age, sex, zip" in preview(other)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (ROWS, {"label_column": "result"}, "has no column 'result'; it has person, visit"),
+        (ROWS.replace("7,2", "7,2,2"), {}, "cannot read the table .*CSV parse error"),
+        (ROWS.replace("visit", "age"), {}, "has 2 columns 'age'"),
+        ("outcome\n1\n", {}, "has no column beside outcome"),
+        ("a,outcome\n1,\n", {}, "has no row with a value in outcome"),
+        ("a,outcome\n" + "".join(f"name {i},1\n" for i in range(300)), {}, "column a has 300 different texts"),
+        ("a,outcome\ninf,1\n2,0\n", {}, "column a holds a value that is not finite"),
+        ("a,outcome\n1,.5\n2,1\n", {}, "outcome holds double; labels are names or whole numbers"),
+        (ROWS.replace("7,1", ",1"), {"person_column": "person"}, "person has no id in row 1"),
+        ("\0\0", {}, "has no column 'outcome'|cannot read the table"),
+    ],
+)
+def test_tables_that_are_no_examples_are_named(tmp_path: Path, content: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _ = write(tmp_path / "a.csv", content, **options)[0]
+
+
+def test_a_table_is_audited(tmp_path: Path) -> None:
+    """A row with a wrong label has a strong influence on itself."""
+    rng = np.random.default_rng(0)
+    lines = [f"{x:.3f},{'ab'[int(x > 0)]},{int(x > 0)}" for x in rng.choice([-1, 1], size=120) + rng.normal(0, 0.1, 120)]
+    lines[7] = "-1,a,1"
+    (tmp_path / "a.csv").write_text("x,kind,label\n" + "\n".join(lines))
+    recipe = {
+        "audit": "self_influence",
+        "data": {"source": {"kind": "table", "path": str(tmp_path / "a.csv"), "label_column": "label"}},
+        "split": {"validation_per_class": 0},
+        "model": {"architecture": "mlp", "widths": [8]},
+        "training": {
+            "objective": {"kind": "supervised"}, "epochs": 20, "batch_size": 20, "augment": None,
+            "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0},
+        },
+        "influence": {"checkpoints": 5},
+    }
+    run = memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)
+    units = run.units.to_pylist()
+    strongest = max(units, key=lambda unit: unit["self_influence"])
+    assert strongest["example_id"] == "0000007"
