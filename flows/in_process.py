@@ -1,23 +1,29 @@
-"""`memlib.run` and `memlib.plan`: audits in the calling process, without Prefect and Ray."""
+"""The functions of `memlib`: audits in the calling process, without Prefect and Ray, and operations on finished runs."""
 
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from flows.asked import AnyRecipe, read
 from flows.audits import body_of
 from flows.planned import finished
 from flows.planned import plan as planned
 from flows.requests import announced
-from memlib import code
+from memlib import code, runs
+from memlib.comparison import Comparison, compare
 from memlib.errors import UserError
-from memlib.opened import Run
+from memlib.gates import Decision, decide
+from memlib.opened import ListedRun, Run, open
 from memlib.planning import Plan
 from memlib.running import PlainRunner
 from memlib.stage import AnyStage
 from memlib.store import Ref, Store, chosen_store
 from memlib.upkeep import let_go
+
+if TYPE_CHECKING:
+    from memlib.verification import Verification
 
 
 def run(
@@ -86,6 +92,96 @@ def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, A
     """
     asked = read(recipe, changes)
     return planned(asked.audit, asked.recipe, chosen_store(store), asked.resources)
+
+
+def list_runs(*, store: str | None = None) -> list[ListedRun]:
+    """List the finished runs of a store, newest first.
+
+    Runs whose manifests cannot be read are left out, with a Python warning.
+
+    Args:
+        store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
+
+    Raises:
+        UserError: if there is no store.
+    """
+    listed = runs.list_runs(_existing(store))
+    if listed.damaged:
+        _warn(listed.warning())
+    return [ListedRun.of(entry) for entry in listed.entries]
+
+
+def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Comparison:
+    """Compare the recipes, findings and artifacts of two finished runs of the same audit.
+
+    Findings are matched by metric and by those params that do not differ with the recipes. Their differences are not tested.
+
+    Args:
+        first, second: runs, or names of runs or unique prefixes of the names.
+        store: store of the runs that are given by name; see `memlib.list_runs`.
+
+    Raises:
+        UserError: for runs of different audits, or when no run or more than one matches.
+    """
+    return compare(_run_of(first, store).record, _run_of(second, store).record)
+
+
+def check(
+    run: Run | str,
+    *,
+    fail_above: Mapping[str, float] | None = None,
+    fail_on: Literal["shown"] | None = None,
+    store: str | None = None,
+) -> Decision:
+    """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
+
+    Only a test can pass or fail a gate; a run that cannot tell is undecided, and so is its decision.
+
+    Args:
+        run: a run, or the name of one or a unique prefix of the name.
+        fail_above: largest accepted values, as in {"share_excess": 0.05}: the headline of that metric decides.
+            "METRIC[KEY=VALUE,...]" asks for the findings with these params instead.
+        fail_on: "shown": fail if the run shows memorization, pass only if its verdict is bounded.
+        store: store of a run that is given by name; see `memlib.list_runs`.
+
+    Returns:
+        the decision: its `outcome` is passed, failed or undecided, and `findings` gives the reasons.
+
+    Raises:
+        UserError: without a limit and `fail_on`, or if a limit matches no finding of the run.
+    """
+    gates = [f"{metric}={limit}" for metric, limit in (fail_above or {}).items()]
+    return decide(_run_of(run, store), fail_above=gates, fail_on=fail_on)
+
+
+def verify(run: Run | str | None = None, *, trust: str | Path | None = None, store: str | None = None) -> "Verification":
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
+
+    Args:
+        run: a run, or the name of one or a unique prefix of the name; by default all runs and artifacts are checked.
+        trust: file with a public key (Ed25519, PEM) from outside the store; runs must be signed with its private key.
+        store: the store; see `memlib.list_runs`. A run that is given as an object is checked in its own store.
+
+    Returns:
+        the result: its `outcome` is unchanged, changed, or unchecked if something cannot be checked; `problems` names what.
+
+    Raises:
+        UserError: if there is nothing to verify, no run or more than one matches, or the key cannot be used.
+    """
+    from memlib.verification import verified  # loads scipy
+
+    opened = run.store if isinstance(run, Run) else _existing(store)
+    return verified(opened, run.id if isinstance(run, Run) else run, trust=None if trust is None else Path(trust))
+
+
+def _existing(store: str | None) -> Store:
+    opened = Store(chosen_store(store))
+    opened.check_known()
+    return opened
+
+
+def _run_of(run: Run | str, store: str | None) -> Run:
+    return run if isinstance(run, Run) else open(run, store=store)
 
 
 class _Announcing(PlainRunner):

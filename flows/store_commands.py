@@ -1,7 +1,6 @@
 """The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
 
 import json
-import math
 import sys
 import time
 import webbrowser
@@ -20,13 +19,14 @@ from rich.table import Table
 from flows.requests import unfinished
 from memlib import comparison, ledger, upkeep
 from memlib.audits import AUDITS, audit_of
+from memlib.comparison import Comparison, FindingChange
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
-from memlib.opened import Run
-from memlib.planning import Plan
+from memlib.opened import ListedRun, Run
+from memlib.plain import plain
+from memlib.planning import Plan, in_time
 from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
 from memlib.runs import (
-    INDEX,
     find_run,
     list_runs,
     only_name,
@@ -64,6 +64,7 @@ JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
 NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
+COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
@@ -103,12 +104,9 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         console.print(f"no {'finished ' if open_runs else ''}runs in {store}")
         return
     rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
-    for entry in entries:
-        headline = entry["findings"][0]
-        ended = datetime.fromtimestamp(entry["finished"]).strftime("%Y-%m-%d %H:%M")
-        verdict = entry["verdict"]["word"] if entry["verdict"] else headline["verdict"] or ""
-        cells = (headline["metric"], _number(headline["value"]), _p(headline["p_value"]), verdict)
-        rows.append((entry["run"], ended, audit_of(entry["audit"]), *cells, entry["title"]))
+    for run in map(ListedRun.of, entries):
+        cells = (run.headline, _number(run.value), _p(run.p_value), run.verdict)
+        rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, run.title))
     print("\n".join(_aligned(rows)))
 
 
@@ -252,19 +250,18 @@ def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
 def print_plan(found: Plan) -> None:
     """Print one row per stage, with its key (the first of several parts), then what cannot be known yet."""
     table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", "estimate")
-    total, unknown = 0.0, False
     for stage, parts in found.by_stage():
         missing = [part for part in parts if not part.hit]
         known = [part.seconds for part in missing if part.seconds is not None]
-        total, unknown = total + sum(known), unknown or len(known) < len(missing)
-        cost = "" if not missing else _seconds(sum(known)) if len(known) == len(missing) else "unknown"
+        cost = "" if not missing else in_time(sum(known)) if len(known) == len(missing) else "unknown"
         key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
         counts = (str(len(parts)), str(len(parts) - len(missing)), str(len(missing)))
         table.add_row(stage, key, *counts, cost)
     for stage, lines in found.read.items():
         for line in dict.fromkeys(lines):
             console.print(f"{stage}: {line}", soft_wrap=True)
-    console.print(table)
+    if found.parts:
+        console.print(table)
     for stage, after in found.cascade().items():
         retrained = "; it is retrained only with --cascade" if stage == "train" else ""
         message = f"{stage} is in the store; it is recomputed if the result of {' or '.join(after)} changes{retrained}"
@@ -273,19 +270,8 @@ def print_plan(found: Plan) -> None:
         console.print(line, soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
-    for line in found.all_limits:
+    for line in (*found.all_limits, found.cost):
         console.print(line, soft_wrap=True)
-    if unknown and not total:
-        console.print("no cost estimate: this store has no similar artifacts yet")
-        return
-    message = f"{'at least ' if unknown or found.blocked else ''}{_seconds(total)}"
-    console.print(f"to compute: {message} on one worker, estimated from similar stages in this store", soft_wrap=True)
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -337,34 +323,102 @@ def diff(
         Print the differences as JSON.
     """
     opened = opened_store(store)
-    a, b = find_run(opened, first), find_run(opened, second)
-    if a.audit != b.audit:
-        raise UserError(
-            f"cannot compare runs of different audits: {a.run} ({audit_of(a.audit)}) and {b.run} ({audit_of(b.audit)})"
-        )
-    recipes_, findings = comparison.recipe_changes(a, b), comparison.finding_changes(a, b)
-    artifacts = comparison.shared_artifacts(a, b)
+    found = comparison.compare(find_run(opened, first), find_run(opened, second))
     if json_:
-        print(json.dumps({"recipe": recipes_, "findings": findings, "artifacts": artifacts}, indent=1))
-        return
-    _print_rows("recipe", ("key", a.run, b.run), [[c["key"], str(c["first"]), str(c["second"])] for c in recipes_])
-    rows = []
-    for change in (c for c in findings if c["difference"] != 0):
-        values = [_number(value) for value in (change["first"], change["second"], change["difference"])]
-        rows.append([f"{change['metric']} {change['params']}", *values, "intervals apart" if change["apart"] else ""])
-    _print_rows("findings", ("metric", a.run, b.run, "difference", ""), rows)
-    counts = ", ".join(f"{len(names)} {how}" for how, names in artifacts.items() if names)
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    """Print one column per run, headed by the values of its recipe that differ, and the findings that differ."""
+    runs, changed = (found.first, found.second), [change for change in found.findings if not change.is_same]
+    heading = [("", *(run.run for run in runs), "difference" if changed else "")]
+    heading += [
+        (plain(change["key"]), _in_words(change["first"]), _in_words(change["second"]), "") for change in found.recipe
+    ]
+    if any(run.verdict is not None for run in runs):
+        heading.append(("verdict", *("" if run.verdict is None else run.verdict.word for run in runs), ""))
+    params = [_both_params(change) for change in changed]
+    varying, groups = _varying(params), dict[str, list[tuple[str, ...]]]()
+    for change, at in zip(changed, params, strict=True):
+        setting = ", ".join(_setting(name, at[name]) for name in varying if name in at)
+        groups.setdefault(setting, []).extend(_finding_lines(change))
+    widths = _widths([*heading, *(line for group in groups.values() for line in group)])
+    for number, (setting, lines) in enumerate([("", heading), *groups.items()]):
+        if setting or number == 1:
+            console.print(setting, style="dim", soft_wrap=True)
+        table = _columns(widths)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    for name, rows in (("recipe", found.recipe), ("findings", changed)):
+        if not rows:
+            console.print(f"{name}: no difference")
+    if changed:
+        console.print()
+        if same := len(found.findings) - len(changed):
+            console.print(f"{_count(same, 'further finding')} {'is' if same == 1 else 'are'} the same in both runs")
+        console.print(f"The differences are not tested, not even where intervals lie apart{_test_of(found)}.", soft_wrap=True)
+    counts = ", ".join(f"{len(names)} {how}" for how, names in found.artifacts.items() if names)
     console.print(f"artifacts: {counts}")
 
 
-def _print_rows(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        console.print(f"{title}: no difference")
-        return
-    table = Table(*headings, box=None, pad_edge=False, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+def _widths(lines: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return the widths of a comparison's columns, limited to the terminal; longer cells are folded."""
+    longest = {name: max(map(cell_len, cells)) for name, cells in zip(COMPARED, zip(*lines, strict=True), strict=True)}
+    space = console.width - longest["difference"] - 2 * (len(longest) - 1)
+    most = max(14, (space - min(longest["metric"], 32)) // 2)
+    first, second = (min(longest[name], most) for name in ("first", "second"))
+    metric = min(longest["metric"], max(20, space - first - second))
+    return {"metric": metric, "first": first, "second": second, "difference": longest["difference"]}
+
+
+def _test_of(found: Comparison) -> str:
+    """Return a clause about the test that a sweep makes of two of its cells; "" if the audit has none."""
+    name = audit_of(found.first.audit)
+    has_test = name in AUDITS and AUDITS[name].compare is not None
+    return "; a sweep with both recipes as cells can test the difference of their headlines" if has_test else ""
+
+
+def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
+    """Yield the lines about one finding: value, interval, p-values and verdict, as far as either run has them."""
+
+    def line(name: str, text: Callable[[Finding], str], said: str = "") -> tuple[str, ...]:
+        return name, *("-" if row is None else text(row) for row in (change.first, change.second)), said
+
+    yield line(change.metric, lambda row: _value(row.value), _value(change.difference))
+    for other in (
+        line("  95 % interval", _interval, "apart" if change.apart else ""),
+        line("  p", lambda row: _p(row.p_value), "not tested"),
+        line("  p adjusted", lambda row: _p(row.p_adjusted)),
+        line("  verdict", lambda row: row.verdict or ""),
+    ):
+        if set(other[1:3]) - {"", "-"}:
+            yield other
+
+
+def _both_params(change: FindingChange) -> dict[str, Any]:
+    """Return the params of a finding in two runs; one that differs has both values, in words."""
+    a, b = ({} if row is None else json.loads(row.params) for row in (change.first, change.second))
+    both = {name: f"{_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
+    return {**a, **b, **both}
+
+
+def _in_words(value: Any) -> str:
+    """Return a value of a recipe without brackets and quotes; "-" for null, and for a key that the recipe lacks."""
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(str(name))} {_in_words(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(_in_words(inner) for inner in value) or "none"
+    return str(value).lower() if isinstance(value, bool) else plain(str(value))
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number and its noun, which takes an s in the plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -404,50 +458,27 @@ def verify(
     json_
         Print the findings as JSON.
     """
-    from memlib import verification  # loads scipy
+    from memlib.verification import verified  # loads scipy
 
-    opened = opened_store(store)
-    runs, problems = [], []
-    listed = list_runs(opened, indexed=False)
-    if list_runs(opened) != listed:
-        problems.append(verification.Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
-    if run_id is None:
-        problems += [verification.Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
-        runs, refs = [read_run(opened, entry["run"]) for entry in listed.entries], upkeep.committed(opened)
-        if not (runs or refs or problems):
-            raise UserError(f"{store} is empty: there is nothing to verify")
-    else:
-        runs = [find_run(opened, run_id)]
-        refs = sorted(refs_of(runs[0]), key=str)
-    if trust is not None and not runs:
-        raise UserError(f"there is no finished run in {store} that could be signed with the key of {trust}")
-    whole = refs if run_id is None else upkeep.committed(opened)
-    if run_id is None:
-        started = min(upkeep.under_way(opened, days=1).values(), default=math.inf)
-        problems += verification.check_layout(opened, runs, since=started)
-    problems += verification.check_artifacts(opened, refs)
-    rows, known = rows_of(listed.entries), verification.known_of(whole)
-    for run in runs:
-        problems += verification.check_run(opened, run, rows, known=known, made=trust is not None)
-        problems += verification.check_signature(opened, run, trust) if trust is not None else ()
-    unused = len(set(refs) - refs_of(*runs)) if run_id is None else 0
+    found = verified(opened_store(store), run_id, trust=trust)
     if json_:
-        named = [asdict(problem) for problem in problems]
-        print(json.dumps({"artifacts": len(refs), "runs": len(runs), "of_no_run": unused, "problems": named}, indent=1))
-    for problem in problems if not json_ else ():
+        print(json.dumps(found.as_json(), indent=1))
+    for problem in found.problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
-    checked = f"{len(refs)} artifacts and {len(runs)} runs were checked"
-    if changed := {found.what for found in problems if not found.is_unchecked}:
-        raise RunError(f"{len(changed)} items in {store} failed verification ({checked})")
-    if problems:
-        text = f"{len(problems)} items in {store} cannot be checked; the others are unchanged ({checked})"
+    runs = _count(found.runs, "run")
+    checked = f"{_count(found.artifacts, 'artifact')} and {runs} were checked"
+    if found.outcome == "changed":
+        raise RunError(f"{_count(len(found.changed), 'item')} in {store} failed verification ({checked})")
+    if found.outcome == "unchecked":
+        text = f"{_count(len(found.problems), 'item')} in {store} cannot be checked; everything else is unchanged ({checked})"
         console.print(text, soft_wrap=True)
         return NOT_CHECKABLE
     if not json_:
         signed = f", and signed with the key of {trust}" if trust is not None else ""
-        aside = f" ({unused} of the artifacts belong to no run)" if unused else ""
-        said = f"{len(refs)} artifacts{aside} and {len(runs)} runs in {store} are unchanged since they were committed{signed}"
-        console.print(said, soft_wrap=True)
+        unused = found.of_no_run
+        aside = f" ({unused} of the artifacts belong{'s' if unused == 1 else ''} to no run)" if unused else ""
+        counts = f"{_count(found.artifacts, 'artifact')}{aside} and {runs}"
+        console.print(f"{counts} in {store} are unchanged since they were committed{signed}", soft_wrap=True)
     return 0
 
 
@@ -523,7 +554,7 @@ def gc(
         table.add_row(kind, str(len(group)), f"{sum(item.size for item in group) / 2**20:.1f}")
     if items:
         console.print(table)
-    summary = f"{len(items)} unreferenced items; {'all' if kept is None else len(kept)} runs kept"
+    summary = f"{_count(len(items), 'unreferenced item')}; {'all runs' if kept is None else _count(len(kept), 'run')} kept"
     if active := len(upkeep.under_way(opened, days=days)):
         summary += f"; {active} under way (artifacts are kept until they end, as they may be in use)"
     console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
@@ -542,7 +573,7 @@ def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: Sto
     """
     opened = Store(store)
     count = opened.adopt(mode)
-    console.print(f"{opened.uri} is now a store ({opened.mode}): {count} artifacts and runs", soft_wrap=True)
+    console.print(f"{opened.uri} is now a store ({opened.mode}); artifacts and runs in it: {count}", soft_wrap=True)
 
 
 def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
@@ -560,7 +591,7 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
-    totals = f"{len(run.computed)} stages computed, {len(run.reused)} reused, {run.seconds:.0f} s"
+    totals = f"{_count(len(run.computed), 'stage')} computed, {len(run.reused)} reused, {run.seconds:.0f} s"
     console.print(f"\nrun {run.run}: {totals}")
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)

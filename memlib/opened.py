@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from markupsafe import Markup
 
 from memlib.errors import RunError
 from memlib.private import PRIVATE, make_folder, user_folder, write_file
-from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.records import Finding, RunEntry, RunRecord, VerdictRecord
 from memlib.runs import find_run, page_path, results_path
 from memlib.store import Store, chosen_store
 
@@ -124,6 +126,36 @@ class Run:
         said = self.record.verdict
         text = ("", "") if said is None else (said.sentence, said.explanation)
         return str(Markup("<p><b>{}</b><br>{}</p><p>{}</p><table>{}</table>").format(self.title, *text, Markup().join(lines)))
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A finished run in a list of runs.
+
+    Attributes:
+        id: name of the run, which `memlib.open` takes.
+        audit, title: name of its audit, as in recipes, and title of its recipe.
+        finished: time of its publication, in local time.
+        verdict: shown, bounded, inconclusive or descriptive; "" for a run from before runs had verdicts.
+        headline, value, p_value: metric, value and unadjusted p-value of its headline.
+    """
+
+    id: str
+    audit: str
+    title: str
+    finished: datetime
+    verdict: str
+    headline: str
+    value: float | None
+    p_value: float | None
+
+    @classmethod
+    def of(cls, entry: RunEntry) -> ListedRun:
+        """Return the run of an entry of the list of runs."""
+        headline, finished = entry["findings"][0], datetime.fromtimestamp(entry["finished"]).astimezone()
+        verdict = entry["verdict"]["word"] if entry["verdict"] else headline["verdict"] or ""
+        of_headline = headline["metric"], headline["value"], headline["p_value"]
+        return cls(entry["run"], entry["audit"], entry["title"], finished, verdict, *of_headline)
 
 
 class _Tables(Mapping[str, "pa.Table"]):

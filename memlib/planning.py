@@ -15,6 +15,14 @@ from memlib.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, S
 from memlib.store import Ref, Store
 
 SAMPLE, NEIGHBORS = 50, 5
+MEASURABLE = 0.5  # seconds; a lower bound below it says nothing
+
+
+def in_time(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= MEASURABLE else "less than 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Plan:
         limits: limitations of the recipe, including values that are unknown before the run.
         read: lines that describe the content of the data, or its likely content before decoding, by stage.
         old_code: stages whose artifacts are reused although their code has changed.
+        is_partial: whether stages are missing from the plan, because a flow could not be followed to its end.
     """
 
     store: Store
@@ -87,12 +96,39 @@ class Plan:
     limits: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
     old_code: OldCode = field(default_factory=OldCode)
+    is_partial: bool = False
 
     def __str__(self) -> str:
         lines = [
             f"{stage}: {sum(part.hit for part in parts)} of {len(parts)} in the store" for stage, parts in self.by_stage()
         ]
-        return "\n".join([*lines, *self.unknown, *self.all_limits])
+        return "\n".join([*lines, *self.unknown, *self.all_limits, self.cost])
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """True if more may have to be computed than the known estimates account for."""
+        return self.is_partial or self._has_unknown or bool(self.problems) or bool(self.cascade())
+
+    @property
+    def seconds(self) -> float | None:
+        """Sum of the known estimates; None if it says nothing about the time that the run takes."""
+        known = sum(part.seconds or 0.0 for part in self.parts.values())
+        return None if self.is_lower_bound and known < MEASURABLE else known
+
+    @property
+    def cost(self) -> str:
+        """One line on the time that the run takes, as far as it is known."""
+        if self.seconds is None:
+            unplanned = "the stages to compute are not known before the run"
+            return f"no cost estimate: {'this store has no similar artifacts yet' if self._has_unknown else unplanned}"
+        if all(part.hit for part in self.parts.values()):
+            return "nothing to compute: all stages are in the store"
+        least = "at least " if self.is_lower_bound else ""
+        return f"to compute: {least}{in_time(self.seconds)} on one worker, estimated from similar stages in this store"
+
+    @property
+    def _has_unknown(self) -> bool:
+        return any(part.seconds is None and not part.hit for part in self.parts.values())
 
     @property
     def unknown(self) -> list[str]:
@@ -140,8 +176,10 @@ class Plan:
         try:
             yield
         except MissingArtifact as missing:
+            self.is_partial = True
             self.blocked[missing.ref] = self._after(stages)
         except UnknownUntilRun as unknown:
+            self.is_partial = True
             message = f"not known before the run: {unknown}"
             later = self._after(stages)
             self.limits.append(f"{message}; stages after it: {', '.join(later)}" if later else message)
@@ -183,7 +221,7 @@ class Plan:
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
         rest = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
-        return {"parts": parts, **rest}
+        return {"parts": parts, **rest, "seconds": self.seconds, "is_lower_bound": self.is_lower_bound}
 
 
 class PlanRunner:

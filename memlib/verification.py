@@ -7,12 +7,13 @@ with a key that is kept outside the store reveals such changes.
 import base64
 import contextlib
 import hashlib
+import math
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,11 +34,24 @@ from memlib.records import ArtifactRecord, RunRecord, SignatureRecord, Unreadabl
 from memlib.report.imprint import signed
 from memlib.report.page import render, said_on_page
 from memlib.results import REPORT_FILE, Tables
-from memlib.runs import HISTORY, asks_digest, findings_of, pin_of, read_run, results_path, run_name
+from memlib.runs import (
+    HISTORY,
+    INDEX,
+    asks_digest,
+    find_run,
+    findings_of,
+    list_runs,
+    pin_of,
+    read_run,
+    refs_of,
+    results_path,
+    rows_of,
+    run_name,
+)
 from memlib.stage import Identity, Known
 from memlib.store import MANIFEST, Ref, Store
 from memlib.tables import RUNS, read_table, write_table
-from memlib.upkeep import committed
+from memlib.upkeep import committed, under_way
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
@@ -58,6 +72,71 @@ class Problem:
     what: str
     problem: str
     is_unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of verifying a store, or one run in it.
+
+    Attributes:
+        artifacts, runs: numbers of artifacts and runs that were checked.
+        of_no_run: number of these artifacts that belong to no run; 0 if one run was verified.
+        problems: deviations from the committed state, and items that cannot be checked.
+    """
+
+    artifacts: int
+    runs: int
+    of_no_run: int
+    problems: list[Problem]
+
+    @property
+    def outcome(self) -> Literal["unchanged", "changed", "unchecked"]:
+        """The result in one word; unchecked if nothing has changed, but something cannot be checked."""
+        return "changed" if self.changed else "unchecked" if self.problems else "unchanged"
+
+    @property
+    def changed(self) -> set[str]:
+        """Artifacts, files and runs that deviate from the committed state."""
+        return {problem.what for problem in self.problems if not problem.is_unchecked}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON."""
+        return asdict(self)
+
+
+def verified(store: Store, run: str | None = None, *, trust: Path | None = None) -> Verification:
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
+
+    Args:
+        store: the store to verify.
+        run: name of a run, or a unique prefix of it; by default all runs and artifacts are checked.
+        trust: file with an Ed25519 public key (PEM) from outside the store; runs must be signed with its private key.
+
+    Raises:
+        UserError: when there is nothing to verify, no run or more than one matches, or the key cannot be used.
+    """
+    problems: list[Problem] = []
+    listed, whole = list_runs(store, indexed=False), committed(store)
+    if list_runs(store) != listed:
+        problems.append(Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
+    if run is None:
+        problems += [Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
+        runs, refs = [read_run(store, entry["run"]) for entry in listed.entries], whole
+        if not (runs or refs or problems):
+            raise UserError(f"{store.uri} is empty: there is nothing to verify")
+    else:
+        runs = [find_run(store, run)]
+        refs = sorted(refs_of(runs[0]), key=str)
+    if trust is not None and not runs:
+        raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
+    if run is None:
+        problems += check_layout(store, runs, since=min(under_way(store, days=1).values(), default=math.inf))
+    problems += check_artifacts(store, refs)
+    rows, known = rows_of(listed.entries), known_of(whole)
+    for one in runs:
+        problems += check_run(store, one, rows, known=known, made=trust is not None)
+        problems += check_signature(store, one, trust) if trust is not None else ()
+    return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems)
 
 
 def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:

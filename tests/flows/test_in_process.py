@@ -1,4 +1,4 @@
-"""memlib.run, memlib.plan and memlib.open: an audit in one process, its tables and its page."""
+"""The functions of memlib: an audit in one process, its tables and its page, and operations on finished runs."""
 
 import shutil
 import subprocess
@@ -125,6 +125,70 @@ def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
         memlib.fun  # noqa: B018
 
 
+def test_the_functions_are_listed() -> None:
+    for name in ("run", "plan", "open", "list_runs", "diff", "check", "verify"):
+        assert name in dir(memlib)
+        assert callable(getattr(memlib, name))
+        assert f"memlib.{name}(" in (memlib.__doc__ or "")
+
+
+def test_the_runs_of_a_store_are_listed(run: Run, store: str, tmp_path: Path) -> None:
+    listed = memlib.list_runs(store=store)
+    assert listed == sorted(listed, key=lambda one: one.finished, reverse=True)
+    one = next(one for one in listed if one.id == run.id)
+    assert (one.audit, one.title, one.verdict) == (run.audit, run.title, run.verdict.word)
+    assert (one.headline, one.value, one.p_value) == (run.findings[0].metric, run.findings[0].value, run.findings[0].p_value)
+    assert one.finished.timestamp() == pytest.approx(run.record.finished, abs=0.01)
+    with pytest.raises(UserError):
+        memlib.list_runs(store=str(tmp_path / "missing"))
+    shutil.copytree(store, tmp_path / "store")
+    (tmp_path / "store/runs" / run.id / "manifest.json").write_text("{")
+    with pytest.warns(UserWarning, match=f"manifest of run {run.id}") as warned:
+        assert run.id not in {one.id for one in memlib.list_runs(store=str(tmp_path / "store"))}
+    assert warned[0].filename == __file__
+
+
+def test_two_runs_are_compared(run: Run, store: str) -> None:
+    shorter = memlib.run(RECIPE, store=store, changes=CHANGES | {"training.epochs": 6}, quiet=True)
+    found = memlib.diff(run, shorter.id[:8], store=store)
+    assert found.recipe == [{"key": "training.epochs", "first": 12, "second": 6}]
+    assert all(row.first is not None and row.second is not None for row in found.findings)
+    assert found.findings[0].metric == run.findings[0].metric
+    assert found.artifacts["differ"]
+    assert run.id in repr(found)
+    assert not memlib.diff(run, run).recipe
+    other = Run(run.store, run.record.model_copy(update={"audit": "deja_vu"}))
+    with pytest.raises(UserError, match="different audits"):
+        memlib.diff(run, other)
+
+
+def test_a_build_is_decided(run: Run, store: str) -> None:
+    decision = memlib.check(run.id, fail_on="shown", store=store)
+    assert (decision.run, decision.outcome) == (run.id, "undecided")  # descriptive
+    metric = run.findings[0].metric
+    decision = memlib.check(run, fail_above={metric: 1e-9})
+    assert decision.outcome == "undecided"
+    assert decision.findings[0].gate == f"{metric}=1e-09"
+    assert "not tested" in decision.findings[0].reason
+    with pytest.raises(UserError, match="give a gate"):
+        memlib.check(run)
+    with pytest.raises(UserError, match="has no nothing"):
+        memlib.check(run, fail_above={"nothing": 1})
+
+
+def test_a_store_is_verified(run: Run, store: str, tmp_path: Path) -> None:
+    found = memlib.verify(run)
+    assert (found.outcome, found.runs, found.problems, found.changed) == ("unchanged", 1, [], set())
+    assert memlib.verify(store=store).artifacts >= found.artifacts > 0
+    shutil.copytree(store, tmp_path / "store")
+    memlib.open(run.id, store=str(tmp_path / "store")).report.write_text("changed")
+    found = memlib.verify(run.id[:6], store=str(tmp_path / "store"))
+    assert found.outcome == "changed"
+    assert f"runs/{run.id}/report.html" in found.changed
+    with pytest.raises(UserError, match="cannot read the public key"):
+        memlib.verify(run, trust=tmp_path / "none.pem")
+
+
 def test_importing_memlib_loads_nothing_heavy() -> None:
-    code = "import sys, memlib; memlib.plan; sys.exit(bool({'torch', 'prefect', 'ray', 'faiss'} & set(sys.modules)))"
+    code = "import sys, memlib; memlib.plan, memlib.verify; sys.exit(bool({'torch', 'prefect', 'ray', 'faiss'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -103,6 +103,7 @@ def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
     said = capsys.readouterr().out
     assert "not known before the run: the result of planted:make" in said
     assert "stages after it: decode_block, decode, split, train" in said
+    assert "no cost estimate: the stages to compute are not known before the run" in said
     assert not mark.exists()
 
 

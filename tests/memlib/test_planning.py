@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from memlib.errors import MissingArtifact
-from memlib.planning import Costs, Plan
+from memlib.errors import MissingArtifact, UnknownUntilRun
+from memlib.planning import Costs, Plan, in_time
 from memlib.records import sealed
 from memlib.store import Ref, Store
 
@@ -61,3 +61,56 @@ def test_what_is_missing_says_which_it_is(store: Store) -> None:
     with pytest.raises(MissingArtifact) as missing:
         store.artifacts.manifest(Ref("train", "0" * 32))
     assert missing.value.ref == Ref("train", "0" * 32)
+
+
+def test_a_plan_that_knows_no_stage_estimates_nothing(store: Store) -> None:
+    """As of a recipe whose data are made by code, which a plan does not run."""
+    plan = Plan(store)
+    with plan.following(("decode", "split")):
+        raise UnknownUntilRun("the result of a:b")
+    assert plan.seconds is None
+    assert plan.cost == "no cost estimate: the stages to compute are not known before the run"
+    assert plan.as_json()["seconds"] is None
+    assert plan.cost in str(plan)
+
+
+def test_what_is_unknown_is_not_free(store: Store) -> None:
+    there, known, unknown = Ref("decode", "0" * 32), Ref("decode", "1" * 32), Ref("train", "2" * 32)
+    commit(store, there, {}, 30, 1)
+    plan = Plan(store)
+    plan.note(there, {}, 1)
+    assert (plan.seconds, plan.cost) == (0, "nothing to compute: all stages are in the store")
+    plan.note(unknown, {}, 1)
+    assert plan.seconds is None
+    assert plan.cost == "no cost estimate: this store has no similar artifacts yet"
+    plan.note(known, {}, 1)
+    assert plan.seconds == 30
+    assert plan.cost.startswith("to compute: at least 30 s on one worker")
+
+
+def test_a_stage_that_may_be_computed_again_is_not_free(store: Store) -> None:
+    first, second = Ref("decode", "0" * 32), Ref("split", "1" * 32)
+    commit(store, first, {}, 0.01, 1)
+    commit(store, second, {}, 100, 1)
+    plan = Plan(store)
+    plan.note(first, {}, 1, forced=True)
+    assert plan.cost.startswith("to compute: less than 1 s on one worker")
+    plan.note(second, {}, 1, before=[first])
+    assert plan.parts[second].hit
+    assert plan.cost == "no cost estimate: the stages to compute are not known before the run"
+
+
+def test_a_plan_that_stops_early_is_a_lower_bound(store: Store) -> None:
+    commit(store, Ref("split", "0" * 32), {}, 7, 1)
+    plan = Plan(store)
+    with plan.following(("split", "train")):
+        plan.note(Ref("split", "1" * 32), {}, 1)
+        store.artifacts.local_path(Ref("split", "1" * 32), "splits.parquet")
+    assert plan.cost.startswith("to compute: at least 7 s on one worker")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "less than 1 s"), (0.6, "1 s"), (119, "119 s"), (180, "3 min"), (7200, "2.0 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert in_time(seconds) == text

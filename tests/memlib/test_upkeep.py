@@ -147,7 +147,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, said, wrong = call(capsys, "verify", *where)
     assert status == 2
     assert "without pins or digest" in said
-    assert "2 artifacts and 1 runs were checked" in wrong
+    assert "2 artifacts and 1 run were checked" in wrong
     assert call(capsys, "gc", *where)[1] == "found 0 unreferenced items; all runs kept; --delete deletes the items\n"
     status, said, _ = call(capsys, "gc", "--days", "0", *where)
     assert status == 0
@@ -161,7 +161,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, said, wrong = call(capsys, "verify", FIRST[:3], *where)
     assert status == 2
     assert "file data.bin is damaged" in said
-    assert "1 artifacts and 1 runs were checked" in wrong
+    assert "1 artifact and 1 run were checked" in wrong
     found = json.loads(call(capsys, "verify", "--json", *where)[1])
     assert str(USED) in [problem["what"] for problem in found["problems"]]
     assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2

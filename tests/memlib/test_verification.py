@@ -186,7 +186,7 @@ def test_what_cannot_be_checked_is_neither_whole_nor_changed(swept: Store, capsy
     assert main(["verify", run.run, "--store", swept.uri]) == 3
     said = capsys.readouterr().out
     assert f"{page}: was drawn by another version of memlib" in said
-    assert "1 items" in said
+    assert "1 item in" in said
     reseal_sweep(
         swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, title="t"
     )  # a finding wins
@@ -219,7 +219,7 @@ def reseal(store: Store, **changes: Any) -> None:
 def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert problems(store) == ""
     assert main(["verify", "--store", store.uri]) == 0
-    assert "2 artifacts and 1 runs" in capsys.readouterr().out
+    assert "2 artifacts and 1 run in" in capsys.readouterr().out
 
 
 def test_every_change_of_a_run_is_named(store: Store) -> None:
