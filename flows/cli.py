@@ -23,6 +23,7 @@ from flows.environment import prepare_environment
 from flows.gate import check
 from flows.owner import export, ids
 from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
+from flows.scan import scan
 from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN, interrupt, keep_interrupts
 from memlib import code
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "check": check,
     "ids": ids,
     "export": export,
+    "scan": scan,
 }
 for name, function in COMMANDS.items():
     app.command(function, name=name)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.models.hugging import first_line, loading, transformers_for, within
+from memlib.models.adapters import merge_adapter
+from memlib.models.hugging import MODEL, first_line, loading, transformers_for, within
 from memlib.models.sequence import MOST_ROWS, LanguageModel
 from memlib.specs import LoraSpec
 
 SAME = {torch.float64: 1e-6}  # relative tolerance for scores that differ by rounding alone
 SAME_COARSE = 1e-3  # the same in float32 and below
 MOST_SCORES = 2**26  # maximum number of scores in memory: 256 MiB in float32, and as much again for their logarithms
-MODEL = "Hugging Face model"
 SECONDS, CHARACTERS_A_SECOND = 60.0, 10_000  # time limit of a tokenizer: a hundredth of the usual speed
 TRIED_TOKENS = 8  # of the two texts, different in their last token, by which a causal model is known
 LEAK, LEAK_COARSE = (
@@ -252,11 +252,12 @@ def _window(model: nn.Module) -> int | None:
     return longest
 
 
-def load_model(folder: str) -> nn.Module:
+def load_model(folder: str, adapter: str | None = None) -> nn.Module:
     """Return a causal language model of transformers in evaluation mode, on the CPU.
 
     Args:
         folder: folder with config.json and *.safetensors.
+        adapter: folder of a LoRA adapter of peft, which is merged with the model in float32 at least.
 
     Raises:
         UserError: when the model cannot be loaded, or weights are missing.
@@ -264,8 +265,10 @@ def load_model(folder: str) -> nn.Module:
     transformers = transformers_for(folder, MODEL)
     with loading(folder, MODEL):
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    _check_shapes(found["mismatched_keys"], model, folder)
     if found["missing_keys"]:
         first = sorted(found["missing_keys"])[0]
         raise UserError(
@@ -276,8 +279,32 @@ def load_model(folder: str) -> nn.Module:
             f"the Hugging Face model in {folder} has weights that a causal language model does not use ({left[0]}); it is "
             "another kind of model, such as a classifier"
         )
+    if adapter is not None:
+        model = model if next(model.parameters()).dtype == torch.float64 else model.float()
+        merge_adapter(model, adapter)
     _check_causal(model.eval(), folder)
     return cast(nn.Module, model)
+
+
+def _check_shapes(mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], model: Any, folder: str) -> None:
+    """Raise UserError if weights have other shapes than the config states, in particular for a stale vocab_size.
+
+    Args:
+        mismatched: names of weights, with their shapes in the files and by the config.
+        model: the model as the config states it.
+        folder: the model's folder, for messages.
+    """
+    for name, held, stated in sorted((name, tuple(held), tuple(stated)) for name, held, stated in mismatched):
+        size = getattr(model.config, "vocab_size", None)
+        if held[1:] == stated[1:] and stated[:1] == (size,):
+            raise UserError(
+                f"config.json in {folder} says vocab_size {size}, but the weights ({name}) have {held[0]} rows, one per "
+                f"token; if the weights are right, set vocab_size to {held[0]} in config.json"
+            )
+        raise UserError(
+            f"the weights {name} in {folder} have the shape {held}, but config.json says {stated}; take both files from the "
+            "same model"
+        )
 
 
 def _is_ignored(model: Any, name: str) -> bool:

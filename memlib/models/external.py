@@ -10,6 +10,7 @@ from typing import Any
 from memlib.code import load, source_file
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
+from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
 from memlib.specs.encoders import (
     EncoderSpec,
@@ -66,7 +67,10 @@ def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
     Raises:
         UserError: when a file is missing.
     """
-    return own_digest(spec, *spec.files) if isinstance(spec, ProtocolSpec) else _folder_digest(spec.path)
+    if isinstance(spec, ProtocolSpec):
+        return own_digest(spec, *spec.files)
+    digest = _folder_digest(spec.path, MODEL)
+    return digest if spec.adapter is None else canonical_json([digest, _digests(adapter_files(spec.adapter))])
 
 
 def encoder_digest(spec: EncoderSpec) -> str:
@@ -79,7 +83,7 @@ def encoder_digest(spec: EncoderSpec) -> str:
         case FactoryEncoder():
             return own_digest(spec) if spec.weights is None else own_digest(spec, spec.weights)
         case TransformersEncoder():
-            digest = _folder_digest(spec.path)
+            digest = _folder_digest(spec.path, ENCODER)
             return digest if scale_of(spec.path) == 1.0 else f"{digest}:scaled"  # before, its scale was not read
         case TorchvisionEncoder() | TimmEncoder():
             path, used = spec.weights, spec.model_dump(mode="json", exclude={"weights"})
@@ -114,18 +118,21 @@ def read_files(folder: str) -> dict[str, Path]:
     Raises:
         UserError: when the folder holds no model.
     """
-    return {name: path for name, path in _files_below(folder).items() if "/" not in name}
+    return {name: path for name, path in _files_below(folder, MODEL).items() if "/" not in name}
 
 
-def _folder_digest(folder: str) -> str:
+def _folder_digest(folder: str, what: str) -> str:
     """Return the digest of a Hugging Face model's files, except files that are never read."""
-    return canonical_json([[name, file_digest(path)] for name, path in _files_below(folder).items()])
+    return canonical_json(_digests(_files_below(folder, what)))
 
 
-def _files_below(folder: str) -> dict[str, Path]:
+def _digests(files: Mapping[str, Path]) -> list[list[str]]:
+    return [[name, file_digest(path)] for name, path in files.items()]
+
+
+def _files_below(folder: str, what: str) -> dict[str, Path]:
     root = Path(folder)
-    if not (root / "config.json").is_file():
-        raise UserError(f"there is no Hugging Face model in {folder} (no config.json)")
+    check_folder(folder, what)
     files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
     read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
     return {name.as_posix(): read[name] for name in sorted(read)}

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
@@ -15,6 +16,13 @@ from memlib.errors import UserError
 
 Out = TypeVar("Out")
 PANIC = "pyo3_runtime"  # module of the exception for a panic in Rust, which is no Exception
+MODEL, ENCODER = "Hugging Face model", "Hugging Face encoder"
+CLASSES = {MODEL: "AutoModelForCausalLM", ENCODER: "AutoModel"}  # of transformers, which load them
+ADAPTER = "LoRA adapter"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MERGE_BY_PEFT = (
+    "merge it with its base model by peft (merge_and_unload, then save_pretrained), and name the folder of the result"
+)
 
 
 def transformers_for(folder: str, what: str) -> Any:
@@ -22,10 +30,11 @@ def transformers_for(folder: str, what: str) -> Any:
 
     Args:
         folder: folder with config.json and *.safetensors.
-        what: kind of model, for messages: "Hugging Face model".
+        what: kind of model, for messages: MODEL or ENCODER.
 
     Raises:
-        UserError: when the library is not installed, there is no config, or the config declares more than the weights hold.
+        UserError: when the library is not installed, the folder holds no whole model as safetensors, or its config declares
+            more than the weights hold.
     """
     try:
         transformers = importlib.import_module("transformers")
@@ -33,11 +42,81 @@ def transformers_for(folder: str, what: str) -> Any:
         raise UserError(f"a {what} needs transformers: pip install 'memlib[huggingface]'") from error
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # else it prints tables of what is refused in a line below
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"there is no {what} in {folder} (no config.json)")
+    check_folder(folder, what)
     with loading(folder, what):
         _check_declared(Path(folder))
     return transformers
+
+
+def check_folder(folder: str, what: str) -> None:
+    """Check that a folder holds a whole model as safetensors, and neither an adapter nor pickles alone.
+
+    transformers would load an adapter's base model from the place that the adapter's file names.
+
+    Args:
+        folder: the folder.
+        what: kind of model, for messages: MODEL or ENCODER.
+
+    Raises:
+        UserError: when it does not; the message says what to do.
+    """
+    root = Path(folder)
+    whole = (root / "config.json").is_file()
+    if (root / ADAPTER_CONFIG).is_file():
+        if what != MODEL:
+            raise UserError(f"{folder} holds a {ADAPTER}; {MERGE_BY_PEFT}")
+        if whole:
+            raise UserError(
+                f"{folder} holds a model and a {ADAPTER}; move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a folder of their "
+                "own, and name it in adapter, beside path"
+            )
+        raise UserError(
+            f"{folder} holds a {ADAPTER} and no whole model; set path to the folder of its base model{_base_of(root)}, and "
+            f"adapter to {folder}"
+        )
+    if not whole:
+        raise UserError(f"there is no {what} in {folder} (no config.json)")
+    pickles = sorted(root.glob("pytorch_model*.bin"))
+    if pickles and not any(root.glob("*.safetensors")):
+        name = json.dumps(folder)
+        program = f"from transformers import {CLASSES[what]} as M; M.from_pretrained({name}).save_pretrained({name})"
+        raise UserError(
+            f"{folder} has its weights only in {pickles[0].name}, a pickle, which is not opened, as it may run code. If you "
+            f"trust the file, convert it: python -c {shlex.quote(program)}"
+        )
+
+
+def adapter_files(folder: str) -> dict[str, Path]:
+    """Return the files of a LoRA adapter that are read, by name.
+
+    Raises:
+        UserError: when the folder holds no adapter as safetensors; the message says what to do.
+    """
+    root = Path(folder)
+    files = {name: root / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+    pickle = root / "adapter_model.bin"
+    if files[ADAPTER_CONFIG].is_file() and not files[ADAPTER_WEIGHTS].is_file() and pickle.is_file():
+        source, target = json.dumps(str(pickle)), json.dumps(str(files[ADAPTER_WEIGHTS]))
+        program = (
+            "import torch; from safetensors.torch import save_file; "
+            f"save_file({{k: v.contiguous() for k, v in torch.load({source}, weights_only=True).items()}}, {target})"
+        )
+        raise UserError(
+            f"{folder} has its weights only in {pickle.name}, a pickle, which is not opened, as it may run code. If you "
+            f"trust the file, convert it: python -c {shlex.quote(program)}"
+        )
+    for name, path in files.items():
+        if not path.is_file():
+            raise UserError(f"there is no {ADAPTER} in {folder} (no {name}), the folder that adapter names")
+    return files
+
+
+def _base_of(root: Path) -> str:
+    """Return the base model that an adapter's config names, in parentheses for a message; it is never opened."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        named = json.loads((root / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        return f" ({str(named)[:200]})" if named else ""
+    return ""
 
 
 @contextlib.contextmanager

@@ -153,13 +153,14 @@ class HuggingFace(Causal):
 
     Args:
         folder: folder with config.json, *.safetensors and the tokenizer.
+        adapter: folder of a LoRA adapter, which is merged with the model.
 
     Raises:
-        UserError: when the model or the tokenizer cannot be loaded.
+        UserError: when the model, the adapter or the tokenizer cannot be loaded.
     """
 
-    def __init__(self, folder: str) -> None:
-        model, tokenizer = load_model(folder), FolderTokenizer(folder)
+    def __init__(self, folder: str, adapter: str | None = None) -> None:
+        model, tokenizer = load_model(folder, adapter), FolderTokenizer(folder)
         super().__init__(model, start=tokenizer.start)
         self.tokenizer, self.pieces = tokenizer, tokenizer.pieces
         self.eval()
@@ -186,7 +187,7 @@ def load_outside(spec: HuggingFaceSpec | ProtocolSpec) -> HuggingFace | Answerin
         UserError: when the model cannot be loaded; the message says why.
     """
     if isinstance(spec, HuggingFaceSpec):
-        return HuggingFace(spec.path)
+        return HuggingFace(spec.path, spec.adapter)
     return Answering(made(spec), name=spec.model)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.external import made, scale_of
-from memlib.models.hugging import loading, transformers_for
+from memlib.models.hugging import ENCODER, loading, transformers_for
 from memlib.models.own import loaded, with_weights
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
@@ -184,8 +184,8 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
 
 
 def _transformers(spec: TransformersEncoder) -> OwnEncoder:
-    transformers, folder = transformers_for(spec.path, "Hugging Face encoder"), Path(spec.path)
-    with loading(spec.path, "Hugging Face encoder"):
+    transformers, folder = transformers_for(spec.path, ENCODER), Path(spec.path)
+    with loading(spec.path, ENCODER):
         prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
         model, found = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True

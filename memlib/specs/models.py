@@ -1,7 +1,7 @@
 """Specs of models."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -110,9 +110,14 @@ class LanguageSpec(Spec):
 class HuggingFaceSpec(Spec):
     """A causal language model of Hugging Face's transformers, loaded from a folder; code and pickles in it are not run."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"adapter"})
+
     kind: Literal["huggingface"]
     path: str
     """The folder with config.json, *.safetensors and the tokenizer."""
+    adapter: str | None = None
+    """A folder with a LoRA adapter that peft saved for this model (adapter_config.json, adapter_model.safetensors); it is
+    merged with the weights. null: none."""
 
 
 class LoraSpec(Spec):

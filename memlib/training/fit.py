@@ -204,9 +204,10 @@ class Train(Stage[TrainedModel]):
 
 
 def _described(model: AnyModel) -> dict[str, Any]:
-    """Return an architecture as plain JSON, without the path of a pretrained model's folder."""
-    settings = model.model_dump(mode="json")
-    return settings | {"path": ""} if isinstance(model, PretrainedSpec) else settings
+    """Return an architecture as plain JSON, without the paths of a pretrained model's folders."""
+    if isinstance(model, PretrainedSpec):
+        model = model.model_copy(update={"path": "", "adapter": None})
+    return model.model_dump(mode="json")
 
 
 @dataclass(frozen=True)

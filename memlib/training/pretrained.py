@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.errors import UserError
 from memlib.models.external import read_files
+from memlib.models.hugging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_files
 from memlib.private import scratch
 from memlib.provenance import Declared
 from memlib.specs import LoraSpec, PretrainedSpec
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from memlib.models.causal import Causal, FolderTokenizer
 
+ADAPTER = "adapter"  # folder of its files, below the model's
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+
 
 class Pretrained:
     """A pretrained Hugging Face model in the store."""
@@ -32,10 +36,11 @@ class Pretrained:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Yield a temporary folder with links to the model's files."""
+        """Yield a temporary folder with links to the model's files; those of its adapter are in a folder below."""
         with scratch("pretrained") as path:
+            (path / ADAPTER).mkdir()
             for name in self._artifact.files:
-                (path / name).symlink_to(self._artifact.path(name))
+                (path / ADAPTER / name if name in ADAPTER_FILES else path / name).symlink_to(self._artifact.path(name))
             yield path
 
     @cached_property
@@ -66,17 +71,18 @@ class Pretrained:
         from memlib.models.causal import Causal, load_model, with_adapters
 
         with self.folder() as folder:
-            model, start = load_model(str(folder)), self.tokenizer.start
+            adapter = str(folder / ADAPTER) if ADAPTER_CONFIG in self._artifact.files else None
+            model, start = load_model(str(folder), adapter), self.tokenizer.start
             model = model.float()  # checkpoints may be in half precision, which is too coarse for training
         return Causal(model if lora is None else with_adapters(model, lora, seed=seed), start=start)
 
 
 @dataclass(frozen=True)
 class TakeOver(Stage[Pretrained]):
-    """Copy a Hugging Face model with its tokenizer into the store, unchanged.
+    """Copy a Hugging Face model with its tokenizer and its adapter into the store, unchanged.
 
     Attributes:
-        model: spec with the path of the model's folder.
+        model: spec with the paths of the model's folder and of its adapter's.
     """
 
     declared: ClassVar[Declared] = Declared("pretrained", 2)
@@ -91,11 +97,12 @@ class TakeOver(Stage[Pretrained]):
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        return read_files(self.model.path)
+        adapter = {} if self.model.adapter is None else adapter_files(self.model.adapter)
+        return read_files(self.model.path) | adapter
 
     @cached_property
     def inputs(self) -> Mapping[str, Any]:
-        """The digests of the model's files, by name."""
+        """The digests of the files of the model and its adapter, by name."""
         from memlib.identity import file_digest
 
         return {name: file_digest(path) for name, path in self._files.items()}
@@ -104,8 +111,8 @@ class TakeOver(Stage[Pretrained]):
         """Check that the tokenizer and the weights load, try the precisions for evaluation, then copy the files."""
         from memlib.models.causal import Causal, FolderTokenizer, load_model
 
+        model = load_model(self.model.path, self.model.adapter)
         tokenizer = FolderTokenizer(self.model.path)
-        model = load_model(self.model.path)
         attempt.facts["precisions"] = _precisions(Causal(model, start=tokenizer.start).eval())
         for name, path in self._files.items():
             shutil.copyfile(path, attempt.path(name))

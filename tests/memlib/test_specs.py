@@ -69,7 +69,7 @@ def test_where_files_lie_is_in_no_key_and_each_source_says_which_fields_that_are
 
 @pytest.mark.parametrize("source", Source.__subclasses__(), ids=lambda source: source.__name__)
 def test_fields_that_are_called_like_places_are_declared_as_such(source: type[Source]) -> None:
-    places: set[Any] = {"path", "root", "annotations", "download"} & set(source.model_fields)
+    places: set[Any] = {"path", "root", "annotations", "download", "template"} & set(source.model_fields)
     assert places == source.whereabouts
 
 

@@ -228,8 +228,10 @@ class Recipe(Spec):
         if self.data.unit == "token" and self.data.vocabulary is not None:
             raise ValueError("the tokenizer determines the tokens: leave out data.vocabulary")
         for name, recipe in self.cells.items():
-            if getattr(recipe.model, "path", None) != getattr(self.model, "path", None):
-                raise ValueError(f"variant {name!r} fine-tunes another model; all variants need the same model.path")
+            if any(getattr(recipe.model, key, None) != getattr(self.model, key, None) for key in ("path", "adapter")):
+                raise ValueError(
+                    f"variant {name!r} fine-tunes another model; all variants need the same model.path and model.adapter"
+                )
             if name and recipe._shared != self._shared:
                 raise ValueError(
                     f"variant {name!r} may only change model, training, quantize and the known prefix and suffix"
