@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import UNREADABLE_ZIP, check_arrays
-from memlib.data.examples import NO_BOXES, Example, check_smallest, numbered_classes
+from memlib.data.examples import NO_BOXES, Example, numbered_classes
 from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.specs import NpzSource
@@ -37,21 +37,20 @@ class NpzImages:
             raise UserError(
                 f"{path}: {spec.labels} should hold {len(self._images)} class indices, but has shape {labels.shape}"
             )
-        self._labels: NDArray[np.int64] = labels.reshape(-1).astype(np.int64)
-        check_smallest(int(self._labels.min(initial=0)), str(path))
-        largest = int(self._labels.max(initial=-1))
+        self.labels: list[int] = labels.reshape(-1).astype(np.int64).tolist()
+        largest = max(self.labels, default=-1)
         if spec.class_names and len(spec.class_names) <= largest:
             raise UserError(f"{path} has {largest + 1} classes, but class_names lists {len(spec.class_names)}")
         self.class_names = list(spec.class_names) or numbered_classes(largest, str(path))
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> Example:
         image = self._images[index]
         if image.ndim == 2:
             image = np.repeat(image[..., None], 3, axis=2)
-        return Example(f"{self._spec.images}-{index:07d}", image, int(self._labels[index]), NO_BOXES)
+        return Example(f"{self._spec.images}-{index:07d}", image, self.labels[index], NO_BOXES)
 
     def content_digest(self) -> str:
         """Return the digest of the file."""

@@ -45,6 +45,11 @@ class CsvImages:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def labels(self) -> list[int]:
+        """The label of each image."""
+        return [label for _, label in self._rows]
+
     def __getitem__(self, index: int) -> Example:
         name, label = self._rows[index]
         try:

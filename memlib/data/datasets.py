@@ -24,7 +24,6 @@ from memlib.data.examples import (
     NO_BOXES,
     Example,
     Source,
-    check_smallest,
     decode_example,
     list_files,
     listing_digest,
@@ -33,13 +32,14 @@ from memlib.data.examples import (
 from memlib.data.image_folder import AnnotatedFolder, ImageFolder
 from memlib.data.intensities import Scaled
 from memlib.data.joined import Joined
+from memlib.data.labels import Labelled
 from memlib.data.parquet import ParquetImages
 from memlib.data.scenes import Digits, Scenes
 from memlib.data.table import Table
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
-from memlib.specs import ImportSource, IntensitySpec, PlainSource, SourceSpec, TorchvisionSource
+from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
     AnnotatedFolderSource,
     CsvSource,
@@ -54,19 +54,20 @@ from memlib.specs.data import (
 )
 
 
-def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None) -> Source:
+def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None, labels: LabelsSpec | None = None) -> Source:
     """Open the source that a spec describes; its examples are images with 8 bits per channel, or points.
 
     Args:
         spec: the source.
         intensities: intensities of black and white, for images with more than 8 bits per channel.
+        labels: labels whose examples are left out.
 
     Raises:
         UserError: when the source is missing, or its layout differs from the spec.
     """
     if isinstance(spec, JoinedSource):
-        return Joined({name: open_source(part.source, intensities) for name, part in spec.parts.items()}, spec)
-    return Scaled(_open(spec), intensities)
+        return Joined({name: open_source(part.source, intensities, labels) for name, part in spec.parts.items()}, spec)
+    return Scaled(Labelled(_open(spec), labels), intensities)
 
 
 def _open(spec: PlainSource) -> Source:
@@ -130,7 +131,7 @@ class Torchvision:
         if stated is None and labels is None:
             raise UserError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
         if labels is not None and np.asarray(labels).ndim == 1 and np.asarray(labels).dtype.kind in "iu" and len(labels):
-            check_smallest(int(np.asarray(labels).min()), f"torchvision.datasets.{spec.name}")
+            self.labels = np.asarray(labels).tolist()
         if stated is not None:
             self.class_names = [str(name) for name in stated]
         else:

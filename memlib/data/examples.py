@@ -115,17 +115,6 @@ def check_no_fractions(boxes: Sequence[Sequence[float]], where: str) -> None:
         raise UserError(f"{where} has boxes in fractions of the picture, as in YOLO's format; give them in pixels")
 
 
-def check_smallest(label: int, where: str) -> None:
-    """Raise UserError for a negative label, which would count classes from the end.
-
-    Args:
-        label: the smallest label.
-        where: location of the labels, for the message.
-    """
-    if label < 0:
-        raise UserError(f"{where} has the label {label}; classes are numbered from 0: leave out examples without a class")
-
-
 def numbered_classes(largest: int, where: str) -> list[str]:
     """Return the class names "0", "1", ... for classes that are only numbered.
 

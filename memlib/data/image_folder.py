@@ -72,6 +72,11 @@ class _Folder:
         """Return a digest of the images and boxes that are used."""
         return listing_digest(self._fs, self._root, self._listing, look=_look, looks_for="boxes" if self._annotations else "")
 
+    @property
+    def labels(self) -> list[int]:
+        """The label of each image."""
+        return [label for _, label in self._items]
+
     def _read(self, name: str) -> bytes:
         return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 

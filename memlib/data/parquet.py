@@ -19,7 +19,6 @@ from memlib.data.examples import (
     Example,
     UnreadableImage,
     check_no_fractions,
-    check_smallest,
     decode_example,
     find_files,
     listing_digest,
@@ -62,7 +61,7 @@ class ParquetImages:
                 raise _unreadable(file, error) from error
         if None in labels:
             raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
-        self.class_names, self._labels = _classes(labels, stated, spec.path)
+        self.class_names, self.labels = _classes(labels, stated, spec.path)
         self._starts = [group.first for group in self._groups]
         self._loaded: tuple[int, pa.Table] | None = None
 
@@ -95,7 +94,7 @@ class ParquetImages:
         return len(self._ids)
 
     def __getitem__(self, index: int) -> Example:
-        name, label = self._ids[index], self._labels[index]
+        name, label = self._ids[index], self.labels[index]
         row = self._row(index)
         image = row[self._spec.image_column]
         data = image.get("bytes") if isinstance(image, dict) else image
@@ -166,7 +165,6 @@ def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[l
     if odd is not None:
         raise UserError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
     if all(isinstance(label, int) for label in labels):
-        check_smallest(min(labels, default=0), where)
         largest = max(labels, default=-1)
         names = stated or numbered_classes(largest, where)
         if largest >= len(names):

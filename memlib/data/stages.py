@@ -204,7 +204,7 @@ class DecodeBlock(Stage[Shard]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write images and index."""
-        source, rows = open_source(self.data.source, self.data.intensities), range(self.first, self.last)
+        source, rows = open_source(self.data.source, self.data.intensities, self.data.labels), range(self.first, self.last)
         written = write_shard(source, self.data, attempt.folder, rows=rows, progress=attempt.progress)
         attempt.facts |= {"num_examples": written.index.num_rows, "oddities": dict(written.oddities)}
 
@@ -236,7 +236,7 @@ class Decode(Stage[Shard]):
 
     @cached_property
     def _source(self) -> Source:
-        return open_source(self.data.source, self.data.intensities)
+        return open_source(self.data.source, self.data.intensities, self.data.labels)
 
     def in_blocks(self) -> list[DecodeBlock]:
         """Return the stages that decode the source block by block; an empty list if it is small or holds points."""

@@ -286,10 +286,18 @@ class IntensitySpec(Spec):
         return self
 
 
+class LabelsSpec(Spec):
+    """Labels whose examples are left out."""
+
+    drop: tuple[int | str, ...] = Field(min_length=1)
+    """Labels by number, as in [-1] for examples without a class, or by the name of their class. The remaining classes are
+    numbered anew."""
+
+
 class DataSpec(Spec):
     """The images, and the size at which they are decoded once for all later stages. Points are stored unchanged."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"intensities", "storage"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"intensities", "labels", "storage"})
 
     source: SourceSpec
     image_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
@@ -307,6 +315,8 @@ class DataSpec(Spec):
     """For images of more than 8 bits per channel: intensities of black and white. By default the window in the file (DICOM);
     without one, integers are scaled by the smallest common bit depth that holds the source's largest value, and floats
     are taken to lie in [0, 1]."""
+    labels: LabelsSpec | None = None
+    """Labels whose examples are left out, such as those without a class."""
 
 
 CropMode = Literal["maximal", "official", "corner"]

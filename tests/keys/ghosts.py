@@ -228,7 +228,7 @@ class GhostSource:
         return hashlib.sha256(canonical_json(described).encode()).hexdigest()
 
 
-def _open(spec: Any, intensities: Any = None) -> Any:
+def _open(spec: Any, intensities: Any = None, labels: Any = None) -> Any:
     return open_source(spec) if spec.kind in EMBEDDED else GhostSource(spec)
 
 

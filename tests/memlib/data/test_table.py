@@ -108,7 +108,10 @@ def test_a_table_is_audited(tmp_path: Path) -> None:
         "split": {"validation_per_class": 0},
         "model": {"architecture": "mlp", "widths": [8]},
         "training": {
-            "objective": {"kind": "supervised"}, "epochs": 20, "batch_size": 20, "augment": None,
+            "objective": {"kind": "supervised"},
+            "epochs": 20,
+            "batch_size": 20,
+            "augment": None,
             "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0},
         },
         "influence": {"checkpoints": 5},

@@ -1,0 +1,59 @@
+"""Examples that are left out by their labels, and classes that nobody has."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlib.data.datasets import open_source
+from memlib.data.understood import preview
+from memlib.errors import UserError
+from memlib.specs import DataSpec, LabelsSpec, NpzSource, ScenesSource
+
+LABELS = [2, -1, 0, 2, -1, 3]
+
+
+def source(path: Path, *, labels: list[int] = LABELS, names: tuple[str, ...] = (), drop: tuple[int | str, ...] = ()) -> Any:
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None].repeat(8, axis=1).repeat(8, axis=2)
+    np.savez(path / "a.npz", train_images=images, train_labels=np.array(labels))
+    spec = NpzSource(kind="npz", path=str(path / "a.npz"), class_names=names)
+    return open_source(spec, labels=LabelsSpec(drop=drop) if drop else None)
+
+
+def test_examples_without_a_class_are_refused_or_left_out(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"2 examples have the label -1; .* data.labels: \{drop: \[-1\]\}"):
+        source(tmp_path)
+    found = source(tmp_path, drop=(-1,))
+    assert [(found[row].label, int(found[row].image[0, 0, 0])) for row in range(len(found))] == [
+        (2, 0),
+        (0, 2),
+        (2, 3),
+        (3, 5),
+    ]
+    assert found.class_names == ["0", "1", "2", "3"]
+    (line,) = preview(found)
+    assert line.startswith("4 examples of 4 classes")
+    assert "examples left out by their label: 2; classes without examples: 1" in line
+
+
+def test_classes_that_are_left_out_leave_no_gap(tmp_path: Path) -> None:
+    for drop in ((-1, 0), (-1, "cat")):
+        found = source(tmp_path, names=("cat", "emu", "dog", "bee"), drop=drop)
+        assert found.class_names == ["emu", "dog", "bee"]
+        assert [found.class_names[found[row].label] for row in range(len(found))] == ["dog", "dog", "bee"]
+
+
+def test_labels_that_are_numbered_from_one_are_noticed(tmp_path: Path) -> None:
+    (line,) = preview(source(tmp_path, labels=[1, 2, 3, 1]))
+    assert "classes without examples: 0 (are the labels numbered from 1?)" in line
+
+
+def test_mistakes_are_a_line_and_keys_without_the_setting_stay(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="data.labels.drop names 7, which no example has as its label"):
+        source(tmp_path, drop=(7,))
+    with pytest.raises(UserError, match="data.labels.drop leaves no example"):
+        source(tmp_path, labels=[0, 0], drop=(0,))
+    with pytest.raises(UserError, match="this source states labels only example by example"):
+        open_source(ScenesSource(num_examples=10), labels=LabelsSpec(drop=(0,)))
+    assert "labels" not in DataSpec(source=ScenesSource()).model_dump(mode="json")
