@@ -101,6 +101,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         raise ValueError(
             f"{file.Columns} x {file.Rows} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
         )
+    _check_decoder(file)
     stored, bits = pixel_array(file, index=0), int(file.BitsStored)
     count = int(file.get("NumberOfFrames") or 1)
     kind = str(file.PhotometricInterpretation)
@@ -124,6 +125,19 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         window = (0.0, float(2**bits - 1))
     whole = np.array_equal(values, np.round(values))
     return values.astype(np.int32 if whole else np.float32), window, bits, count
+
+
+def _check_decoder(file: Any) -> None:
+    """Raise UserError if the file is compressed in a way for which no decoder is installed."""
+    from pydicom.pixels.decoders.base import get_decoder
+
+    syntax = file.file_meta.TransferSyntaxUID
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError as error:
+        raise ValueError(f"there is no decoder for its transfer syntax {syntax.name}") from error
+    if not (decoder.is_native or decoder.is_available):
+        raise UserError(f"DICOM files compressed as {syntax.name} need a decoder: pip install 'memlib[dicom]'")
 
 
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax

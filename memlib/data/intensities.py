@@ -1,7 +1,7 @@
 """Scaling of intensities of more than 8 bits, once per source, so that its images stay comparable in brightness."""
 
+import math
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +47,11 @@ class Scaled:
         if example.image.dtype == np.uint8 or hasattr(self._source, "point_dim"):
             return example
         if example.window is not None and self._window is None:
-            return replace(example, image=scaled(example.image, *example.window))
+            return _scale(example, example.window, " that their file states")
         with self._lock:
             if self._ends is None:
                 self._ends = self._find_ends()
-        return replace(example, image=scaled(example.image, *self._ends))
+        return _scale(example, self._ends, " of the recipe" if self._window else ", which hold the source's largest value")
 
     def content_digest(self) -> str:
         """Return the source's digest; the window is in the recipe."""
@@ -96,6 +96,13 @@ def scaled(image: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     return np.repeat(grey[..., None], 3, axis=2) if grey.ndim == 2 else grey
 
 
-def in_words(oddities: Iterable[tuple[str, int]]) -> list[str]:
-    """Return one line per oddity, with the number of images in which it was corrected."""
-    return [f"{count} image{'s' if count > 1 else ''}: {what}" for what, count in oddities if count]
+def _scale(example: Example, window: tuple[float, float], whose: str) -> Example:
+    how = _how(window, whose)
+    return replace(example, image=scaled(example.image, *window), oddities=(*example.oddities, how))
+
+
+def _how(window: tuple[float, float], whose: str) -> str:
+    """Describe how intensities are scaled: the group to which an image belongs."""
+    low, high = window
+    bits = math.log2(high + 1) if high > 0 else 0.0
+    return f"scaled as {bits:.0f} bits{whose}" if low == 0 and bits in range(1, 33) else f"scaled by the window{whose}"

@@ -97,7 +97,8 @@ def read_picture(data: bytes | Image.Image) -> Picture:
     except UnidentifiedImageError as error:  # Pillow's message holds a memory address that differs each time
         raise Undecodable("cannot be decoded (not a known image format)") from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
-        raise Undecodable(f"cannot be decoded ({error})") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise Undecodable(f"cannot be decoded ({lines[0]})") from error
 
 
 def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:

@@ -67,11 +67,10 @@ def preview(source: Source) -> list[str]:
         )
     summary = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, source)
     head = f"{count:,} examples of {len(source.class_names):,} classes; in a sample of {len(rows)}:"
-    return (
-        [f"{head} {'; '.join([*described(summary)[1:], *warnings(summary)])}"]
-        if summary["images"]
-        else [head + " none can be read"]
-    )
+    if not summary["images"]:
+        reasons = Counter(row["unreadable"] for row in rows)
+        return [f"{head} none can be read: {'; '.join(f'{count} {reason}' for reason, count in reasons.most_common(3))}"]
+    return [f"{head} {'; '.join([*described(summary)[1:], *warnings(summary)])}"]
 
 
 def understood(index: pa.Table, oddities: Mapping[str, int], source: Source | None = None) -> Understood:

@@ -1,6 +1,7 @@
 """DICOM files made by the tests; pydicom's own windowing is the oracle."""
 
 import io
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 from memlib.data.datasets import open_source
 from memlib.data.pictures import DEEP, SEVERAL
+from memlib.data.understood import preview
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, IntensitySpec
 
@@ -61,7 +63,7 @@ def test_a_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path
     source = read(tmp_path, data)
     oracle = apply_windowing(VALUES, pydicom.dcmread(io.BytesIO(data)))  # 0 to 4095
     assert np.abs(source[0].image[..., 0] - oracle / 4095 * 255).max() <= 1
-    assert source[0].oddities == (DEEP,)
+    assert source[0].oddities[0] == DEEP
     assert np.array_equal(read(tmp_path, data, window=IntensitySpec(low=100, high=900))[0].image, grey(VALUES, 100, 900))
 
 
@@ -98,7 +100,7 @@ def test_colours_signs_and_several_pictures(tmp_path: Path) -> None:
         dicom(signed, signed=True, WindowCenter=0, WindowWidth=4001),
     )  # fmt: skip
     assert np.array_equal(source[0].image, colours)
-    assert source[1].oddities == (SEVERAL, DEEP)
+    assert source[1].oddities[:2] == (SEVERAL, DEEP)
     assert np.array_equal(source[1].image, grey(VALUES, 0, 4095))
     assert np.array_equal(source[2].image, grey(signed, -2000.5, 1999.5))
 
@@ -159,3 +161,55 @@ def test_a_deflated_file_that_inflates_beyond_any_picture_is_refused_before_it_i
         assert not states_no_window(hostile)  # asked for the digest, before anything is decoded
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
         tracemalloc.stop()
+
+
+def compressed(data: bytes, syntax: str) -> bytes:
+    """Return a DICOM file compressed by gdcm, which loses nothing."""
+    gdcm = pytest.importorskip("gdcm", reason="compressed DICOM files need python-gdcm")
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = f"{folder}/before.dcm", f"{folder}/after.dcm"
+        Path(before).write_bytes(data)
+        reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+        reader.SetFileName(before)
+        assert reader.Read()
+        change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
+        change.SetInput(reader.GetImage())
+        assert change.Change()
+        writer.SetFileName(after)
+        writer.SetFile(reader.GetFile())
+        writer.SetImage(change.GetOutput())
+        assert writer.Write()
+        return Path(after).read_bytes()
+
+
+@pytest.mark.parametrize("syntax", ["JPEGLSLossless", "JPEGLosslessProcess14_1", "JPEGLosslessProcess14", "RLELossless"])
+def test_compressed_files_are_read_without_loss(tmp_path: Path, syntax: str) -> None:
+    data = dicom(VALUES, WindowCenter=2000, WindowWidth=4000)
+    source = read(tmp_path, data, compressed(data, syntax))
+    assert np.array_equal(source[0].image, source[1].image)
+
+
+def test_a_missing_decoder_is_a_line_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pydicom.pixels.decoders.base import Decoder
+
+    source = read(tmp_path, compressed(dicom(VALUES), "JPEGLSLossless"))
+    monkeypatch.setattr(Decoder, "is_available", property(lambda decoder: False))
+    with pytest.raises(
+        UserError, match=r"^DICOM files compressed as JPEG-LS Lossless .* need a decoder: pip install 'memlib"
+    ) as e:
+        _ = source[0]
+    assert "\n" not in str(e.value)
+
+
+def test_images_of_a_source_are_grouped_by_how_they_are_scaled(tmp_path: Path) -> None:
+    files = [dicom(VALUES), dicom(VALUES // 4, bits=10), dicom(VALUES, WindowCenter=2000, WindowWidth=4000)]
+    (tmp_path / "a").mkdir()
+    Image.fromarray(VALUES).save(tmp_path / "a" / "deep.png")
+    (line,) = preview(read(tmp_path, *files))
+    for group in (
+        "1 image: scaled as 12 bits that their file states",
+        "1 image: scaled as 10 bits that their file states",
+        "1 image: scaled by the window that their file states",
+        "1 image: scaled as 12 bits, which hold the source's largest value",
+    ):
+        assert group in line
