@@ -24,6 +24,7 @@ from memlib.stats.likelihood import decimals_of
 NAMED = 3
 MOST_EQUAL = 0.9  # share of the examples that may have equal scores, unless they are all of one class
 SUM_TO_ONE = 2e-3  # probabilities may be rounded
+LEAST_LOSS = 1e-13  # of a confidence that differs from 1 by less than the limit of log odds
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     rows = [place[name] for name in wanted]
     if spec.label_column is not None:
         _check_labels(spec, table, rows, members)
+    if spec.kind == "losses":
+        return _of_losses(spec, table.take(rows), members, num_classes)
     lists = table[spec.scores_column].to_pylist()
     lengths = {len(lists[row] or ()) for row in rows}
     if lengths != {num_classes}:
@@ -92,6 +95,22 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     _check_probabilities(spec, scores)
     _refuse_decisions(spec, scores, largest)
     return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
+
+
+def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classes: int) -> GivenOutputs:
+    """Return outputs whose log odds of the true class follow from its loss, -log p; the rest is one other class's."""
+    losses = table[spec.scores_column].to_numpy().astype(np.float64)
+    if not np.isfinite(losses).all() or losses.min() < 0:
+        seen = f"{spec.scores_column} ranges from {losses.min():.3g} to {losses.max():.3g}"
+        raise UserError(f"{spec.path}: {seen}; losses are finite and not negative: give -log p, or the squared error")
+    labels = members["label"].to_numpy()
+    _refuse_decisions(spec, losses[:, None], max(Counter(labels.tolist()).values()))
+    floored, rows = np.maximum(losses, LEAST_LOSS), np.arange(len(losses))
+    scores = np.full((len(losses), max(num_classes, 2)), -np.inf)
+    scores[rows, labels], scores[rows, (labels + 1) % scores.shape[1]] = -floored, np.log(-np.expm1(-floored))
+    wanted = members["example_id"].to_pylist()
+    digest = hashlib.sha256(losses.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
+    return GivenOutputs(scores, None, digest)
 
 
 def _hint(ids: Sequence[str], wanted: Sequence[str]) -> str:
@@ -116,11 +135,15 @@ def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
         table.validate(full=True)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
-    if spec.scores_column not in table.column_names:
+    if spec.scores_column not in table.column_names and spec.kind != "losses":
         table = _with_scores(table, spec, classes)
     wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
     check_once(table.column_names, wanted, spec.path)
     kind = table.schema.field(spec.scores_column).type
+    if spec.kind == "losses":
+        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)) or table[spec.scores_column].null_count:
+            raise UserError(f"{spec.path}: {spec.scores_column} must hold a loss in each row; it holds {kind}")
+        return table
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         raise UserError(f"{spec.path}: {spec.scores_column} must hold a list of numbers, one per class; it holds {kind}")
     if pc.list_flatten(table[spec.scores_column]).null_count:

@@ -21,12 +21,14 @@ class OutputsSpec(Spec):
     id_column: str = "example_id"
     """Column of example ids, as in the source (with the prefix <part>/ for a joined source)."""
     scores_column: str = "scores"
-    """Column of lists with one number per class. Without it, one column per class is read: named after the class, or p0, p1,
-    ... in the order of the classes."""
+    """Column of lists with one number per class; of losses, a column of numbers. Without it, one column per class is read:
+    named after the class, or p0, p1, ... in the order of the classes."""
     label_column: str | None = None
     """Column of the labels that the model's owner assigned to the examples; they are compared with the labels of D_Q."""
-    kind: Literal["probabilities", "logits"] = "probabilities"
-    """Type of the numbers."""
+    kind: Literal["probabilities", "logits", "losses"] = "probabilities"
+    """Type of the numbers. losses: one number per example, whatever the model's classes: the cross-entropy of its label in
+    nats. The verdict uses only the ranks of losses, so any other loss serves as well (above 30, losses count alike); rho and
+    the distances hold for the cross-entropy alone."""
 
 
 class ProbeSpec(Spec):

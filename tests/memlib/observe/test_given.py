@@ -12,7 +12,7 @@ import pytest
 from memlib.errors import UserError
 from memlib.observe.given import read_outputs
 from memlib.specs import OutputsSpec
-from memlib.stats.likelihood import odds_of
+from memlib.stats.likelihood import log_odds, odds_of
 
 MEMBERS = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["cat", "dog", "dog"]})
 SCORES = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
@@ -142,3 +142,34 @@ def test_rounded_probabilities_are_taken_as_they_are(tmp_path: Path, decimals: i
     assert found.probabilities is not None
     np.testing.assert_allclose(odds_of(found.probabilities[:1, 0]), [np.log(0.3 / 0.7)])
     assert read(wrote(tmp_path, scores=[[0.1, 2.0], [1.0, 3.0]] * 2), kind="logits").digest != found.digest
+
+
+def test_losses_give_the_odds_of_the_true_class(tmp_path: Path) -> None:
+    """A loss is -log p; neither the other classes' scores nor their number matter."""
+    confidences = np.array([0.75, 0.5, 1 - 1e-9])
+    losses = -np.log(confidences)
+    for number, path in enumerate((tmp_path / "o.parquet", tmp_path / "o.csv")):
+        table = pa.table({"example_id": ["c", "a", "x", "b"], "loss": losses[[2, 0, 0, 1]]})
+        (pq.write_table if number == 0 else pyarrow.csv.write_csv)(table, path)
+        found = read(str(path), kind="losses", scores_column="loss")
+        odds = log_odds(found.scores, np.array([0, 1, 1]))
+        np.testing.assert_allclose(odds, odds_of(confidences), rtol=1e-6)
+        assert found.probabilities is None
+    wide = read_outputs(OutputsSpec(path=str(path), kind="losses", scores_column="loss"), MEMBERS, 10)
+    np.testing.assert_allclose(log_odds(wide.scores, np.array([0, 1, 1])), odds)
+    assert wide.digest == found.digest
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([0.1, -0.2, 0.3, 0.4], "loss ranges from -0.2 to 0.4|losses are finite and not negative"),
+        ([0.1, np.nan, 0.3, 0.4], "losses are finite"),
+        ([0.1, None, 0.3, 0.4], "must hold a loss in each row"),
+        ([[0.1], [0.2], [0.3], [0.4]], "must hold a loss in each row; it holds list"),
+        ([0.0, 1.0, 0.0, 1.0], "which are decisions, not confidences"),
+    ],
+)
+def test_losses_that_cannot_be_used(tmp_path: Path, losses: list[Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read(wrote(tmp_path, scores=None, loss=losses), kind="losses", scores_column="loss")
