@@ -1,6 +1,7 @@
 """The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
 
 import json
+import re
 import sys
 import time
 import webbrowser
@@ -621,8 +622,18 @@ def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
             console.print(setting, style="dim", soft_wrap=True)
         table = _columns(widths)
         for cells in group:
-            table.add_row(*(cells[name] for name in widths))
+            table.add_row(_broken(cells["metric"], widths["metric"]), *(cells[name] for name in widths if name != "metric"))
         console.print(table)
+
+
+def _broken(metric: str, width: int) -> str:
+    """Return the name of a metric in lines of at most `width` characters, broken after underscores where possible."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_?", metric):
+        if len(lines[-1]) + len(part) > width and lines[-1].strip():
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:

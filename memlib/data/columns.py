@@ -1,6 +1,7 @@
 """Columns of tables that users supply."""
 
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 import pyarrow as pa
 
@@ -33,8 +34,26 @@ def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(of(kind) for of in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
-        raise UserError(f"{where} holds {kind}; ids must be text or whole numbers")
+        cast = "; decode the bytes to text" if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else ""
+        raise UserError(f"{where} holds {kind}; ids must be text or whole numbers{cast}")
     return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def hint_at_ids(ids: Sequence[str | None], wanted: Sequence[str]) -> str:
+    """Return how the ids of a table differ from those of the examples, to be said where they do not match; "" if unknown."""
+    stems, names = {PurePosixPath(name).stem for name in wanted}, set(wanted)
+    given = [name for name in ids if name]
+    if any(str(PurePosixPath(name).with_suffix("")) in names for name in given if PurePosixPath(name).name):
+        return f". Its ids, such as {given[0]}, have a suffix that those of the examples lack"
+    if any(PurePosixPath(name).stem in stems for name in given):
+        return f". Its ids, such as {given[0]}, differ from {wanted[0]} in their folder or suffix"
+    return ""
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of an error of a reader of tables, in words that name the format."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "it is not a Parquet file" if "Parquet magic bytes" in lines[0] else lines[0]
 
 
 def check_ids(ids: Sequence[str | None], where: str) -> list[str]:

@@ -7,7 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import open_location
 from memlib.errors import UserError
 
@@ -33,7 +33,7 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
             rows, names = list(reader), list(reader.fieldnames or ())
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
     except (ValueError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"cannot read {setting} {path} ({str(error).splitlines()[0]})") from error
+        raise UserError(f"cannot read {setting} {path} ({reason(error)})") from error
     check_once(table.column_names, ["example_id", column], path)
     ids = check_ids(ids_of(table["example_id"], f"{path}: example_id"), f"{path}: example_id")
     values: dict[str, str] = {}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.bounds import MOST_PIXELS, check_links, check_size
-from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import (
     NO_BOXES,
     Example,
@@ -21,6 +21,7 @@ from memlib.data.examples import (
     check_no_fractions,
     decode_example,
     find_files,
+    is_hidden,
     listing_digest,
     numbered_classes,
     open_location,
@@ -44,7 +45,9 @@ class ParquetImages:
         self._spec = spec
         self._fs, root = open_location(spec.path)
         files = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
-        self._files = {name: files[name] for name in sorted(files) if name.endswith(".parquet")}
+        self._files = {
+            name: files[name] for name in sorted(files) if name.endswith(".parquet") and not is_hidden(os.path.basename(name))
+        }
         if not self._files:
             raise UserError(f"no .parquet file at {spec.path}")
         names = list(self._files)
@@ -157,7 +160,7 @@ class ParquetImages:
 
 
 def _unreadable(file: str, error: Exception) -> UserError:
-    return UserError(f"{file} is not a readable Parquet file ({str(error).splitlines()[0]})")
+    return UserError(f"{file} is not a readable Parquet file ({reason(error)})")
 
 
 def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:

@@ -74,7 +74,7 @@ class Spelled(Candidates):
             if tuple(row[: len(self.context)]) != self.context:
                 raise UserError(
                     f"the tokenizer joins {self.text_before[-8:]!r} to the text after it for some candidates but not for "
-                    "others; end the text before the first hole with a space"
+                    f"others; {_advice(self.text_before)}"
                 )
             rest = row[len(self.context) :]
             if self._text(rest) != text:
@@ -117,6 +117,15 @@ class Spelled(Candidates):
         return np.array([row == path for row, path in zip(spelt, given, strict=True)], dtype=np.bool_)
 
 
+def _advice(before: str) -> str:
+    """Return how the text before the first hole can be changed so that the tokenizer separates both."""
+    if before.endswith(" "):
+        return (
+            "end the text before the first hole with a colon or another mark instead of the space, if the text has one there"
+        )
+    return "end the text before the first hole with a space"
+
+
 def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffix: bool) -> Spelled:
     """Return a format's candidates under a tokenizer.
 
@@ -153,9 +162,6 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
         count, at = count + 1, at + length
     rest = whole[at:]
     if rest.strip():
-        raise UserError(
-            f"the tokenizer joins {rest!r} and the hole after it in {form.text!r}; end the text before the first "
-            "hole with a space"
-        )
+        raise UserError(f"the tokenizer joins {rest!r} and the hole after it in {form.text!r}; {_advice(before)}")
     fixed = tuple((character,) for character in rest)
     return Spelled((*fixed, *slots), tokenizer, whole[:at], lead, tuple(spelt[0][:count]))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.bounds import check_size, read_pieces
-from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import NO_BOXES, Example, listing_digest, open_location
 from memlib.data.streams import UNREADABLE
 from memlib.errors import UserError
@@ -92,7 +92,7 @@ class Table:
         except UserError:
             raise
         except (*UNREADABLE, pa.ArrowException) as error:
-            raise UserError(f"cannot read the table {path} ({str(error).splitlines()[0]})") from error
+            raise UserError(f"cannot read the table {path} ({reason(error)})") from error
         check_once(table.column_names, table.column_names, path)
         return table
 

@@ -20,6 +20,7 @@ import pyarrow.dataset
 
 from memlib.data.bounds import check_links, check_size, read_pieces
 from memlib.data.chats import Chat, is_chat, render
+from memlib.data.columns import reason
 from memlib.data.examples import find_files, is_hidden, open_location
 from memlib.data.streams import LINE_END, LONGEST, UNREADABLE, Text, read_file
 from memlib.errors import UserError
@@ -152,8 +153,7 @@ class ParquetTexts(Records):
         except UserError:
             raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason})") from error
+            raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason(error)})") from error
 
     def _check_type(self, kind: pa.DataType) -> None:
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)

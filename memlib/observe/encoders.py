@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.columns import check_once, ids_of
+from memlib.data.columns import check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
 from memlib.models.external import encoder_digest
 from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
@@ -68,7 +68,7 @@ def given_layers(
         table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
         table.validate(full=True)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise UserError(f"cannot read embeddings from {spec.path} ({str(error).splitlines()[0]})") from error
+        raise UserError(f"cannot read embeddings from {spec.path} ({reason(error)})") from error
     ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())
     if len(pc.unique(ids)) < len(ids):
         raise UserError(f"{spec.path} has {len(ids) - len(pc.unique(ids))} repeated ids in column {spec.id_column}")
@@ -79,6 +79,7 @@ def given_layers(
         raise UserError(
             f"{spec.path} lacks {len(missing):,} of {len(names):,} images that the audit embeds, such as "
             f"{', '.join(missing[:NAMED])}{more}; embed all images that memlib export wrote for this recipe"
+            f"{hint_at_ids(ids.to_pylist(), missing)}"
         )
     wanted = table.take(places)
     return {layer: _vectors(wanted[column], f"{spec.path}: {column}", dtype) for layer, column in columns.items()}

@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of, reason
 from memlib.data.examples import open_location
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
@@ -69,7 +68,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if missing:
         raise UserError(
             f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and the rest of its pool: "
-            f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}{_hint(ids, wanted)}"
+            f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}{hint_at_ids(ids, wanted)}"
         )
     rows = [place[name] for name in wanted]
     if spec.label_column is not None:
@@ -113,16 +112,6 @@ def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classe
     return GivenOutputs(scores, None, digest)
 
 
-def _hint(ids: Sequence[str], wanted: Sequence[str]) -> str:
-    """Return what else the ids of a file could be, to be said where they are not those of the examples."""
-    stems, names = {PurePosixPath(name).stem for name in wanted}, set(wanted)
-    if any(str(PurePosixPath(name).with_suffix("")) in names for name in ids if PurePosixPath(name).name):
-        return f". Its ids, such as {ids[0]}, have a suffix that those of the examples lack"
-    if any(PurePosixPath(name).stem in stems for name in ids):
-        return f". Its ids, such as {ids[0]}, differ from {wanted[0]} in their folder or suffix"
-    return ""
-
-
 def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
     fs, path = open_location(spec.path)
     try:
@@ -134,7 +123,7 @@ def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
                 table = pq.read_table(file)
         table.validate(full=True)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise UserError(f"cannot read outputs from {spec.path} ({str(error).splitlines()[0]})") from error
+        raise UserError(f"cannot read outputs from {spec.path} ({reason(error)})") from error
     if spec.scores_column not in table.column_names and spec.kind != "losses":
         table = _with_scores(table, spec, classes)
     wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlib.data.columns import check_ids, check_once, ids_of
+from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of
 from memlib.data.datasets import open_source
 from memlib.data.examples import find_files, open_location
 from memlib.data.named import said_of_examples
@@ -112,3 +112,22 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         find_files(*open_location(str(tmp_path)))
     with pytest.raises(UserError, match="is not UTF-8; rename the folder"):
         Store(folder.decode("utf-8", "surrogateescape"))
+
+
+def test_files_of_another_format_and_hidden_copies_are_told_apart(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [{"bytes": b"x", "path": "x"}], "label": [0]}), tmp_path / "a.parquet")
+    (tmp_path / "._a.parquet").write_bytes(b"copied by a file manager")
+    assert len(open_source(ParquetSource(kind="parquet", path=str(tmp_path)))) == 1
+    (tmp_path / "b.parquet").write_text("example_id,group\na,1\n")
+    with pytest.raises(UserError, match=r"b.parquet is not a readable Parquet file .it is not a Parquet file"):
+        open_source(ParquetSource(kind="parquet", path=str(tmp_path / "b.parquet")))
+    with pytest.raises(UserError, match=r"cannot read split.group .*b.parquet .it is not a Parquet file"):
+        said_of_examples(str(tmp_path / "b.parquet"), "group", setting="split.group")
+
+
+def test_ids_that_differ_in_spelling_or_type_have_a_hint() -> None:
+    with pytest.raises(UserError, match="a: ids holds binary; ids must be text or whole numbers; decode the bytes to text"):
+        ids_of(pa.chunked_array([[b"1"]]), "a: ids")
+    assert hint_at_ids(["1.png", None], ["1"]) == ". Its ids, such as 1.png, have a suffix that those of the examples lack"
+    assert "differ from a/1.png in their folder or suffix" in hint_at_ids(["1"], ["a/1.png"])
+    assert hint_at_ids(["x"], ["1"]) == ""
