@@ -63,7 +63,14 @@ def run(
 
 
 def carry_out(
-    asked: Asked, store: Store, *, quiet: bool, force: Sequence[str], cascade: bool, say: Callable[[str], None]
+    asked: Asked,
+    store: Store,
+    *,
+    quiet: bool,
+    force: Sequence[str],
+    cascade: bool,
+    say: Callable[[str], None],
+    verbose: bool = False,
 ) -> RunRecord:
     """Run an audit's flow in a store; if nothing is left to compute, publish the run again without Prefect.
 
@@ -72,6 +79,7 @@ def carry_out(
         store: store for artifacts, results and reports.
         quiet, force, cascade: as for `run`.
         say: called with the warnings of a run in which nothing is left to compute.
+        verbose: show the keys of artifacts, and details of the progress.
     """
     store.check_writable()
     check_stages(asked.audit, [*force, *asked.resources.stages])
@@ -83,11 +91,11 @@ def carry_out(
         check_prefect()
         from prefect import tags
 
-        from flows.running import TAG, flow_of, through_prefect  # loads torch, while the server starts
+        from flows.running import TAG, flow_of, through_prefect  # loads the audits, while the server starts
 
         flow = flow_of(asked.audit)
     with tags(TAG):
-        return through_prefect(flow, asked.recipe, store.uri, asked.resources, quiet, tuple(force), cascade)
+        return through_prefect(flow, asked.recipe, store.uri, asked.resources, quiet, tuple(force), cascade, verbose)
 
 
 @contextlib.contextmanager
@@ -97,17 +105,19 @@ def _server_starting() -> Iterator[None]:
     Prefect would start the same server later. The thread is always joined: Python kills threads that outlive the main
     thread, and C++ code killed in this way aborts the process.
     """
-    unwanted = threading.Event()
+    unwanted, loaded = threading.Event(), threading.Event()
     servers = []
 
     def start() -> None:
-        if os.environ.get("PREFECT_API_URL"):
-            return
-        with contextlib.suppress(Exception):  # if it cannot start, the flow reports it
+        with contextlib.suppress(Exception), contextlib.ExitStack() as loading:  # if it cannot start, the flow reports it
+            loading.callback(loaded.set)
+            if os.environ.get("PREFECT_API_URL"):
+                return
             from prefect.context import refresh_global_settings_context
             from prefect.server.api.server import SubprocessASGIServer
             from prefect.settings import PREFECT_API_URL
 
+            loading.close()
             if not PREFECT_API_URL.value() and not unwanted.is_set():
                 password = f"memlib:{secrets.token_hex(32)}"  # else any user of this machine could read and cancel the run
                 os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
@@ -119,6 +129,9 @@ def _server_starting() -> Iterator[None]:
     thread = threading.Thread(target=start)
     thread.start()
     try:
+        import torch  # noqa: F401
+
+        loaded.wait()  # if two threads load parts of Prefect at once, one finds the other's half done, and prints that
         yield
     except BaseException:
         unwanted.set()

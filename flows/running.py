@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,24 +10,25 @@ from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
-from rich.console import Console
 
 from flows.audits import Body, body_of, check_stages
 from flows.requests import announced
+from flows.store_commands import format_interval, format_p, format_setting, format_value, varying_params
 from flows.supervised import keep_interrupts
 from memlib import upkeep
 from memlib.audit import Audit
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
 from memlib.records import RunRecord
+from memlib.runs import page_path, results_path
 from memlib.specs import Resources, Spec
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
-from tasks.display import is_gone
+from tasks.display import is_gone, quietly
+from tasks.reporting import LONGEST_NAME, name_flow_run, show_in_prefect
 from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
-LONGEST_NAME = 120  # characters
 TAG = "memlib"  # on flow runs; deployments/automations.yaml acts on runs with this tag
 _finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
@@ -43,6 +45,7 @@ def flow_of(audit: Audit) -> Any:
         quiet: bool = False,
         force: tuple[str, ...] = (),
         cascade: bool = False,
+        verbose: bool = False,
     ) -> RunRecord:
         """Args:
             recipe: the audit's settings; `memlib schema` lists the keys.
@@ -51,11 +54,22 @@ def flow_of(audit: Audit) -> Any:
             quiet: do not show progress.
             force: stages to recompute even if the store holds their results.
             cascade: retrain models whose inputs were recomputed with a different result.
+            verbose: show the keys of artifacts, and details of the progress.
 
         Returns:
             the run's manifest.
         """
-        return carry_out(audit.name, body_of(audit), recipe, store, resources, quiet=quiet, force=force, cascade=cascade)
+        return carry_out(
+            audit.name,
+            body_of(audit),
+            recipe,
+            store,
+            resources,
+            quiet=quiet,
+            force=force,
+            cascade=cascade,
+            verbose=verbose,
+        )
 
     run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
     run.__annotations__["recipe"] = audit.recipe
@@ -64,7 +78,7 @@ def flow_of(audit: Audit) -> Any:
 
 
 def _title() -> str:
-    """Return the name of a run in Prefect: the title of its recipe."""
+    """Return the name of a run in Prefect until it has an id: the title of its recipe."""
     recipe = flow_run.parameters.get("recipe")
     return str(getattr(recipe, "title", recipe))[:LONGEST_NAME]
 
@@ -79,6 +93,7 @@ def carry_out(
     quiet: bool,
     force: Sequence[str],
     cascade: bool,
+    verbose: bool = False,
 ) -> RunRecord:
     """Run the body of an audit in a store, and return the run's manifest.
 
@@ -91,6 +106,7 @@ def carry_out(
         quiet: do not show progress.
         force: stages to recompute even if the store holds their results.
         cascade: retrain models whose inputs were recomputed with a different result.
+        verbose: show the keys of artifacts, and details of the progress.
     """
     opened = Store(store)
     check_stages(AUDITS[audit], force)
@@ -99,10 +115,10 @@ def carry_out(
         opened.check_writable()
         check_stages(AUDITS[audit], resources.stages)  # not in a cell of a sweep: the stage may belong to other cells
     computed: list[str] = []
-    console = Console(stderr=True, markup=False, highlight=False)
-    with announced(opened, audit, recipe, resources, computed, say=console.print) as run:
+    shared = within or Shared()
+    with announced(opened, audit, recipe, resources, computed, say=shared.console.print) as run:
         title = str(getattr(recipe, "title", ""))
-        shared = within or Shared()
+        quietly(name_flow_run, title, run)
         context = Context(
             opened,
             resources,
@@ -113,6 +129,7 @@ def carry_out(
             cascade=cascade,
             shared=shared,
             computed=computed,
+            verbose=verbose,
         )
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)
@@ -130,11 +147,40 @@ def carry_out(
             if within is None:
                 stop_ray()
         context.journal.end("completed")
+    if manifest.run != run:
+        quietly(name_flow_run, title, manifest.run)
+    quietly(show_in_prefect, manifest, _rows(manifest), _places(opened, manifest))
     if within is None:
         upkeep.let_go(opened, shared.passing, resources, say=context.note)
     if (finished := _finished.get()) is not None:
         finished.append(manifest)
     return manifest
+
+
+def _rows(run: RunRecord) -> list[dict[str, str]]:
+    """Return the findings of a run as `memlib show` prints them, by column."""
+    rows = [(row, json.loads(row.params)) for row in run.findings]
+    varying = varying_params([params for _, params in rows])
+    return [
+        {
+            "setting": ", ".join(format_setting(name, params[name]) for name in varying if name in params),
+            "metric": row.metric,
+            "value": format_value(row.value),
+            "95 % interval": format_interval(row),
+            "p": format_p(row.p_value),
+            "p adjusted": format_p(row.p_adjusted),
+            "n": str(row.n),
+            "verdict": row.verdict or "",
+        }
+        for row, params in rows
+    ]
+
+
+def _places(store: Store, run: RunRecord) -> dict[str, str]:
+    """Return the addresses of a run's report and tables."""
+    paths = {"report": page_path(run)} | {f"table {name}": results_path(name, run.audit, run.run) for name in run.results}
+    root = store.uri.rstrip("/")
+    return {name: f"{root}/{path}" for name, path in paths.items()} | {"open": f"memlib open {run.run} --store {store.uri}"}
 
 
 @contextmanager

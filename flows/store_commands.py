@@ -106,7 +106,7 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         return
     rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
     for run in map(ListedRun.of, entries):
-        cells = (run.headline, _number(run.value), _p(run.p_value), run.verdict)
+        cells = (run.headline, _number(run.value), format_p(run.p_value), run.verdict)
         rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, run.title))
     print("\n".join(_aligned(rows)))
 
@@ -341,9 +341,9 @@ def _print_comparison(found: Comparison) -> None:
     if any(run.verdict is not None for run in runs):
         heading.append(("verdict", *("" if run.verdict is None else run.verdict.word for run in runs), ""))
     params = [_both_params(change) for change in changed]
-    varying, groups = _varying(params), dict[str, list[tuple[str, ...]]]()
+    varying, groups = varying_params(params), dict[str, list[tuple[str, ...]]]()
     for change, at in zip(changed, params, strict=True):
-        setting = ", ".join(_setting(name, at[name]) for name in varying if name in at)
+        setting = ", ".join(format_setting(name, at[name]) for name in varying if name in at)
         groups.setdefault(setting, []).extend(_finding_lines(change))
     widths = _widths([*heading, *(line for group in groups.values() for line in group)])
     for number, (setting, lines) in enumerate([("", heading), *groups.items()]):
@@ -388,11 +388,11 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
     def line(name: str, text: Callable[[Finding], str], said: str = "") -> tuple[str, ...]:
         return name, *("-" if row is None else text(row) for row in (change.first, change.second)), said
 
-    yield line(change.metric, lambda row: _value(row.value), _value(change.difference))
+    yield line(change.metric, lambda row: format_value(row.value), format_value(change.difference))
     for other in (
-        line("  95 % interval", _interval, "apart" if change.apart else ""),
-        line("  p", lambda row: _p(row.p_value), "not tested"),
-        line("  p adjusted", lambda row: _p(row.p_adjusted)),
+        line("  95 % interval", format_interval, "apart" if change.apart else ""),
+        line("  p", lambda row: format_p(row.p_value), "not tested"),
+        line("  p adjusted", lambda row: format_p(row.p_adjusted)),
         line("  verdict", lambda row: row.verdict or ""),
     ):
         if set(other[1:3]) - {"", "-"}:
@@ -402,7 +402,7 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
 def _both_params(change: FindingChange) -> dict[str, Any]:
     """Return the params of a finding in two runs; one that differs has both values, in words."""
     a, b = ({} if row is None else json.loads(row.params) for row in (change.first, change.second))
-    both = {name: f"{_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
+    both = {name: f"{format_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
     return {**a, **b, **both}
 
 
@@ -601,15 +601,15 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
 
 def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
     """Print findings grouped by setting; a narrow terminal shows adjusted p-values only."""
-    varying = _varying([params for _, params in rows])
+    varying = varying_params([params for _, params in rows])
     is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
     adjusted = "p adjusted" if is_wide else "p adj."
     groups: dict[str, list[dict[str, str]]] = {}
     for row, params in rows:
-        setting = ", ".join(_setting(name, params[name]) for name in varying if name in params)
-        cells = {"metric": row.metric, "value": _value(row.value), "95 % interval": _interval(row)}
-        cells |= {"p": _p(row.p_value)} if is_wide else {}
-        cells |= {adjusted: _p(row.p_adjusted), "n": str(row.n), "verdict": row.verdict or ""}
+        setting = ", ".join(format_setting(name, params[name]) for name in varying if name in params)
+        cells = {"metric": row.metric, "value": format_value(row.value), "95 % interval": format_interval(row)}
+        cells |= {"p": format_p(row.p_value)} if is_wide else {}
+        cells |= {adjusted: format_p(row.p_adjusted), "n": str(row.n), "verdict": row.verdict or ""}
         groups.setdefault(setting, []).append(cells)
     every = [cells for group in groups.values() for cells in group]
     filled = [name for name in every[0] if any(cells[name] for cells in every)]
@@ -644,13 +644,15 @@ def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
     return table
 
 
-def _value(value: float | None) -> str:
+def format_value(value: float | None) -> str:
+    """Return a value with three decimals, or two digits if it is small; "" for none."""
     if value is None:
         return ""
     return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
-def _interval(row: Finding) -> str:
+def format_interval(row: Finding) -> str:
+    """Return a finding's interval, which may have no upper end; "" for none."""
     if row.ci_low is None:
         return ""
     return f"{row.ci_low:.3f} to {row.ci_high:.3f}" if row.ci_high is not None else f"at least {row.ci_low:.3f}"
@@ -671,21 +673,17 @@ def _reveal(store: Store, run: RunRecord) -> None:
         console.print(table)
 
 
-def _varying(params: Sequence[dict[str, Any]]) -> list[str]:
+def varying_params(params: Sequence[dict[str, Any]]) -> list[str]:
     """Return the names of the params in which the findings differ."""
     names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
     return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
 
 
-def _setting(name: str, value: Any) -> str:
+def format_setting(name: str, value: Any) -> str:
+    """Return a param in words: a word stands for itself."""
     return value if isinstance(value, str) else f"{name}={value}"
 
 
-def _p(value: float | None) -> str:
+def format_p(value: float | None) -> str:
+    """Return a p-value with two digits; "" for none."""
     return "" if value is None else f"{value:.2g}"
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "runs": runs, "show": show, "open": open_page, "status": status, "diff": diff, "verify": verify, "sign": sign, "gc": gc,
-    "adopt": adopt,
-}  # fmt: skip

@@ -1,5 +1,6 @@
 """Calls to Prefect that survive the loss of its server: the run continues without it, and its results are in the store."""
 
+import functools
 import logging
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 Out = TypeVar("Out")
 LOOKS, LOOK_SECONDS = 3, 2.0  # health checks before a server counts as gone, and the time limit of each
+LOGGER = "memlib.prefect"
 _gone = threading.Event()
 
 
@@ -112,3 +114,27 @@ def quietly(tell: Callable[..., Any], *facts: Any, **named: Any) -> None:
         except Exception as error:
             if not is_gone(error):
                 raise
+
+
+def tell(text: str, level: int = logging.INFO) -> None:
+    """Add a line to the logs of the current Prefect run, if there is one whose server answers."""
+    from prefect.context import FlowRunContext, TaskRunContext
+
+    if not _gone.is_set() and (TaskRunContext.get() or FlowRunContext.get()):
+        _logger().log(level, "%s", text)
+
+
+@functools.cache
+def _logger() -> logging.Logger:
+    """Return a logger whose records go to Prefect's server alone, in batches.
+
+    Prefect's own loggers of runs print to the console as well, and add tracebacks, which may quote data.
+    """
+    from prefect.logging.handlers import APILogHandler
+
+    logging.raiseExceptions = False  # Prefect would print each batch that a lost server does not take
+    logger = logging.getLogger(LOGGER)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(APILogHandler())
+    return logger

@@ -1,36 +1,58 @@
-"""Display of a run in Prefect: the summary as a table, the verdict, the page's address and a link to a figure."""
+"""Display of a run in Prefect: its id in the name of the flow run, and a summary of its result."""
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
 
+from memlib.plain import plain
 from memlib.records import RunRecord
 
 ARTIFACT_ROWS = 50
+LONGEST_NAME = 120  # characters of a title
 
 
-def show_in_prefect(run: RunRecord, figure: str | None) -> None:
-    """Attach a run's summary, verdict and figure to the Prefect run."""
-    rows = [
-        {
-            name: getattr(row, name)
-            for name in ("metric", "params", "role", "value", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict")
-        }
-        for row in run.findings[:ARTIFACT_ROWS]
-    ]
-    key = f"{run.audit}-{run.run}".replace("_", "-")
-    create_table_artifact(table=rows, key=f"{key}-summary", description=run.title)
-    where = f"Report: `{run.report}`\n\nResults: `{run.results['summary']}`"
-    text = f"# {run.title}\n\n{_said(run)}{where}"
-    create_markdown_artifact(markdown=text, key=f"{key}-report", description=run.title)
-    if figure is not None:
-        create_link_artifact(link=_as_link(figure), link_text="figure", key=f"{key}-figure", description=run.title)
+def name_flow_run(title: str, run: str) -> None:
+    """Name the current flow run by a title and the id of the run."""
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(context.flow_run.id, name=f"{title[:LONGEST_NAME]} ({run})")
 
 
-def _said(run: RunRecord) -> str:
-    verdict = run.verdict
-    return f"**{verdict.sentence}** {verdict.explanation}\n\n" if verdict is not None else ""
+def show_in_prefect(run: RunRecord, rows: Sequence[Mapping[str, str]], places: Mapping[str, str]) -> None:
+    """Attach a run's summary to its flow run: the verdict, its findings, and where its files are.
+
+    Prefect's server may be in other hands than the store, so that the summary has no figure; the page is named.
+
+    Args:
+        run: the run.
+        rows: its findings, with formatted cells by column.
+        places: addresses of its files, by what they are.
+    """
+    key = f"{run.audit}-{run.run}-summary".replace("_", "-")
+    create_markdown_artifact(markdown=_markdown(run, rows, places), key=key, description=run.title)
 
 
-def _as_link(uri: str) -> str:
-    return uri if "://" in uri else Path(uri).as_uri()
+def _markdown(run: RunRecord, rows: Sequence[Mapping[str, str]], places: Mapping[str, str]) -> str:
+    parts = [f"# {_text(run.title)}"]
+    if run.verdict is not None:
+        parts.append(f"**{_text(run.verdict.sentence)}** {_text(run.verdict.explanation)}")
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
+    shown = [[row.get(name, "") for name in columns] for row in rows[:ARTIFACT_ROWS]]
+    parts.append("\n".join(_row(cells) for cells in [columns, ["---"] * len(columns), *shown]))
+    if len(rows) > ARTIFACT_ROWS:
+        parts.append(f"and {len(rows) - ARTIFACT_ROWS} more rows")
+    parts.append("\n".join(f"- {name}: `{plain(place)}`" for name, place in places.items()))
+    return "\n\n".join(parts)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell if cell == '---' else _text(cell) for cell in cells)} |"
+
+
+def _text(text: str) -> str:
+    """Return text for Markdown, without markup and in one line."""
+    text = " ".join(plain(text).split())
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in text)

@@ -1,5 +1,6 @@
 """Context that a run carries from task to task: store, resources, journal, and the artifacts reused and computed."""
 
+import logging
 import os
 import threading
 from collections import defaultdict
@@ -12,11 +13,13 @@ from rich.console import Console
 
 from memlib.errors import RunError
 from memlib.journal import LOG_VARIABLE, Journal
+from memlib.plain import plain
 from memlib.publishing import Work
 from memlib.specs import Resources
 from memlib.stage import AnyArtifact, AnyStage, Known, OldCode
 from memlib.store import Ref, Store
-from tasks.progress import Bars, Mover, bars
+from tasks.display import tell
+from tasks.progress import Bars, Mover, StderrConsole, bars
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Shared:
     look: str = ""  # id of the sweep
     spent: float = 0.0  # worker seconds
     spending: threading.Lock = field(default_factory=threading.Lock)
+    console: Console = field(default_factory=StderrConsole)
 
 
 @dataclass
@@ -43,6 +47,7 @@ class Context:
         store: store of all artifacts.
         resources: machine settings.
         quiet: whether to hide progress.
+        verbose: whether to show the keys of artifacts, and details of the progress.
         run: id under which the run was requested.
         title: title of the run.
         forced: stages that are recomputed even if their artifacts exist.
@@ -61,11 +66,13 @@ class Context:
     cascade: bool = False
     shared: Shared = field(default_factory=Shared)
     computed: list[str] = field(default_factory=list)
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         self.work = Work(self.resources, computed=self.computed, look=self.shared.look)
-        self._console = Console(stderr=True, markup=False)
-        self.live = self._console.is_terminal and not self.quiet
+        self._console = self.shared.console
+        self._prints = not (self.quiet or os.environ.get(LOG_VARIABLE))  # else a log of JSON has the events
+        self.live = self._prints and self._console.is_terminal and not self._console.is_dumb_terminal
         self.journal = Journal(self.store, self.run, {"title": self.title, "started": self.work.started})
 
     @property
@@ -109,23 +116,39 @@ class Context:
         self.store.artifacts.discard(ref)
         self.shared.known.forget_content(ref)
 
+    def begin(self, text: str) -> None:
+        """Print that work on a stage begins, which a terminal shows by bars, and add it to the logs of the Prefect run."""
+        tell(text)
+        if not self.live:
+            self._print(text)
+
+    def note(self, text: str, level: int = logging.INFO) -> None:
+        """Print a line about a stage, and add it to the logs of the Prefect run."""
+        tell(text, level)
+        self._print(text)
+
     def say(self, text: str) -> None:
-        """Print a line about current work, on a terminal only."""
-        if self.live:
-            self._console.print(text, style="dim", highlight=False)
+        """Print a detail, if the run is verbose."""
+        if self.verbose:
+            self._print(text)
 
-    def note(self, text: str) -> None:
-        """Print a line for a plain-text log; a terminal shows bars instead, and a JSON log events."""
-        if not (self.live or self.quiet or os.environ.get(LOG_VARIABLE)):
-            self._console.print(text, highlight=False, soft_wrap=True)
+    def _print(self, text: str) -> None:
+        if self._prints:
+            self._console.print(plain(text), style="dim" if self.live else None, soft_wrap=True)
 
-    def warn(self, text: str) -> None:
-        """Print a warning, on a terminal as well as in a log."""
-        self._console.print(f"warning: {text}", style="yellow" if self.live else None, highlight=False, soft_wrap=True)
+    def warn(self, text: str, *, names_data: bool = False) -> None:
+        """Print a warning, and add it to the logs of the Prefect run.
 
-    def bars(self, stage: str) -> AbstractContextManager[Bars]:
+        Args:
+            text: the warning.
+            names_data: whether it may name examples, which Prefect must not store.
+        """
+        tell("a warning that may name examples is in the output of this run" if names_data else text, logging.WARNING)
+        self._console.print(f"warning: {plain(text)}", style="yellow" if self.live else None, soft_wrap=True)
+
+    def bars(self, stage: str, title: str = "") -> AbstractContextManager[Bars]:
         """Return progress bars for a terminal, or lines elsewhere; the journal and Prefect get the progress in any case."""
-        return bars(self._console if self.live else None, stage, self.journal, self.note)
+        return bars(self._console if self.live else None, stage, self.journal, self._print, title=title)
 
     @contextmanager
     def counter(self, stage: str) -> Iterator[Mover]:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,20 @@ from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.exact import be_exact
 from memlib.publishing import publish_audit
 from memlib.records import RunRecord
-from memlib.results import REPORT_FILE, Tables
+from memlib.results import Tables
 from memlib.specs import Resources, Spec
 from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
 from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
-from tasks.display import quietly, shown
-from tasks.progress import LINE_SECONDS
+from tasks.display import shown
+from tasks.progress import Bars, duration
 from tasks.remote import compute_there
-from tasks.reporting import show_in_prefect
 from tasks.runtime import Context
 from tasks.training import train_missing
 
 log = logging.getLogger("memlib")
 SHOWN_LABELS = 4
+LONGEST_NAMES = 60  # characters of the labels in a line of progress; longer ones are left out
 Refs = list[Ref]
 
 
@@ -86,26 +86,30 @@ class StageRunner:
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord:
-        """Publish a run's tables and page, show them in Prefect, and return the run's manifest."""
-
-        def publish() -> RunRecord:
-            run = publish_audit(self.store, self.context.work, recipe, scores, report, artifacts)
-            figures = sorted(name for name in report.files if name.endswith(".png"))
-            place = run.report.removesuffix(REPORT_FILE)
-            quietly(show_in_prefect, run, f"{place}{figures[0]}" if figures else None)
-            return run
-
-        published: RunRecord = as_task("publish", publish)
+        """Publish a run's tables and page, and return the run's manifest."""
+        work = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts)
+        published: RunRecord = as_task("publish", work)
         return published
 
 
 def _label(stages: Sequence[AnyStage]) -> str:
     """Return the name of a step in Prefect, with its models, checkpoints or settings."""
-    title, labels = type(stages[0]).title, list(dict.fromkeys(stage.label for stage in stages if stage.label))
-    more = [f"and {len(labels) - SHOWN_LABELS} more"] if len(labels) > SHOWN_LABELS else []
-    named = "; ".join([*labels[:SHOWN_LABELS], *more])
+    title, named = type(stages[0]).title, _listed(stage.label for stage in stages)
     parts = f" ({len(stages)} parts)" if len(stages) > 1 else ""
     return f"{title}: {named}{parts}" if named else f"{title}{parts}"
+
+
+def _line_name(context: Context, stages: Mapping[Ref, AnyStage]) -> str:
+    """Return the name of a step in lines of progress, in words; in a verbose run, with its artifacts."""
+    named = _listed(f"{ref.stage} {ref.key[:8]}" if context.verbose else stage.label for ref, stage in stages.items())
+    title = next(iter(stages.values())).title
+    return f"{title} ({named})" if 0 < len(named) <= LONGEST_NAMES or context.verbose else title
+
+
+def _listed(names: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(filter(None, names)))
+    more = [f"and {len(distinct) - SHOWN_LABELS} more"] if len(distinct) > SHOWN_LABELS else []
+    return "; ".join([*distinct[:SHOWN_LABELS], *more])
 
 
 def as_task(name: str, work: Callable[[], Any], *, label: str = "") -> Any:
@@ -146,14 +150,14 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
         missing = {ref: stage for ref, stage in zip(refs, stages, strict=True) if not committed(context, ref, kind)}
         reused = [ref for ref in dict.fromkeys(refs) if ref not in missing]
         if reused:
+            found = {ref: stage for ref, stage in zip(refs, stages, strict=True) if ref not in missing}
+            context.note(f"{_line_name(context, found)}: found in the store")
             for line in context.shared.old_code.note(context.store, reused[0], stages[refs.index(reused[0])]):
                 context.warn(line)
         if missing:
             _make_again(context, list(missing.values()))
-            amount = f"{len(missing)} of {len(set(refs))}" if len(set(refs)) > 1 else refs[0].key[:8]
-            context.say(f"{name}: {amount} to compute")
-            with _at_work(context, list(missing)):
-                _compute(context, kind, missing)
+            with _at_work(context, missing) as bars:
+                _compute(context, kind, missing, bars)
         context.work.reused += [str(ref) for ref in reused]
         for ref in reused:
             context.journal.note("cached", ref.stage, ref.key)
@@ -199,23 +203,24 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     return False
 
 
-def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage]) -> None:
+def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage], bars: Bars) -> None:
     (where,) = {stage.where for stage in missing.values()}
+    warn = functools.partial(context.warn, names_data=True)
     if where == "fleet":
-        train_missing(context, missing)
+        train_missing(context, missing, bars)
     elif where in ("anywhere", "cores") and (len(missing) > 1 or context.resources.ray_address is not None):
         calls = [(context.store, ref, record_of(context, stage), stage.write) for ref, stage in missing.items()]
-        with context.counter(kind.declared.name) as progress:
-            near = _nodes_near(context, list(missing.values()))
-            gpu = where == "anywhere"
-            for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
-                context.warn(line)
+        progress, near = functools.partial(bars.move, kind.title), _nodes_near(context, list(missing.values()))
+        gpu = where == "anywhere"
+        for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
+            warn(line)
     else:
         be_exact()
-        for ref, stage in missing.items():
+        bars.expect(len(missing))
+        for number, (ref, stage) in enumerate(missing.items(), start=1):
             record, started = record_of(context, stage), time.monotonic()
-            with context.counter(kind.declared.name) as progress, context.store.artifacts.write(ref, **record) as attempt:
-                attempt.progress, attempt.warn = progress, context.warn
+            with context.store.artifacts.write(ref, **record) as attempt:
+                attempt.progress, attempt.warn = functools.partial(bars.move, stage.label or f"part {number}"), warn
                 stage.write(attempt, context.device)
             context.spend(1, time.monotonic() - started)
             for line in kind.described(Artifact(context.store, ref, kind)):
@@ -231,12 +236,12 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             evicted = {ref: context.shared.stages[ref] for ref, is_whole in complete.items() if not is_whole}
             if not evicted:
                 continue
-            context.say(f"{name}: {len(evicted)} to compute again, because their files were evicted")
+            context.note(f"{_line_name(context, evicted)}: needed again after their files were evicted")
             for ref in evicted:
                 if not context.store.artifacts.is_whole(ref):  # another driver may have recomputed it meanwhile
                     context.discard(ref)
-            with _at_work(context, list(evicted)):
-                _compute(context, type(next(iter(evicted.values()))), evicted)
+            with _at_work(context, evicted) as bars:
+                _compute(context, type(next(iter(evicted.values()))), evicted, bars)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:
@@ -245,24 +250,28 @@ def record_of(context: Context, stage: AnyStage) -> Making:
 
 
 @contextlib.contextmanager
-def _at_work(context: Context, refs: Sequence[Ref]) -> Iterator[None]:
-    """Record in the journal that artifacts of a stage are being computed, then that they are done or why they failed."""
-    stage, started = refs[0].stage, time.monotonic()
+def _at_work(context: Context, stages: Mapping[Ref, AnyStage]) -> Iterator[Bars]:
+    """Record and show that artifacts of a stage are being computed, then that they are done or why they failed."""
+    refs, started = list(stages), time.monotonic()
+    stage, title, name = refs[0].stage, stages[refs[0]].title, _line_name(context, stages)
     key = refs[0].key if len(refs) == 1 else ""
     context.journal.note("computing", stage, key, count=len(refs))
+    context.begin(f"{name}: started{f', {len(refs)} parts' if len(refs) > 1 else ''}")
     try:
-        yield
+        with context.bars(stage, title) as bars:
+            yield bars
     except BaseException as error:
         problem = str(error) if isinstance(error, UserError | RunError) else type(error).__name__
         context.journal.note("failed", stage, key, problem=problem)
+        ended = "failed" if isinstance(error, Exception) else "stopped"
+        context.note(f"{name}: {ended} after {duration(time.monotonic() - started)}", logging.ERROR)
         if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
             context.discard(error.ref)  # the damage was found while reading; the next run recomputes the artifact
         raise
     seconds = time.monotonic() - started
     context.work.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(seconds, 2))
-    if seconds >= LINE_SECONDS:
-        context.note(f"{stage}: computed in {seconds / 60:.1f} min")
+    context.note(f"{name}: done in {duration(seconds)}")
 
 
 def _is_damaged(store: Store, ref: Ref) -> bool:

@@ -20,6 +20,7 @@ from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS, Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray, worker_environment
+from tasks.progress import Bars
 from tasks.remote import reach
 from tasks.runtime import Context
 
@@ -31,7 +32,7 @@ MOST_STARTS = 10  # starts of all workers for each failure that a model may have
 ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
 
 
-def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
+def train_missing(context: Context, missing: Mapping[Ref, AnyStage], bars: Bars) -> None:
     """Train models that are missing from the store.
 
     Raises:
@@ -42,7 +43,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
     # whether workers have GPUs is not known yet, unless the resources exclude them
     device = torch.device("cpu" if context.resources.gpu is False else "cuda")
     check_jobs(jobs, Worker(world_size=context.resources.workers_per_model, device=device))
-    train_on_ray(context, jobs)
+    train_on_ray(context, jobs, bars)
     untrained = [
         job.name for ref, job in zip(missing, jobs, strict=True) if context.store.artifacts.lookup(ref.stage, ref.key) is None
     ]
@@ -50,7 +51,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage]) -> None:
         raise RunError(f"training ended before all models were trained ({', '.join(untrained)}); run the same command again")
 
 
-def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
+def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     """Train the jobs, as many side by side as the cluster has room for, and wait for all of them.
 
     Raises:
@@ -71,30 +72,30 @@ def train_on_ray(context: Context, jobs: Sequence[Train]) -> None:
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = _board(ray, [job.name for job in jobs], resources.max_failures)
     done = threading.Event()
-    with context.bars(STAGE) as bars:
-        copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
-        watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
-        watcher.start()
-        fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
-        watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
-        try:
-            looked = time.monotonic()
-            while True:
-                is_done = not wait([fit], timeout=LOOK_SECONDS).not_done
-                looked, before = time.monotonic(), looked
-                context.spend(groups * resources.workers_per_model, looked - before)
-                if is_done:
-                    break
-                context.check_going()
-                watch.look()
-        except BaseException:  # an interrupt or a passed time limit: end the fit
-            done.set()
-            ray.shutdown()
-            wait([fit], timeout=ENDING_SECONDS)  # Ray sometimes waits forever for workers that it has ended itself
-            raise
-        problems = list(ray.get(board.problems.remote()).items())
+    bars.expect(len(jobs))
+    copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
+    watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
+    watcher.start()
+    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
+    watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
+    try:
+        looked = time.monotonic()
+        while True:
+            is_done = not wait([fit], timeout=LOOK_SECONDS).not_done
+            looked, before = time.monotonic(), looked
+            context.spend(groups * resources.workers_per_model, looked - before)
+            if is_done:
+                break
+            context.check_going()
+            watch.look()
+    except BaseException:  # an interrupt or a passed time limit: end the fit
         done.set()
-        watcher.join()
+        ray.shutdown()
+        wait([fit], timeout=ENDING_SECONDS)  # Ray sometimes waits forever for workers that it has ended itself
+        raise
+    problems = list(ray.get(board.problems.remote()).items())
+    done.set()
+    watcher.join()
     if problems:
         damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
         message = _in_a_line([(name, problem) for name, (problem, _) in problems])
@@ -251,7 +252,7 @@ def _ray_storage(store: Store) -> dict[str, Any]:
     return {"storage_path": f"{store.root}/ray", "storage_filesystem": pyarrow.fs.PyFileSystem(handler)}
 
 
-def _watch(ray: Any, board: Any, bars: Any, jobs: Sequence[Train], done: threading.Event) -> None:
+def _watch(ray: Any, board: Any, bars: Bars, jobs: Sequence[Train], done: threading.Event) -> None:
     epochs = {job.name: job.training.epochs for job in jobs}
     while not done.wait(0.5):
         try:

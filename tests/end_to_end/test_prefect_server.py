@@ -1,6 +1,7 @@
-"""A run on a Prefect server: reused stages end in the state Cached; tables and report are artifacts."""
+"""A run on a Prefect server: named by its id, with logs and a summary; reused stages end in the state Cached."""
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ def ask(url: str, **query: Any) -> Any:
     return json.load(urllib.request.urlopen(request, timeout=30))
 
 
+def logs(api: str) -> list[str]:
+    return [log["message"] for log in ask(f"{api}/logs/filter")]
+
+
 @pytest.mark.slow
 def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[str, Any]], api: str) -> None:
     store, first = finished
@@ -43,9 +48,19 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
         "score déjà vu", "report déjà vu",
     }  # fmt: skip
     assert "train models: model A0; model B0 (2 parts)" in {run["name"] for run in runs}
-    artifacts = {artifact["key"]: artifact for artifact in ask(f"{api}/artifacts/filter")}
-    assert {artifact["key"].rpartition("-")[2]: artifact["type"] for artifact in artifacts.values()} == {
-        "summary": "table", "report": "markdown", "figure": "markdown"
+    assert [flow["name"] for flow in flows] == [f"tiny ({first['run']})"]
+    (summary,) = ask(f"{api}/artifacts/filter")
+    assert (summary["key"], summary["type"]) == (f"deja-vu-{first['run']}-summary", "markdown")
+    assert summary["flow_run_id"] == flows[0]["id"]
+    headline = next(line for line in summary["data"].splitlines() if "share\\_excess" in line)
+    assert f"{first['findings'][0]['value']:.3f}" in headline
+    assert first["verdict"]["sentence"] in summary["data"]
+    assert "file://" not in summary["data"]
+    lines = logs(api)
+    assert {line for line in lines if line.endswith("found in the store")} >= {
+        "decode images: found in the store", "train models (model A0; model B0): found in the store",
     }  # fmt: skip
-    table = json.loads(artifacts[f"deja-vu-{first['run']}-summary"]["data"])
-    assert table[0]["metric"] == "share_excess"
+    more = memlib.audit(store, "decode.k=[6]", PREFECT_API_URL=api)
+    assert {flow["name"] for flow in ask(f"{api}/flow_runs/filter")} == {f"tiny ({run['run']})" for run in (first, more)}
+    lines = logs(api)
+    assert any(re.fullmatch(r"report déjà vu: done in .* s", line) for line in lines)

@@ -131,7 +131,7 @@ def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
     ]
 
 
-def trained_here(context: Context, missing: dict[Ref, Step]) -> None:
+def trained_here(context: Context, missing: dict[Ref, Step], bars: object) -> None:
     for ref, stage in missing.items():
         with context.store.artifacts.write(ref, **record_of(context, stage)) as attempt:
             stage.write(attempt, torch.device("cpu"))

@@ -82,7 +82,7 @@ def test_models_of_one_worker_share_a_gpu_and_others_do_not(context: Any, monkey
     half = {"train": {"gpus": 0.5}}
     assert training._groups(ray, context(stages=half), needs_of(ray, context(stages=half), "train"), 10) == 2
     with pytest.raises(UserError, match="train one model together need whole GPUs"):
-        training.train_on_ray(context(stages=half, workers_per_model=2), [])
+        training.train_on_ray(context(stages=half, workers_per_model=2), [], bars=None)
 
 
 @pytest.fixture

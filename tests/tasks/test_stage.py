@@ -31,6 +31,8 @@ MODEL = Ref("train_nets", "0" * 32)
 @dataclass(frozen=True)
 class Part:
     near: Ref | None
+    label: str = ""
+    title: str = "score"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> Non
     file = store.artifacts.local_path(MODEL, "a")
     for damaged in (False, True):  # another cell has made it anew; nobody has
         file.write_text("b" if damaged else "a")
-        with pytest.raises(CorruptArtifact), _at_work(Context(store), [Ref("score", "1" * 32)]):
+        with pytest.raises(CorruptArtifact), _at_work(Context(store), {Ref("score", "1" * 32): Part(None)}):
             raise CorruptArtifact("file a is damaged", MODEL)
         assert store.artifacts.has(MODEL) is not damaged
 

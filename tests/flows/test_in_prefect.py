@@ -1,0 +1,110 @@
+"""Prefect shows which run a flow run is, what its stages do, and its result as `memlib show` prints it."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.asked import read
+from flows.running import carry_out
+from memlib.data.stages import Decode
+from memlib.errors import RunError
+from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.specs import DataSpec, Resources
+from tasks.display import LOGGER
+from tasks.stage import StageRunner
+
+pytestmark = pytest.mark.long
+
+DATA = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
+FINDINGS = [
+    Finding(
+        metric="share_excess", params='{"k": 5, "encoder": "backbone"}', role="test", value=0.13812345, n=800, ci_low=0.1,
+        ci_high=0.2, p_value=2.345e-14, p_adjusted=2.345e-14, verdict="shown",
+    ),
+    Finding(metric="probe|gap", params='{"k": 6, "encoder": "projector"}', role="diagnostic", value=0.00012345, n=7),
+]  # fmt: skip
+RUN = RunRecord(
+    run="0123456789ab",
+    audit="deja_vu",
+    title="Smoke <b>",
+    finished=1.0,
+    findings=FINDINGS,
+    verdict=VerdictRecord(word="shown", sentence="The model has memorized images.", explanation="By 13.8 %."),
+    results={"summary": "elsewhere"},
+    report="elsewhere/report.html",
+)
+
+
+@pytest.fixture(scope="module")
+def prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+def body(runner: StageRunner, recipe: Any) -> RunRecord:
+    if recipe.title == "fails":
+        raise RunError("no room")
+    runner.run(DATA)
+    runner.warn("the recipe is small")
+    runner.context.warn("data: cat.png is no image", names_data=True)
+    return RUN
+
+
+def run(store: Path, title: str = "Smoke", epochs: int = 1) -> Any:
+    recipe = read("smoke", {"title": title, "training.epochs": epochs}).recipe
+    audited = flow(name="deja-vu", flow_run_name=title)(
+        lambda: carry_out("deja-vu", body, recipe, str(store), Resources(), quiet=True, force=(), cascade=False)
+    )
+    return audited(return_state=True)
+
+
+def of(state: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Return a flow run, its logs and its artifacts, as the UI gets them."""
+    for handler in logging.getLogger(LOGGER).handlers:
+        handler.flush()
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(state.state_details.flow_run_id)
+        logs = [log for log in client.read_logs() if log.flow_run_id == run.id and log.name == LOGGER]
+        artifacts = [found for found in client.read_artifacts() if found.flow_run_id == run.id]
+    return run, logs, artifacts
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_run_has_its_id_its_stages_and_its_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, logs, artifacts = of(run(tmp_path))
+    assert first.name == f"Smoke ({RUN.run})"
+    assert [log.message.rsplit(" in ", 1)[0] for log in logs] == [
+        "decode images: started", "decode images: done", "the recipe is small",
+        "a warning that may name examples is",
+    ]  # fmt: skip
+    assert [log.level for log in logs] == [20, 20, 30, 30]
+    assert logs[0].task_run_id is not None
+    (summary,) = artifacts
+    assert summary.type == "markdown"
+    lines = summary.data.splitlines()
+    assert lines[0] == r"# Smoke \<b\>"
+    assert "**The model has memorized images.** By 13.8 %." in lines
+    assert "| setting | metric | value | 95 % interval | p | p adjusted | n | verdict |" in lines
+    assert r"| k=5, backbone | share\_excess | 0.138 | 0.100 to 0.200 | 2.3e-14 | 2.3e-14 | 800 | shown |" in lines
+    assert r"| k=6, projector | probe\|gap | 0.00012 |  |  |  | 7 |  |" in lines
+    assert f"- report: `{tmp_path}/runs/{RUN.run}/report.html`" in lines
+    assert "file://" not in summary.data
+    assert "data: cat.png is no image" in capfd.readouterr().err
+    again, logs, _ = of(run(tmp_path))
+    assert again.name == first.name  # of the same recipe, it is the same run
+    assert "decode images: found in the store" in [log.message for log in logs]
+    assert "found in the store" not in capfd.readouterr().err  # quiet, and no second copy by Prefect's own handlers
+
+
+@pytest.mark.usefixtures("prefect")
+def test_runs_of_one_title_are_told_apart_before_they_end(tmp_path: Path) -> None:
+    names = {of(run(tmp_path, "fails", epochs))[0].name for epochs in (1, 2)}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"fails \([0-9a-f]{12}\)", name) for name in names)
