@@ -8,47 +8,49 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 from rich.console import Console
 from rich.table import Table
 
 import memlib
 from flows import first_steps, store_commands
-from flows.asked import Asked
-from flows.audits import check_stages, resolved
+from flows.asked import Asked, read_named
+from flows.audits import check_stages
 from flows.environment import prepare_environment
 from flows.gate import check
 from flows.owner import export, ids
-from flows.recipes import load_recipe, origin_of, overridden, printed_recipe, shipped_recipes, validate
+from flows.recipes import load_recipe, overridden, printed_recipe, shipped_recipes, validate
 from flows.scan import scan
 from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN, interrupt, keep_interrupts
 from memlib import code
-from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
+from memlib.audits import AUDITS, audit_of, published_tables
 from memlib.cores import cores
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.journal import log_as_asked
 from memlib.plain import brief, plain
-from memlib.specs import Resources, Spec
+from memlib.specs import Resources
 from memlib.store import DEFAULT_STORE, Store
 
 
-def _questions() -> str:
-    """Return the help text of the audit argument; only --help needs it, so that other commands do not import the audits."""
+def _what() -> str:
+    """Return the help text of the first argument; only --help needs it, so that other commands do not import the audits."""
     if not {"-h", "--help"} & set(sys.argv):
         return ""
-    return " ".join(["Name of the audit.", *(f"{name}: {audit.question}" for name, audit in AUDITS.items())])
+    audits = "; ".join(f"{name}: {audit.question}" for name, audit in AUDITS.items())
+    return f"A recipe: the name of a shipped one (memlib recipes) or a YAML file. Or an audit, with --recipe. {audits}"
 
 
 if TYPE_CHECKING:
-    AuditName = str
+    What = str
 else:
-    AuditName = Annotated[Literal[tuple(PACKAGES)], Parameter(help=_questions())]
+    What = Annotated[str, Parameter(help=_what())]
+RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first argument is an audit.")]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="")]
 CascadeOption = Annotated[bool, Parameter(negative="")]
+VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="")]
 
 app = App(
@@ -61,30 +63,18 @@ app = App(
 console = Console(highlight=False, markup=False)
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    **store_commands.COMMANDS,
-    **first_steps.COMMANDS,
-    "check": check,
-    "ids": ids,
-    "export": export,
-    "scan": scan,
-}
-for name, function in COMMANDS.items():
-    app.command(function, name=name)
-
-
-@app.command
 def run(
-    audit: AuditName,
+    what: What,
     /,
     *,
-    recipe: str,
+    recipe: RecipeOption = None,
     set_: SetOption = (),
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     cascade: CascadeOption = False,
     rehash: Annotated[bool, Parameter(negative="")] = False,
     quiet: bool = False,
+    verbose: VerboseOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Run an audit: split, train, observe, score, report. Results that the store already holds are reused.
@@ -94,8 +84,6 @@ def run(
 
     Parameters
     ----------
-    recipe
-        Name of a shipped recipe (see `memlib recipes`) or path of a YAML file.
     set_
         Override a value of the recipe, as in --set training.epochs=50; may be given several times.
         Machine settings are overridden likewise, as in --set resources.workers_per_model=2.
@@ -109,6 +97,8 @@ def run(
         Read every data file again, even if its size and modification time are unchanged.
     quiet
         Print only the result, no progress.
+    verbose
+        Show the keys of artifacts, and details of the progress.
     json_
         Print the run's manifest as JSON.
     """
@@ -116,49 +106,39 @@ def run(
         from memlib.data.examples import REHASH  # loads Pillow
 
         os.environ[REHASH] = "1"
-    spec, resources = _asked(audit, recipe, set_)
-    code.allow(code.modules_in(spec.model_dump(mode="json")))  # a recipe given on the command line may run code
-    _carry_out(audit, spec, resources, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
-
-
-def _asked(audit: str, recipe: str, settings: Sequence[str]) -> tuple[Spec, Resources]:
-    """Return the validated recipe, which must be for the given audit, and the resources."""
-    content, machines = load_recipe(recipe, settings)
-    named = audit_of(str(content.get("audit", audit)))
-    if named != audit:
-        raise UserError(f"recipe {recipe} is for the {named} audit, not {audit}")
-    spec = validate(AUDITS[audit].recipe, resolved(AUDITS[audit], content), origin=partial(origin_of, recipe, settings))
-    return spec, validate(Resources, machines, origin=lambda place: origin_of(recipe, settings, ["resources", *place]))
+    asked, _ = read_named(what, recipe, set_)
+    code.allow(code.modules_in(asked.recipe.model_dump(mode="json")))  # a recipe given on the command line may run code
+    options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
+    _carry_out(asked, store, force=force_stage, **options)
 
 
 def _carry_out(
-    audit: str,
-    spec: Spec,
-    resources: Resources,
+    asked: Asked,
     store: str,
     *,
     quiet: bool,
     force: Sequence[str] = (),
     cascade: bool = False,
     as_json: bool = False,
+    verbose: bool = False,
 ) -> None:
     from flows.distributed import carry_out  # loads the audits
 
     log_as_asked()
-    asked, opened = Asked(AUDITS[audit], spec, resources), Store(store)
-    run = carry_out(asked, opened, quiet=quiet, force=force, cascade=cascade, say=lambda line: _say(f"warning: {line}"))
+    opened = Store(store)
+    options = {"quiet": quiet, "cascade": cascade, "verbose": verbose}
+    run = carry_out(asked, opened, force=force, say=lambda line: _say(f"warning: {line}"), **options)
     if as_json:
         print(json.dumps(run.model_dump(), indent=1))
     else:
         print_run(opened, run)
 
 
-@app.command
 def plan(
-    audit: AuditName,
+    what: What,
     /,
     *,
-    recipe: str,
+    recipe: RecipeOption = None,
     set_: SetOption = (),
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
@@ -172,10 +152,6 @@ def plan(
 
     Parameters
     ----------
-    audit
-        Name of the audit; see `memlib run`.
-    recipe
-        Name of a shipped recipe or path of a YAML file.
     set_
         Override a value of the recipe, as in --set training.epochs=50.
     store
@@ -185,18 +161,17 @@ def plan(
     json_
         Print the plan as JSON.
     """
-    spec, resources = _asked(audit, recipe, set_)
-    check_stages(AUDITS[audit], [*force_stage, *resources.stages])
+    asked, _ = read_named(what, recipe, set_)
+    check_stages(asked.audit, [*force_stage, *asked.resources.stages])
     from flows.planned import plan as planned
 
-    steps = planned(AUDITS[audit], spec, store, resources, force=force_stage)
+    steps = planned(asked.audit, asked.recipe, store, asked.resources, force=force_stage)
     if json_:
         print(json.dumps(steps.as_json(), indent=1))
     else:
         store_commands.print_plan(steps)
 
 
-@app.command
 def resume(
     run_id: str,
     /,
@@ -206,6 +181,7 @@ def resume(
     force_stage: ForceOption = (),
     cascade: CascadeOption = False,
     quiet: bool = False,
+    verbose: VerboseOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Resume a run that was killed or failed, or rebuild the missing and damaged artifacts of a finished one.
@@ -224,6 +200,8 @@ def resume(
         Retrain models whose inputs were recomputed with a different result. Cheaper stages are recomputed in any case.
     quiet
         Print only the result, no progress.
+    verbose
+        Show the keys of artifacts, and details of the progress.
     json_
         Print the run's manifest as JSON.
     """
@@ -237,7 +215,8 @@ def resume(
     machines = overridden({"resources": _taken_over(record.resources)}, set_)["resources"]
     audit = audit_of(record.audit)
     spec, resources = validate(AUDITS[audit].recipe, record.recipe), validate(Resources, machines)
-    _carry_out(audit, spec, resources, store, quiet=quiet or json_, force=force_stage, cascade=cascade, as_json=json_)
+    options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
+    _carry_out(Asked(AUDITS[audit], spec, resources), store, force=force_stage, **options)
 
 
 def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +244,6 @@ def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@app.command
 def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
     """List the shipped recipes, or print one.
 
@@ -296,7 +274,6 @@ def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
     console.print(table)
 
 
-@app.command
 def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
     """Print the meaning of every column of the results, or the JSON schema of a recipe.
 
@@ -336,7 +313,6 @@ def _described(audit: str, table: Any) -> dict[str, Any]:
     return {"audit": audit, "version": table.version, "meaning": table.meaning, "keys": list(table.keys), "columns": columns}
 
 
-@app.command
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print the script that completes memlib commands in a shell.
 
@@ -344,6 +320,25 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     it, save the script where your shell looks for completions.
     """
     print(app.generate_completion(shell=shell))
+
+
+COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "Start": {
+        **first_steps.COMMANDS, "recipes": recipes, "schema": schema, "scan": scan,
+    },
+    "Run": {"plan": plan, "run": run, "resume": resume, "status": store_commands.status},
+    "Read": {
+        "runs": store_commands.runs, "show": store_commands.show, "open": store_commands.open_page,
+        "diff": store_commands.diff, "check": check,
+    },
+    "Share": {"export": export, "ids": ids, "sign": store_commands.sign, "verify": store_commands.verify},
+    "Operate": {"gc": store_commands.gc, "adopt": store_commands.adopt, "completion": completion},
+}  # fmt: skip
+"""The commands by group, in the order in which a user needs them."""
+for number, (title, commands) in enumerate(COMMANDS.items()):
+    group = Group(title, sort_key=number)
+    for place, (name, function) in enumerate(commands.items()):
+        app.command(function, name=name, group=group, sort_key=place)
 
 
 def _interrupt(*_: object) -> None:

@@ -9,7 +9,6 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -18,14 +17,11 @@ from cyclopts import Parameter
 from rich.console import Console
 
 import memlib
-from flows.audits import resolved
-from flows.recipes import load_recipe, origin_of
-from flows.recipes import validate as validated
+from flows.asked import command_for, read_file
 from flows.store_commands import JsonOption, StoreOption
-from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.audits import AUDITS, PACKAGES
 from memlib.cores import cores
 from memlib.errors import RunError, UserError
-from memlib.specs import Resources
 from memlib.store import DEFAULT_STORE, Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
@@ -55,7 +51,7 @@ def init(
         raise UserError(f"{target} already exists; choose another file") from error
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror})") from error
-    console.print(f"wrote {target}; next: memlib run {audit} --recipe {target}", soft_wrap=True)
+    console.print(f"wrote {target}; next: memlib run {target}", soft_wrap=True)
 
 
 def validate(
@@ -76,21 +72,16 @@ def validate(
     json_
         Print the recipe as JSON, with all defaults filled in.
     """
-    content, machines = load_recipe(recipe, set_)
-    name = audit_of(str(content.get("audit", "")))
-    if name not in AUDITS:
-        raise UserError(f"{recipe} does not name its audit; set audit to one of {', '.join(AUDITS)}")
-    audit = AUDITS[name]
-    spec = validated(audit.recipe, resolved(audit, content), origin=partial(origin_of, recipe, set_))
-    validated(Resources, machines, origin=lambda place: origin_of(recipe, set_, ["resources", *place]))
-    limits = list(audit.limits(spec))
+    asked = read_file(recipe, set_)
+    name, spec = asked.audit.name, asked.recipe
+    limits = list(asked.audit.limits(spec))
     if json_:
         print(json.dumps({"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}, indent=1))
         return
     for line in limits:
         console.print(line, soft_wrap=True)
     console.print(
-        f"{recipe} is a valid recipe for the {name} audit; next: memlib plan {name} --recipe {recipe}", soft_wrap=True
+        f"{recipe} is a valid recipe for the {name} audit; next: memlib plan {command_for(name, recipe)}", soft_wrap=True
     )
 
 

@@ -149,8 +149,8 @@ def command_page() -> str:
     from flows.cli import app  # imports every command
 
     with mock.patch.object(sys, "argv", ["memlib"]):  # its name would else show how Python was started
-        _, _, commands = app.generate_docs().partition("**Commands**:\n")
-    return f"# Commands\n\n`memlib COMMAND --help` prints the same.\n{commands.rstrip()}\n"
+        _, start, commands = app.generate_docs().partition("**Start**:\n")
+    return f"# Commands\n\n`memlib COMMAND --help` prints the same.\n\n{start}{commands.rstrip()}\n"
 
 
 def pages() -> Iterator[tuple[str, str]]:

@@ -48,8 +48,8 @@ def class_scores(
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise RunError(
-            f"net {bad[0] + 1} of {len(scores)} returns class scores that are not finite: its training diverged, as at too high "
-            "a learning rate, or its file of weights is damaged"
+            f"net {bad[0] + 1} of {len(scores)} returns class scores that are not finite: its training diverged, as at too "
+            "high a learning rate, or its file of weights is damaged"
         )
     return scores
 

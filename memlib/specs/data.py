@@ -289,7 +289,7 @@ class IntensitySpec(Spec):
 class LabelsSpec(Spec):
     """Labels whose examples are left out."""
 
-    drop: tuple[int | str, ...] = Field(min_length=1)
+    drop: tuple[Annotated[int, Field(ge=-MOST_EXAMPLES, le=MOST_EXAMPLES)] | str, ...] = Field(min_length=1)
     """Labels by number, as in [-1] for examples without a class, or by the name of their class. The remaining classes are
     numbered anew."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.asked import read
+from flows.asked import command_for, find_recipe, read, read_named
 from flows.recipes import load_recipe
 from memlib.errors import UserError
 from memlib.specs import Resources
@@ -63,3 +63,53 @@ def test_a_recipe_is_a_name_a_file_a_mapping_or_a_spec(recipe: str) -> None:
 def test_a_mapping_extends_nothing() -> None:
     with pytest.raises(UserError, match="pass that recipe.s name, and `changes`"):
         read({"extends": "smoke"})
+
+
+@pytest.mark.parametrize(
+    ("what", "recipe", "expected"),
+    [
+        ("deja-vu", "smoke", ("deja-vu", "smoke")),
+        ("deja_vu", "smoke", ("deja-vu", "smoke")),
+        ("smoke", None, ("", "smoke")),
+        ("photos.yaml", None, ("", "photos.yaml")),
+        ("./photos", None, ("", "./photos")),
+        ("self-influence", "self_influence", ("self-influence", "self_influence")),
+    ],
+)
+def test_a_word_is_an_audit_or_a_shipped_recipe_and_a_path_has_a_suffix_or_a_slash(
+    what: str, recipe: str | None, expected: tuple[str, str]
+) -> None:
+    assert find_recipe(what, recipe) == expected
+    assert find_recipe(what.replace("-", "_") if recipe else what, recipe) == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "recipe", "message"),
+    [
+        ("deja-vu", None, "deja-vu is an audit and needs a recipe: deja-vu --recipe NAME_OR_FILE"),
+        ("self_influence", None, "self_influence is an audit and needs a recipe: self-influence --recipe self_influence"),
+        ("dejavu", "smoke", "there is no audit 'dejavu'; choose from deja-vu, .*, or leave out --recipe"),
+        ("photos", None, "there is no audit and no shipped recipe 'photos'; see memlib recipes, or give a YAML file"),
+    ],
+)
+def test_words_that_name_nothing_are_a_line(what: str, recipe: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_recipe(what, recipe)
+
+
+def test_the_command_line_reads_a_recipe_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos.yaml").write_text("extends: smoke\ntraining: {epochs: 7}\n")
+    asked, recipe = read_named("photos.yaml", None, ["pairs=2"])
+    assert (asked.audit.name, recipe) == ("deja-vu", "photos.yaml")
+    assert (asked.recipe.training.epochs, asked.recipe.pairs) == (7, 2)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="recipe photos.yaml is for the deja-vu audit, not exposure"):
+        read_named("exposure", "photos.yaml", [])
+    Path("none.yaml").write_text("title: a\n")
+    with pytest.raises(UserError, match="none.yaml does not name its audit; set audit to one of deja-vu"):
+        read_named("none.yaml", None, [])
+    Path("photos").write_text("extends: smoke\n")
+    with pytest.raises(UserError, match=r"for the file, write \./photos"):
+        find_recipe("photos", None)
+    assert command_for("deja-vu", "smoke") == "smoke"
+    assert command_for("self-influence", "self_influence") == "self-influence --recipe self_influence"

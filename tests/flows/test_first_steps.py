@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import _asked, main
+from flows.asked import read_file
+from flows.cli import main
 from memlib.audits import AUDITS
 from memlib.records import sealed
 from memlib.store import Store
@@ -20,11 +21,11 @@ def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
     monkeypatch.chdir(tmp_path)
     assert main(["init", name]) == 0
     path = f"{AUDITS[name].field}.yaml"
-    assert f"memlib run {name} --recipe {path}" in capsys.readouterr().out
+    assert f"memlib run {path}" in capsys.readouterr().out
     assert f"#   memlib validate {path}" in Path(path).read_text()
     assert main(["validate", path]) == 0
     assert f"{path} is a valid recipe for the {name} audit" in capsys.readouterr().out
-    assert list(AUDITS[name].limits(_asked(name, path, ())[0])) == []
+    assert list(AUDITS[name].limits(read_file(path, ()).recipe)) == []
     assert main(["init", name]) == 2
     assert "already exists; choose another file" in capsys.readouterr().err
     assert main(["init", name, "none/there.yaml"]) == 2
@@ -101,8 +102,8 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("run deja-vu", "parameter --recipe requires an argument"),
-        ("plan nosuch --recipe smoke", 'Invalid value "nosuch" for AUDIT'),
+        ("run deja-vu", "deja-vu is an audit and needs a recipe"),
+        ("plan nosuch --recipe smoke", "there is no audit 'nosuch'; choose from deja-vu"),
         ("run deja-vu --recipe smoke --sett x=1", "Unknown option: --sett. Did you mean --set?"),
         ("runs --store http://127.0.0.1:9/x", "cannot be written to, so it cannot be a store"),
         ("runs --store=", "the address of the store is empty"),

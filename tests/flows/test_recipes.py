@@ -7,7 +7,7 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
-from flows.cli import _asked
+from flows.asked import read_named
 from flows.recipes import load_recipe, models_in, printed_recipe, shipped_recipes, validate
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
@@ -184,7 +184,7 @@ def test_recipes_are_strict_and_who_says_it_is_named(tmp_path: Path, text: str, 
 
 
 def read(audit: str, recipe: str, *settings: str) -> Any:
-    return _asked(audit, recipe, settings)[0]
+    return read_named(audit, recipe, settings)[0].recipe
 
 
 def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     asked: list[Any] = []
     monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", "abc", "--store", store.uri]) == 0
-    assert asked[0][2] == Resources(max_failures=7)  # a store chooses no cluster
+    assert asked[0][0].resources == Resources(max_failures=7)  # a store chooses no cluster
 
 
 def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
@@ -106,7 +106,8 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert main(["runs", *where]) == 0
     assert f"memlib resume {note.run}" in capsys.readouterr().out
     assert main(["resume", note.run[:5], "--set", "resources.workers_per_model=2", *where]) == 0
-    audit, content, machines, uri, _ = asked[0]
+    (request, uri, *_) = asked[0]
+    audit, content, machines = request.audit.name, request.recipe, request.resources
     assert (audit, uri) == ("exposure", store.uri)
     assert content == recipe()
     assert machines == Resources(max_failures=7, workers_per_model=2)
@@ -134,12 +135,12 @@ def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
     assert "--set resources.ray_address=10.0.0.1:6379" in said
     assert "resources of the run: workers_per_model 4, max_failures 7" in said
     assert main(["resume", note.run, "--set", "resources.ray_address=10.0.0.1:6379", *where]) == 0
-    assert [given[2].ray_address for given in asked] == [None, "10.0.0.1:6379"]
-    assert asked[0][2].workers_per_model == 4
+    assert [given[0].resources.ray_address for given in asked] == [None, "10.0.0.1:6379"]
+    assert asked[0][0].resources.workers_per_model == 4
     recorded = next(p for p in store.listing("requests") if note.run in p)
     content = json.loads(store.published(recorded) or b"")
     for spelled in ("500", 500.0):
         content["resources"]["workers_per_model"] = spelled
         store.publish(recorded, json.dumps(content).encode())
         assert main(["resume", note.run, *where]) == 0
-        assert asked[-1][2].workers_per_model == 4
+        assert asked[-1][0].resources.workers_per_model == 4

@@ -184,7 +184,10 @@ sys.exit(command())
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
     )
-    assert (done.returncode, done.stderr) == (130, "memlib: stopped; to continue, run the same command again, or memlib resume\n")
+    assert (done.returncode, done.stderr) == (
+        130,
+        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
+    )
 
 
 def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from ghosts import Keys, keys_of
 from flows.recipes import shipped_recipes
 
 READ_LATER = {
-    "boxes of coco": ("deja_vu_tiny_imagenet", ["data.source={kind: image_folder, path: a, boxes: coco, annotations: a.json}"]),
+    "boxes of coco": (
+        "deja_vu_tiny_imagenet",
+        ["data.source={kind: image_folder, path: a, boxes: coco, annotations: a.json}"],
+    ),
     "annotated folder": ("deja_vu_tiny_imagenet", ["data.source={kind: annotated_folder, path: a, boxes: yolo}"]),
     "labels left out": ("deja_vu_tiny_imagenet", ["data.labels={drop: [-1]}"]),
     "json lines": ("exposure_smoke", ["data.source={kind: jsonl, path: a, field: b}"]),

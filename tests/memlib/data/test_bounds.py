@@ -201,7 +201,7 @@ def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
 def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MEMLIB_REHASH", "")
     seen: list[str | None] = []
-    monkeypatch.setattr("flows.cli._asked", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0))
+    monkeypatch.setattr("flows.cli.read_named", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0))
     for options in ([], ["--rehash"]):
         with pytest.raises(SystemExit):
             main(["run", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path), *options])
