@@ -12,6 +12,7 @@ from flows.asked import AnyRecipe, Asked, read
 from flows.audits import check_stages
 from flows.environment import prepare_environment
 from flows.first_steps import check_prefect
+from flows.named_files import require_files
 from flows.planned import finished, has_server
 from memlib import code
 from memlib.opened import Run
@@ -87,6 +88,7 @@ def carry_out(
         record = finished(asked.audit, asked.recipe, store, asked.resources, say=say)
         if record is not None:
             return record
+    require_files(asked.recipe)
     with _server_starting():
         check_prefect()
         from prefect import tags

@@ -4,7 +4,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -13,45 +15,115 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import yaml
 from cyclopts import Parameter
 from rich.console import Console
 
 import memlib
 from flows.asked import command_for, read_file
+from flows.named_files import check_files
 from flows.store_commands import JsonOption, StoreOption
-from memlib.audits import AUDITS, PACKAGES
+from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.cores import cores
 from memlib.errors import RunError, UserError
 from memlib.store import DEFAULT_STORE, Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
 LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
+Have = Literal[
+    "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images", "table", "nothing"
+]
+"""Situations for which there are starters, deployments/starters/for_<situation>.yaml."""
+QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
 console = Console(highlight=False, markup=False)
 
 
 def init(
-    audit: Annotated[Literal[tuple(PACKAGES)], Parameter(help="Name of the audit; see `memlib run --help`.")],  # type: ignore[valid-type]
+    audit: Annotated[
+        str | None, Parameter(help="Name of an audit, for a recipe that runs unchanged on embedded data.")
+    ] = None,
     path: Path | None = None,
     /,
+    *,
+    for_: Annotated[Have | None, Parameter(name="--for")] = None,
 ) -> None:
-    """Write a commented recipe as a starting point. It runs unchanged, on embedded data.
+    """Write a commented recipe as a starting point: for an audit, or for what you have (--for), with questions on a terminal.
 
     Parameters
     ----------
     path
-        The new file; by default named after the audit, in the current folder.
+        The new file; by default named after the audit or after what you have, in the current folder.
+    for_
+        Your situation: one image model and its training images; a classifier and a name; two encoders; a model's outputs; a
+        language model and secrets; texts to fine-tune on; images alone; a table; nothing yet. The recipe has the keys that
+        this needs; on a terminal, their values are asked for.
     """
-    field = AUDITS[audit].field
-    target = Path(f"{field}.yaml") if path is None else path.expanduser()
-    text = files("deployments").joinpath("starters", f"{field}.yaml").read_text(encoding="utf-8")
+    if audit is None and for_ is None:
+        for_ = _ask_for_situation()
+    if for_ is not None:
+        name, starter = for_.replace("-", "_"), f"for_{for_}.yaml"
+        if audit is not None:  # memlib init --for table mine.yaml: the word is the file
+            path = Path(audit)
+    elif audit is not None and audit_of(audit) in PACKAGES:
+        name = AUDITS[audit_of(audit)].field
+        starter = f"{name}.yaml"
+    else:
+        raise UserError(f"there is no audit {audit!r}; choose from {', '.join(PACKAGES)}, or use --for")
+    target = Path(f"{name}.yaml") if path is None else path.expanduser()
+    if target.exists():
+        raise UserError(f"{target} already exists; choose another file")
+    text = _fill(_starter(starter)).replace("THIS_FILE", str(target))
     try:
         with target.open("x", encoding="utf-8") as file:
-            file.write(text.replace("THIS_FILE", str(target)))
-    except FileExistsError as error:
-        raise UserError(f"{target} already exists; choose another file") from error
+            file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror})") from error
-    console.print(f"wrote {target}; next: memlib run {target}", soft_wrap=True)
+    console.print(f"wrote {target}; next: memlib {'run' if for_ is None else 'validate'} {target}", soft_wrap=True)
+
+
+def _starter(name: str) -> str:
+    return files("deployments").joinpath("starters", name).read_text(encoding="utf-8")
+
+
+def _ask_for_situation() -> Have:
+    """Ask what the user has, on a terminal.
+
+    Raises:
+        UserError: when there is no terminal, or the answer is none of the choices.
+    """
+    choices: tuple[Have, ...] = get_args(Have)
+    if not _can_ask():
+        raise UserError(f"name an audit, or say what you have: memlib init --for {'|'.join(choices)}")
+    for number, choice in enumerate(choices, start=1):
+        situation = _starter(f"for_{choice}.yaml").partition("\n")[0].removeprefix("# ")
+        console.print(f"{number}  {choice}: {situation}", soft_wrap=True)
+    answer = input(f"What do you have? [1 to {len(choices)}] ").strip()
+    if answer in choices:
+        return answer
+    if not (answer.isdecimal() and 1 <= int(answer) <= len(choices)):
+        raise UserError(f"{answer!r} is no number from 1 to {len(choices)}")
+    return choices[int(answer) - 1]
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _fill(text: str) -> str:
+    """Replace the questions in a starter by answers on a terminal, elsewhere by examples."""
+
+    def answer(found: re.Match[str]) -> str:
+        question, default = found[1], found[2]
+        given = input(f"{question} [{default}]: ").strip() if _can_ask() else ""
+        return _in_yaml(given or default)
+
+    return QUESTION.sub(answer, text)
+
+
+def _in_yaml(text: str) -> str:
+    """Return a text as YAML that is read as this text, in quotes where it needs them; quotes of JSON are those of YAML."""
+    plain = re.fullmatch(r"[\w./ -]*\w", text) and yaml.safe_load(text) == text
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def validate(
@@ -74,7 +146,7 @@ def validate(
     """
     asked = read_file(recipe, set_)
     name, spec = asked.audit.name, asked.recipe
-    limits = list(asked.audit.limits(spec))
+    limits = [*asked.audit.limits(spec), *check_files(spec)]
     if json_:
         print(json.dumps({"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}, indent=1))
         return

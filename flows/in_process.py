@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flows.asked import AnyRecipe, read
 from flows.audits import body_of
+from flows.named_files import require_files
 from flows.planned import finished
 from flows.planned import plan as planned
 from flows.requests import announced
@@ -64,6 +65,7 @@ def run(
     opened.check_writable()
     record = finished(audit, spec, opened, resources, say=_warn)
     if record is None:
+        require_files(spec)
         import torch
 
         if device.startswith("cuda") and not torch.cuda.is_available():

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.audits import body_of, stage_names
+from flows.named_files import check_files
 from flows.requests import announced
 from memlib import code
 from memlib.audit import Audit
@@ -29,7 +30,7 @@ OWN_SERVER = "ephemeral"  # the Prefect profile with which each run starts its o
 def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force: Sequence[str] = ()) -> Plan:
     """Return the plan of an audit: run its flow without computing anything, as far as keys can be known."""
     result = Plan(Store(store))
-    result.limits += audit.limits(recipe)
+    result.limits += [*audit.limits(recipe), *check_files(recipe)]
     with result.following(stage_names(audit, recipe)), code.planning():
         body_of(audit)(PlanRunner(result, resources, frozenset(force)), recipe)
     return result

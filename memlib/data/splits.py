@@ -112,11 +112,18 @@ def split_examples(
     return _table(candidates)
 
 
+def check_sets(given: Mapping[str, str]) -> None:
+    """Raise UserError for a set that split.sets assigns examples to, and that does not exist, such as train or test."""
+    if unknown := sorted(set(given.values()) - GIVEN.keys()):
+        raise UserError(
+            f"split.sets puts examples in {unknown[0]!r}; sets are A (the model trained on it), B (held out, or the second "
+            "model's), C (both models') and X (public)"
+        )
+
+
 def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
     """Assign the roles given in a user's file; audits compare A and B within classes, so that their sizes may differ."""
-    unknown = sorted(set(given.values()) - GIVEN.keys())
-    if unknown:
-        raise UserError(f"split.sets puts examples in {unknown[0]!r}; sets are {', '.join(GIVEN)}")
+    check_sets(given)
     ids = found.index["example_id"].to_pylist()
     strange = given.keys() - set(ids)
     if strange:

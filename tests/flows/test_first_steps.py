@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import yaml
 
 from flows.asked import read_file
 from flows.cli import main
+from flows.first_steps import QUESTION, Have, _in_yaml, _starter
 from memlib.audits import AUDITS
 from memlib.records import sealed
 from memlib.store import Store
@@ -29,6 +33,71 @@ def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
     assert main(["init", name]) == 2
     assert "already exists; choose another file" in capsys.readouterr().err
     assert main(["init", name, "none/there.yaml"]) == 2
+
+
+@pytest.mark.parametrize("have", get_args(Have))
+def test_a_starter_for_what_one_has_is_valid_with_its_examples_and_with_answers(
+    have: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--for", have]) == 0
+    path = f"{have.replace('-', '_')}.yaml"
+    assert f"wrote {path}; next: memlib validate {path}" in capsys.readouterr().out
+    text = Path(path).read_text()
+    assert text.startswith("# You have ")
+    assert "<<" not in text
+    assert main(["validate", path]) == 0
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        return (
+            ""
+            if "none, voc" in question or "losses" in question or "Kind of" in question
+            else ANSWERS.get(question[:8], "no: {1}")
+        )
+
+    monkeypatch.setattr("flows.first_steps._can_ask", lambda: True)
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["init", "--for", have, "mine.yaml"]) == 0
+    assert len(asked) == len(QUESTION.findall(_starter(f"for_{have}.yaml")))
+    assert main(["validate", "mine.yaml"]) == 0
+    values = set(map(str, _leaves(yaml.safe_load(Path("mine.yaml").read_text()))))
+    assert not asked or "no: {1}" in values
+
+
+ANSWERS = {"Architec": "resnet18", "Function": "a.b:c", "The secr": "my pin is {d4}"}
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def test_init_asks_what_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 2
+    assert "say what you have: memlib init --for image-model|" in capsys.readouterr().err
+    monkeypatch.setattr("flows.first_steps._can_ask", lambda: True)
+    answers = iter(["9"])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers, ""))
+    assert main(["init"]) == 0
+    printed = capsys.readouterr().out
+    assert "8  table: You have a table (CSV or Parquet) with a label." in printed
+    assert "wrote nothing.yaml" in printed
+    monkeypatch.setattr("builtins.input", lambda question: "12")
+    assert main(["init"]) == 2
+    assert main(["init", "nosuch"]) == 2
+    assert "there is no audit 'nosuch'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["photos/a b", "007", "no", "a: b", '"x', "{d4} é", "true", "1e3", "", "-", "a #b"])
+def test_answers_are_read_as_they_were_given(text: str) -> None:
+    assert yaml.safe_load(f"key: {_in_yaml(text)}") == {"key": text}
+    assert yaml.safe_load(f"{{key: {_in_yaml(text)}, other: 1}}")["key"] == text
 
 
 def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,7 @@ PER_CLASS = {
     "forgetting_xray": 900,
     "deja_vu_imagenet": 1200,
     "chexpert": 450,
+    "deja_vu_own_model": 60,
 }  # examples per class, where 600 do not suit the recipe
 TEXT = "the quick brown fox jumps over the lazy dog and looks back at nobody because there is nothing to be seen"
 
@@ -287,6 +288,8 @@ def _write_files(folder: Path, form: str) -> None:
         return re.sub(r"{d(\d)}", lambda hole: f"{7 * number + 1:0{hole[1]}d}"[-int(hole[1]) :], form)
 
     (folder / "secrets.txt").write_text("".join(f"{fill(n)}\n" for n in range(1, 4)))
+    sets = "".join(f"{number:06d},{'ABX'[number // 2 % 3]}\n" for number in range(120))
+    (folder / "sets.csv").write_text(f"example_id,set\n{sets}")
     (folder / "unseen.txt").write_text("".join(f"{fill(n)}\n" for n in range(5, 14)))
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").write_text("")
