@@ -1,6 +1,6 @@
 """Run every command of the documents: `make docs-test` (pytest -p commands README.md docs/...).
 
-Blocks of sh and python run, blocks of yaml are parsed, in order, each document in a folder of its own. An HTML comment before a block
+Blocks of sh and python run, blocks of yaml are parsed, blocks of csv are written, in order, each document in a folder of its own. An HTML comment before a block
 says what is special about it:
 
     <!-- docs-test: skip: REASON -->            the block is skipped, and counted with its reason
@@ -217,5 +217,5 @@ def _parser(language: str) -> CodeBlockParser:
 
 
 pytest_collect_file = Sybil(
-    parsers=[_parser(language) for language in ("sh", "python", "yaml")], patterns=DOCUMENTS, path=str(ROOT)
+    parsers=[_parser(language) for language in ("sh", "python", "yaml", "csv")], patterns=DOCUMENTS, path=str(ROOT)
 ).pytest()
