@@ -66,9 +66,9 @@ def ids(
     rows = {asked_as(example, secret): row for example, row in asked.items()}
     _write(target, rows, examples)
     console.print(
-        f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's class "
-        "scores (a column per class, or scores, a list) for all examples. Give the file's path as targets.NAME.outputs.path in "
-        "the recipe",
+        f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "
+        "class scores (a column per class, or scores, a list) for all examples. Give the file's path as "
+        "targets.NAME.outputs.path in the recipe",
         soft_wrap=True,
     )
 

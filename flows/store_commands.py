@@ -24,7 +24,7 @@ from memlib.comparison import Comparison, FindingChange
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
 from memlib.opened import ListedRun, Run
-from memlib.plain import plain
+from memlib.plain import count_of, plain
 from memlib.planning import Plan, in_time
 from memlib.records import Finding, RequestRecord, RunRecord, StatusRecord
 from memlib.runs import (
@@ -359,7 +359,7 @@ def _print_comparison(found: Comparison) -> None:
     if changed:
         console.print()
         if same := len(found.findings) - len(changed):
-            console.print(f"{_count(same, 'further finding')} {'is' if same == 1 else 'are'} the same in both runs")
+            console.print(f"{count_of(same, 'further finding')} {'is' if same == 1 else 'are'} the same in both runs")
         console.print(f"The differences are not tested, not even where intervals lie apart{_test_of(found)}.", soft_wrap=True)
     counts = ", ".join(f"{len(names)} {how}" for how, names in found.artifacts.items() if names)
     console.print(f"artifacts: {counts}")
@@ -417,11 +417,6 @@ def _in_words(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else plain(str(value))
 
 
-def _count(number: int, noun: str) -> str:
-    """Return a number and its noun, which takes an s in the plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield one line per row, columns padded to their widest cells; a rich table of 10,000 runs would take 16 seconds."""
     sizes = [[len(cell) if cell.isascii() else cell_len(cell) for cell in row] for row in rows]
@@ -466,19 +461,21 @@ def verify(
         print(json.dumps(found.as_json(), indent=1))
     for problem in found.problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
-    runs = _count(found.runs, "run")
-    checked = f"{_count(found.artifacts, 'artifact')} and {runs} were checked"
+    runs = count_of(found.runs, "run")
+    checked = f"{count_of(found.artifacts, 'artifact')} and {runs} were checked"
     if found.outcome == "changed":
-        raise RunError(f"{_count(len(found.changed), 'item')} in {store} failed verification ({checked})")
+        raise RunError(f"{count_of(len(found.changed), 'item')} in {store} failed verification ({checked})")
     if found.outcome == "unchecked":
-        text = f"{_count(len(found.problems), 'item')} in {store} cannot be checked; everything else is unchanged ({checked})"
+        text = (
+            f"{count_of(len(found.problems), 'item')} in {store} cannot be checked; everything else is unchanged ({checked})"
+        )
         console.print(text, soft_wrap=True)
         return NOT_CHECKABLE
     if not json_:
         signed = f", and signed with the key of {trust}" if trust is not None else ""
         unused = found.of_no_run
         aside = f" ({unused} of the artifacts belong{'s' if unused == 1 else ''} to no run)" if unused else ""
-        counts = f"{_count(found.artifacts, 'artifact')}{aside} and {runs}"
+        counts = f"{count_of(found.artifacts, 'artifact')}{aside} and {runs}"
         console.print(f"{counts} in {store} are unchanged since they were committed{signed}", soft_wrap=True)
     return 0
 
@@ -555,7 +552,9 @@ def gc(
         table.add_row(kind, str(len(group)), f"{sum(item.size for item in group) / 2**20:.1f}")
     if items:
         console.print(table)
-    summary = f"{_count(len(items), 'unreferenced item')}; {'all runs' if kept is None else _count(len(kept), 'run')} kept"
+    summary = (
+        f"{count_of(len(items), 'unreferenced item')}; {'all runs' if kept is None else count_of(len(kept), 'run')} kept"
+    )
     if active := len(upkeep.under_way(opened, days=days)):
         summary += f"; {active} under way (artifacts are kept until they end, as they may be in use)"
     console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
@@ -592,7 +591,7 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
-    totals = f"{_count(len(run.computed), 'stage')} computed, {len(run.reused)} reused, {run.seconds:.0f} s"
+    totals = f"{count_of(len(run.computed), 'stage')} computed, {len(run.reused)} reused, {run.seconds:.0f} s"
     console.print(f"\nrun {run.run}: {totals}")
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Sanitizing of untrusted text for terminals, pages and figures."""
+"""Text for terminals, pages and figures: sanitizing of untrusted text, and numbers with their nouns."""
 
 import re
 
@@ -16,6 +16,11 @@ def brief(text: str) -> str:
     """Return the sanitized text, truncated after LONGEST characters."""
     text = plain(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun, which is in the plural unless the number is 1."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def is_plain(text: str) -> bool:

@@ -24,6 +24,7 @@ from memlib.data.examples import (
 )
 from memlib.data.pictures import FRACTIONS, Picture
 from memlib.errors import UserError
+from memlib.plain import count_of
 from memlib.specs import AnnotatedFolderSource, ImageFolderSource
 
 IMAGE_SUFFIXES = {
@@ -58,7 +59,9 @@ class _Folder:
         self._annotations: Annotations | None = None
         hidden = len(files) - len(self._images)
         self.remarks = (
-            [f"{hidden} images in hidden folders (.ipynb_checkpoints, __MACOSX, ...) are left out"] if hidden else []
+            [f"left out, as they are in hidden folders (.ipynb_checkpoints, __MACOSX, ...): {count_of(hidden, 'image')}"]
+            if hidden
+            else []
         )
 
     def __len__(self) -> int:
@@ -98,7 +101,7 @@ class ImageFolder(_Folder):
                 "kind: annotated_folder takes classes from annotations (COCO, YOLO, ...), kind: csv from a table"
             )
         if outside := len(self._images) - len(images):
-            self.remarks.append(f"{outside:,} images in no class folder are left out")
+            self.remarks.append(f"left out, as they are in no class folder: {count_of(outside, 'image')}")
         self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
@@ -183,7 +186,9 @@ class AnnotatedFolder(_Folder):
         super().__init__(spec.path, "**/<image>.jpg (or .png, ...)")
         masks = [name for name in self._images if MASKS & {part.lower() for part in name.split("/")[:-1]}]
         if masks:
-            self.remarks.append(f"{len(masks):,} images in folders of masks, such as {masks[0]}, are left out")
+            self.remarks.append(
+                f"left out, as they are in folders of masks: {count_of(len(masks), 'image')}, such as {masks[0]}"
+            )
             self._images = sorted(set(self._images) - set(masks))
         found = Annotations(spec.boxes, self._images, spec.path, self._all, spec.annotations)
         largest = {name: objects.largest for name in self._images if (objects := found.of(name)) is not None}
@@ -237,7 +242,7 @@ def _left_out(names: Sequence[str]) -> list[str]:
     if not left:
         return []
     named = ", ".join(f"{count} {suffix}" for suffix, count in list(left.items())[:MOST_NAMED])
-    return [f"{sum(left.values())} files of other kinds are left out: {named}"]
+    return [f"left out, as they are of other kinds: {count_of(sum(left.values()), 'file')} ({named})"]
 
 
 def _some(names: Sequence[str]) -> str:

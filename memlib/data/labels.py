@@ -6,6 +6,7 @@ from typing import Any
 
 from memlib.data.examples import Example, Source, UnreadableImage
 from memlib.errors import UserError
+from memlib.plain import count_of
 from memlib.specs import LabelsSpec
 
 MOST_NAMED = 5  # classes named in a remark
@@ -41,8 +42,8 @@ class Labelled:
             raise UserError("data.labels.drop leaves no example")
         if (smallest := min(counts)) < 0:
             raise UserError(
-                f"{counts[smallest]:,} examples have the label {smallest}; classes are numbered from 0: leave out examples "
-                f"without a class with data.labels: {{drop: [{smallest}]}}"
+                f"{count_of(counts[smallest], 'example')} with the label {smallest}; classes are numbered from 0: leave out "
+                f"examples without a class with data.labels: {{drop: [{smallest}]}}"
             )
         if sum(counts.values()) < len(labels):
             self.remarks.append(f"examples left out by their label: {len(labels) - sum(counts.values()):,}")

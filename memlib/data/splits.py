@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from memlib.data.crops import periphery_crops
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
+from memlib.plain import count_of
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
 from memlib.stats.randomization import Design, home_labels
 from memlib.tables import SPLITS, read_groups
@@ -128,7 +129,7 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     strange = given.keys() - set(ids)
     if strange:
         raise UserError(
-            f"split.sets names {len(strange):,} examples that are not in the data, such as {min(strange)!r}; ids look like "
+            f"split.sets names {count_of(len(strange), 'example')} not in the data, such as {min(strange)!r}; ids look like "
             f"{ids[0]!r}"
         )
     named = np.array([given.get(ids[place], "") for place in usable.tolist()])

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.examples import Source, UnreadableImage
+from memlib.plain import count_of
 from memlib.tables import INDEX
 
 LOOKED_AT = 50  # examples in a preview
@@ -66,7 +67,8 @@ def preview(source: Source) -> list[str]:
             }
         )
     summary = understood(pa.Table.from_pylist(rows, schema=SEEN), oddities, source)
-    head = f"{count:,} examples of {len(source.class_names):,} classes; in a sample of {len(rows)}:"
+    classes = count_of(len(source.class_names), "class", "classes")
+    head = f"{count_of(count, 'example')} of {classes}; in a sample of {len(rows)}:"
     if not summary["images"]:
         reasons = Counter(row["unreadable"] for row in rows)
         return [f"{head} none can be read: {'; '.join(f'{count} {reason}' for reason, count in reasons.most_common(3))}"]
@@ -120,11 +122,12 @@ def described(said: Understood) -> list[str]:
     """Describe the images or points that were read, one line per fact."""
     most, least = (list(said["classes"].items())[place] for place in (0, -1))
     each = f"{least[1]:,} each" if most[1] == least[1] else f"{least[1]:,} ({least[0]}) to {most[1]:,} ({most[0]}) each"
-    kind = "images" if said["widths"] else "points"
-    lines = [f"{said['images']:,} {kind} of {len(said['classes']):,} classes, {each}"]
+    images = count_of(said["images"], "image" if said["widths"] else "point")
+    lines = [f"{images} of {count_of(len(said['classes']), 'class', 'classes')}, {each}"]
     if said["widths"]:
         lines.append(f"{_range(said['widths'])} pixels wide, {_range(said['heights'])} high")
-        lines.append(f"{said['boxed']:,} images have boxes, {said['images'] - said['boxed']:,} have none")
+        have = "has" if said["boxed"] == 1 else "have"
+        lines.append(f"{count_of(said['boxed'], 'image')} {have} boxes, {said['images'] - said['boxed']:,} have none")
     return [*lines, *said.get("schema", ())]
 
 
@@ -135,19 +138,15 @@ def _range(spread: Sequence[int]) -> str:
 
 def warnings(said: Understood) -> list[str]:
     """Describe what was corrected, and what looks unintended, one line per finding."""
-    lines = [f"{_images(count)}: {what}" for what, count in said["oddities"].items()]
+    lines = [f"{count_of(count, 'image')}: {what}" for what, count in said["oddities"].items()]
     if said["unreadable"]:
-        lines.append(f"{_images(said['unreadable'])} could not be read and were left out")
+        lines.append(f"{count_of(said['unreadable'], 'image')} could not be read and were left out")
     if said["thin"]:
         lines.append(
             f"{said['thin']:,} boxes are about one pixel wide or high, so almost the whole picture lies outside of them"
         )
     if said["repeated"]:
         alike = "with identical pixels" if said["widths"] else "with identical values"
-        repeated = _images(said["repeated"]).replace("image", "image" if said["widths"] else "point")
+        repeated = count_of(said["repeated"], "image" if said["widths"] else "point")
         lines.append(f"{repeated} occur more than once {alike} and may be on both sides of a split")
     return [*lines, *said["remarks"]]
-
-
-def _images(count: int) -> str:
-    return f"{count:,} image{'s' if count > 1 else ''}"

@@ -36,18 +36,23 @@ from memlib.observe.encoders import given_layers
 from memlib.observe.given import read_outputs
 from memlib.runs import run_names
 from memlib.specs import (
+    AnnotatedFolderSource,
     CsvSource,
     DataSpec,
     GroupSpec,
     ImageFolderSource,
+    JsonLinesSource,
+    MailSource,
     NpzSource,
     OutputsSpec,
     ParquetSource,
     PictureFeature,
     SecretsSpec,
     SourceSpec,
+    TableSource,
     TextFileSource,
     TextParquetSource,
+    TextSource,
     TextSpec,
     TrainedSpec,
 )
@@ -179,6 +184,29 @@ def of_data(folder: Path) -> Iterator[Reader]:
     annotation = f"<annotation><size><width>8</width></size>{box * 2}</annotation>".encode()
     yield Reader("boxes, VOC XML", "xml", [annotation], of(voc / "cat/1.xml", _folder(voc, boxes="voc")))
 
+    size = '"width": 8, "height": 8'
+    listed = f'{{"id": 1, "file_name": "cat/1.png", {size}}}, {{"id": 2, "file_name": "dog/2.png", {size}}}'
+    items = (
+        '{"image_id": 1, "category_id": 3, "bbox": [1, 1, 4.5, 4]}, {"image_id": 2, "category_id": 7, "bbox": [0, 0, 3, 3]}'
+    )
+    kinds = '{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}'
+    coco = f'{{"images": [{listed}], "annotations": [{items}], "categories": [{kinds}]}}'.encode()
+    points = '{"label": "cat", "points": [[1, 1], [6, 6]], "shape_type": "rectangle"}'
+    labelme = f'{{"shapes": [{points}], "imageWidth": 8, "imageHeight": 8}}'.encode()
+    forms = (("coco", "all.json", coco), ("labelme", "cat/1.json", labelme), ("yolo", "cat/1.txt", b"0 .5 .5 .25 .25\n" * 2))
+    for form, name, content in forms:
+        shutil.copytree(voc, folder / form, ignore=shutil.ignore_patterns("*.xml"))
+        annotated = AnnotatedFolderSource(kind="annotated_folder", path=str(folder / form), boxes=form)
+        kind = "text" if form == "yolo" else "json"
+        yield Reader(f"boxes, {form}", kind, [content], of(folder / form / name, annotated), 0.5)
+
+    cells = b"age,job,outcome\n" + b"31,nurse,well\n54,,ill\n29,clerk,well\n61,?,ill\n"
+    points_ = TableSource(kind="table", path=str(folder / "cells.csv"), label_column="outcome")
+    yield Reader("a table, CSV", "csv", [cells], of(folder / "cells.csv", points_), 0.5)
+    columns = parquet(age=[31, None, 2.5], job=["a", "b", None], outcome=[1, 0, 1])
+    points_ = points_.model_copy(update={"path": str(folder / "cells.parquet")})
+    yield Reader("a table, Parquet", "parquet", [columns], of(folder / "cells.parquet", points_), 0.5)
+
     table = b"image,label,view\n" + b"".join(b"%s/1.png,%s,front\n" % (n, n) for n in (b"cat", b"dog")) * 1
     source = CsvSource(
         kind="csv", path=str(folder / "labels.csv"), root=str(photos), image_column="image", label_column="label",
@@ -286,6 +314,26 @@ def of_data(folder: Path) -> Iterator[Reader]:
 
     lines = parquet(text=text.decode().splitlines(), other=list(range(60)))
     yield Reader("a text, Parquet", "parquet", [lines], documents, 0.5)
+
+    def records(source: TextSource) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            Path(str(getattr(source, "path", ""))).write_bytes(content)
+            build_corpus(open_text(source), spec, secrets, folder / "windows.npy", secret=b"s" * 32)
+
+        return read
+
+    told = b"".join(b'{"a": {"text": "%s"}}\n' % line for line in text.splitlines())
+    of_lines = JsonLinesSource(kind="jsonl", path=str(folder / "texts.jsonl"), field="a.text")
+    yield Reader("a text, JSON lines", "text", [told], records(of_lines), 0.5)
+    mail = b"From a@b Mon Jan  2 10:00:00 2023\nFrom: =?utf-8?q?J=C3=B6rg?= <a@b>\nSubject: hi\nContent-Type: %s\n\n%s\n\n"
+    parts = b"--x\nContent-Type: text/html\n\n<p>a &amp; b\n--x\nContent-Disposition: attachment\n\nAA==\n--x--\n"
+    box_ = [
+        mail % (b"text/plain; charset=latin-1", text[:3000]),
+        mail % (b'multipart/mixed; boundary="x"', parts + text[:200]),
+    ]
+    yield Reader(
+        "a text, mail", "text", [b"".join(box_)], records(MailSource(kind="mail", path=str(folder / "box.mbox"))), 0.5
+    )
 
     def known(_: int, content: bytes) -> None:
         (folder / "secrets.txt").write_bytes(content)

@@ -184,7 +184,7 @@ def test_layouts_of_annotated_sets_are_no_classes(tmp_path: Path) -> None:
         AnnotatedFolderSource(kind="annotated_folder", path=f"{tmp_path}/voc", boxes="voc", classes=("cat",))
     )
     assert [source[0].example_id, len(source)] == ["JPEGImages/1.png", 1]
-    assert any("1 images in folders of masks, such as SegmentationClass/1.png" in line for line in remarks_of(source))
+    assert any("in folders of masks: 1 image, such as SegmentationClass/1.png" in line for line in remarks_of(source))
     remarks = remarks_of(open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path))))
     assert any("kind: annotated_folder" in line for line in remarks)
     with pytest.raises(

@@ -94,10 +94,10 @@ def test_a_negative_label_is_no_class(tmp_path: Path) -> None:
     """It would be the last class, counted from the end."""
     table = pa.table({"image": [{"bytes": b"x", "path": "x"}] * 3, "label": [0, 1, -1]})
     pq.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(UserError, match=r"1 examples have the label -1; classes are numbered from 0.*drop: \[-1\]"):
+    with pytest.raises(UserError, match=r"1 example with the label -1; classes are numbered from 0.*drop: \[-1\]"):
         open_source(ParquetSource(kind="parquet", path=str(tmp_path / "t.parquet")))
     np.savez(tmp_path / "a.npz", train_images=np.zeros((3, 8, 8), np.uint8), train_labels=np.array([0, 1, -1]))
-    with pytest.raises(UserError, match=r"1 examples have the label -1; classes are numbered from 0.*drop: \[-1\]"):
+    with pytest.raises(UserError, match=r"1 example with the label -1; classes are numbered from 0.*drop: \[-1\]"):
         open_source(NpzSource(kind="npz", path=str(tmp_path / "a.npz")))
 
 

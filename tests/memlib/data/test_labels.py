@@ -22,7 +22,7 @@ def source(path: Path, *, labels: list[int] = LABELS, names: tuple[str, ...] = (
 
 
 def test_examples_without_a_class_are_refused_or_left_out(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"2 examples have the label -1; .* data.labels: \{drop: \[-1\]\}"):
+    with pytest.raises(UserError, match=r"2 examples with the label -1; .* data.labels: \{drop: \[-1\]\}"):
         source(tmp_path)
     found = source(tmp_path, drop=(-1,))
     assert [(found[row].label, int(found[row].image[0, 0, 0])) for row in range(len(found))] == [

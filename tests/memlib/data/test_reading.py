@@ -188,7 +188,7 @@ def test_folders_that_people_do_not_see_are_no_classes_and_linked_ones_are(tmp_p
     assert source.class_names == ["a", "linked", "train", "val"]
     assert len(source) == 4
     said = "; ".join(source.remarks)
-    assert "2 images in hidden folders" in said
+    assert "in hidden folders (.ipynb_checkpoints, __MACOSX, ...): 2 images" in said
     assert "folders without images are ignored: empty" in said
     assert "train and val are taken for classes" in said
     (tmp_path / "elsewhere").mkdir()
@@ -293,8 +293,8 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
     assert read_images(tmp_path / "out" / "images.npy").shape[0] == 4
     said = understood(written.index, written.oddities, source)
     assert described(said) == [
-        "4 images of 1 classes, 4 each", "12 to 16 (median 16) pixels wide, 6 to 16 (median 12) high",
-        "1 images have boxes, 3 have none",
+        "4 images of 1 class, 4 each", "12 to 16 (median 16) pixels wide, 6 to 16 (median 12) high",
+        "1 image has boxes, 3 have none",
     ]  # fmt: skip
     assert warnings(said) == [
         "1 image: rotated as EXIF says",
@@ -316,7 +316,7 @@ def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
 def test_a_preview_says_what_some_examples_look_like(tmp_path: Path) -> None:
     files = {f"{number}__png": encoded(COLOURS) for number in range(60)} | {"x__png": b"broken", "z__png": turned(COLOURS, 6)}
     (line,) = preview(open_source(folder(tmp_path, **files)))
-    assert line.startswith("62 examples of 1 classes; in a sample of 50: 12 to 16 (median 16) pixels wide")
+    assert line.startswith("62 examples of 1 class; in a sample of 50: 12 to 16 (median 16) pixels wide")
     assert "1 image: rotated as EXIF says" in line
     broken = folder(tmp_path / "broken", a__png=b"x")
     (line,) = preview(open_source(broken))
@@ -368,7 +368,7 @@ def test_what_belongs_to_no_image_and_what_is_left_out_is_counted(tmp_path: Path
     source = open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path), boxes="voc"))
     assert [source[i].example_id for i in range(len(source))] == ["a/1.jfif", "a/2.jpe", "a/3.jp2", "a/x.jpg"]
     assert source.remarks[0] == "a is taken for the only class, as it is the only folder with images"  # type: ignore[attr-defined]
-    assert source.remarks[1] == "3 files of other kinds are left out: 2 .heic, 1 without suffix"  # type: ignore[attr-defined]
+    assert source.remarks[1] == "left out, as they are of other kinds: 3 files (2 .heic, 1 without suffix)"  # type: ignore[attr-defined]
 
 
 def test_parts_of_a_data_set_are_named_where_they_look_like_classes(tmp_path: Path) -> None:
