@@ -66,8 +66,9 @@ def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None, labe
         UserError: when the source is missing, or its layout differs from the spec.
     """
     if isinstance(spec, JoinedSource):
-        return Joined({name: open_source(part.source, intensities, labels) for name, part in spec.parts.items()}, spec)
-    return Scaled(Labelled(_open(spec), labels), intensities)
+        parts = {name: Scaled(_open(part.source), intensities) for name, part in spec.parts.items()}
+        return Labelled(Joined(parts, spec), labels)
+    return Labelled(Scaled(_open(spec), intensities), labels)
 
 
 def _open(spec: PlainSource) -> Source:

@@ -32,6 +32,11 @@ class Joined:
         self.remarks = [f"part {name}: {remark}" for name, remarks in remarks_of for remark in remarks]
         self._ends = np.cumsum([len(source) for source in self._sources])
 
+    @property
+    def labels(self) -> list[int]:
+        """The label of each image; only where all parts know theirs before decoding."""
+        return [label for source in self._sources for label in source.labels]  # type: ignore[attr-defined]
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

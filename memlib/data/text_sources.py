@@ -17,6 +17,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.dataset
+from fsspec.implementations.local import LocalFileSystem
 
 from memlib.data.bounds import check_links, check_size, read_pieces
 from memlib.data.chats import Chat, is_chat, render
@@ -215,13 +216,17 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
     """
     fs, root = open_location(path)
     listed = fs.glob(root, detail=True) if "*" in root else find_files(fs, root)
-    check_links(fs, os.path.dirname(root.partition("*")[0]) if "*" in root else root, listed)
-    names = sorted(name for name in listed if not is_hidden(os.path.relpath(name, root.partition("*")[0] or root)))
+    folder = os.path.dirname(root.partition("*")[0]) if "*" in root else root
+    check_links(fs, folder, listed)
+    names = sorted(name for name in listed if not is_hidden(os.path.relpath(name, folder)))
     if names != [root] and "*" not in root:
         names = [name for name in names if not suffixes or suffixes & set(PurePosixPath(name).suffixes)]
     if not names:
         raise UserError(f"no file at {path}" + (f" ends in {' or '.join(sorted(suffixes))}" if suffixes else ""))
-    yield from (path,) if names == [root] else map(fs.unstrip_protocol, names)
+    if names == [root]:
+        yield path
+    else:
+        yield from names if isinstance(fs, LocalFileSystem) else map(fs.unstrip_protocol, names)
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from memlib.data.datasets import open_source
 from memlib.data.understood import preview
 from memlib.errors import UserError
-from memlib.specs import DataSpec, LabelsSpec, NpzSource, ScenesSource
+from memlib.specs import DataSpec, JoinedSource, LabelsSpec, NpzSource, ScenesSource
 
 LABELS = [2, -1, 0, 2, -1, 3]
 
@@ -57,3 +57,19 @@ def test_mistakes_are_a_line_and_keys_without_the_setting_stay(tmp_path: Path) -
     with pytest.raises(UserError, match="this source states labels only example by example"):
         open_source(ScenesSource(num_examples=10), labels=LabelsSpec(drop=(0,)))
     assert "labels" not in DataSpec(source=ScenesSource()).model_dump(mode="json")
+
+
+def test_parts_that_are_joined_share_the_labels_to_leave_out(tmp_path: Path) -> None:
+    for part, labels in (("one", [0, -1, 1]), ("other", [1, 0])):
+        (tmp_path / part).mkdir()
+        images = np.zeros((len(labels), 8, 8), np.uint8)
+        np.savez(tmp_path / part / "a.npz", train_images=images, train_labels=np.array(labels))
+    parts = {part: {"source": {"kind": "npz", "path": str(tmp_path / part / "a.npz")}} for part in ("one", "other")}
+    spec = JoinedSource.model_validate({"kind": "joined", "parts": parts})
+    found = open_source(spec, labels=LabelsSpec(drop=(-1,)))
+    assert [(found[row].example_id, found[row].label) for row in range(len(found))] == [
+        ("one/train_images-0000000", 0), ("one/train_images-0000002", 1),
+        ("other/train_images-0000000", 1), ("other/train_images-0000001", 0),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="1 example with the label -1"):
+        open_source(spec)

@@ -62,6 +62,7 @@ def test_json_lines_have_a_document_per_record(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.bz2").write_bytes(bz2.compress(b'\xef\xbb\xbf{"a": {"b": "four"}}'))
     (tmp_path / "._b.jsonl").write_bytes(b"\0")
     (tmp_path / "notes.txt").write_text("not a record")
+    assert documents(source.model_copy(update={"path": f"{tmp_path}/a*.jsonl"})) == ["one\n\ntwo", "three"]
     for place in (str(tmp_path), f"{tmp_path}/*.jsonl*"):
         assert documents(source.model_copy(update={"path": place})) == ["one\n\ntwo", "three", "four"]
 
