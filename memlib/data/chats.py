@@ -26,6 +26,8 @@ TOGETHER = 100  # chats that are rendered per request
 SECONDS = 60.0  # time limit of a request, after the child has started
 STARTING_SECONDS = 300.0
 TODAY = (2026, 1, 1)  # the date that templates are given
+NEEDED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+"""Environment of the child process, which sees no credentials."""
 Chat = list[Mapping[str, Any]]
 
 
@@ -107,7 +109,7 @@ class _Renderer:
 
 def _start(folder: str) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MEMLIB_SECRET", "AWS_"))}
+    environment = {name: os.environ[name] for name in NEEDED if name in os.environ}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", "from memlib.data.chats import serve; serve()", folder],
         stdin=subprocess.PIPE,
