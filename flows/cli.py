@@ -39,8 +39,8 @@ def _what() -> str:
     """Return the help text of the first argument; only --help needs it, so that other commands do not import the audits."""
     if not {"-h", "--help"} & set(sys.argv):
         return ""
-    audits = "; ".join(f"{name}: {audit.question}" for name, audit in AUDITS.items())
-    return f"A recipe: the name of a shipped one (memlib recipes) or a YAML file. Or an audit, with --recipe. {audits}"
+    audits = " ".join(f"{name}: {audit.question}" for name, audit in AUDITS.items())
+    return f"A recipe: the name of a shipped one (memlib recipes) or a YAML file; or an audit, with --recipe. {audits}"
 
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 else:
     What = Annotated[str, Parameter(help=_what())]
 RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first argument is an audit.")]
-SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="")]
+SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False)]
 CascadeOption = Annotated[bool, Parameter(negative="")]
 VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
-ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="")]
+ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="", show_default=False)]
 
 app = App(
     name="memlib",

@@ -110,20 +110,29 @@ def _can_ask() -> bool:
 
 
 def _fill(text: str) -> str:
-    """Replace the questions in a starter by answers on a terminal, elsewhere by examples."""
+    """Replace the questions in a starter by answers on a terminal, elsewhere by examples; each is asked once."""
+    answers: dict[str, str] = {}
 
     def answer(found: re.Match[str]) -> str:
         question, default = found[1], found[2]
-        given = input(f"{question} [{default}]: ").strip() if _can_ask() else ""
-        return _in_yaml(given or default)
+        if question not in answers:
+            given = input(f"{question} [{default}]: ").strip() if _can_ask() else ""
+            answers[question] = given or default
+        return _in_yaml(answers[question])
 
-    return QUESTION.sub(answer, text)
+    filled = QUESTION.sub(answer, text)
+    has_boxes = any(given != "none" for question, given in answers.items() if question.startswith("Boxes"))
+    return filled.replace("CROP", "maximal" if has_boxes else "corner")
 
 
 def _in_yaml(text: str) -> str:
-    """Return a text as YAML that is read as this text, in quotes where it needs them; quotes of JSON are those of YAML."""
+    """Return an answer as YAML: a number, true or false, or else text, in quotes where it needs them (JSON's are YAML's)."""
     plain = re.fullmatch(r"[\w./ -]*\w", text) and yaml.safe_load(text) == text
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return (
+        text
+        if plain or text in ("true", "false") or re.fullmatch(r"[1-9]\d{0,5}", text)
+        else json.dumps(text, ensure_ascii=False)
+    )
 
 
 def validate(

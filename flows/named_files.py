@@ -65,7 +65,9 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         what = ENCODER if isinstance(spec, TransformersEncoder) else MODEL
         yield "path", lambda path: check_folder(path, what)
     elif isinstance(spec, OutputsSpec):
-        yield "path", lambda path: None
+        from memlib.observe.given import check_columns
+
+        yield "path", lambda _: check_columns(spec)
 
 
 def require_files(recipe: Spec) -> None:

@@ -86,7 +86,10 @@ def _section(place: str, model: type[BaseModel]) -> list[str]:
         if name in ("kind", "audit"):  # already in the heading
             continue
         members = list(models_in(field.annotation))
+        if not members and name != "parts":  # whose sources have sections of their own
+            key, members = f"{key}.NAME", list(models_in(field.annotation, mappings=True))
         if not members:
+            key = key.removesuffix(".NAME")
             rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
         for member in members:
             kind = _kind(member)

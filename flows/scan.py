@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from flows.store_commands import JsonOption
+from memlib.data.examples import open_location
 from memlib.data.formats import Format
 from memlib.errors import UserError
 from memlib.plain import plain
@@ -37,6 +38,7 @@ def scan(
     format_: Annotated[str, Parameter(name="--format")],
     kind: Kind | None = None,
     column: str | None = None,
+    template: str | None = None,
     alphabet: Annotated[Sequence[str], Parameter(negative="")] = (),
     out: Path | None = None,
     counts: Annotated[bool, Parameter(negative="")] = False,
@@ -57,10 +59,12 @@ def scan(
         The secret and the text around it, as in "My number is {d9}": nine digits. The holes' alphabets are d (digits), h
         (hexadecimal digits), l and u (lower-case and capital letters) and a (l and d).
     kind
-        Kind of the source; by default it follows from the name (.parquet; .jsonl, .ndjson; .mbox, .eml; else text, or Parquet
-        if there is a column).
+        Kind of the source; by default it follows from the name (.parquet; .jsonl, .ndjson; .mbox, .eml), or from the
+        beginning: mail for a folder and for a file that begins like an mbox, else text, or Parquet if there is a column.
     column
         Column of Parquet, or field of JSON lines, that holds the text; by default text.
+    template
+        Of chat messages: folder of the tokenizer or model whose chat template renders them; column names the messages.
     alphabet
         A further alphabet, as in --alphabet x=ACGT for holes such as {x20}; may be given several times.
     out
@@ -77,7 +81,7 @@ def scan(
     from memlib.data.scan import scan_text  # loads Arrow
     from memlib.data.text_sources import open_text
 
-    opened = open_text(_source(text, kind, column))
+    opened = open_text(_source(text, kind, column, template))
     found, remarks = scan_text(opened, Format(format_, alphabets)), list(opened.remarks())
     if not found.counts:
         raise UserError(
@@ -98,20 +102,35 @@ def scan(
     if out is None:
         lines.append("next: the same command with --out FILE, which lists the secrets for an exposure audit")
     else:
-        lines.append(f"next, in a recipe for memlib run exposure: {_recipe_line(out, format_, alphabets)}")
+        lines.append(f"next, in a recipe for the exposure audit: {_recipe_line(out, format_, alphabets)}")
+        lines.append("and in canaries, unseen: a file of others of the same kind that the text does not hold, 40 per secret")
     for line in lines:
         console.print(plain(line), soft_wrap=True)
 
 
-def _source(path: str, kind: Kind | None, column: str | None) -> TextSource:
+def _source(path: str, kind: Kind | None, column: str | None, template: str | None) -> TextSource:
     """Return the source of a text, whose kind follows from its name unless it is given."""
     by_name = [KINDS[suffix] for suffix in PurePath(path).suffixes if suffix in KINDS]
-    kind = kind or (by_name or ["text" if column is None else "text_parquet"])[0]
+    kind = kind or (by_name or [_look_at(path) if column is None else "text_parquet"])[0]
     if column is not None and kind not in COLUMNS:
         raise UserError(f"--column {column} is for Parquet and JSON lines, but {path} is read as {kind}; leave it out")
     given = {"kind": kind, "path": path, **({} if column is None else {COLUMNS[kind]: column})}
+    if template is not None:
+        given["template"] = template
     source: TextSource = TypeAdapter(TextSource).validate_python(given)
     return source
+
+
+def _look_at(path: str) -> Kind:
+    """Return the kind of a source whose name says nothing: an mbox begins with "From ", and a folder holds mail."""
+    fs, place = open_location(path)
+    if fs.isdir(place):
+        return "mail"
+    try:
+        with fs.open(place, "rb") as file:
+            return "mail" if file.read(5) == b"From " else "text"
+    except OSError:
+        return "text"  # which says why it cannot be read
 
 
 def _alphabet(given: str) -> tuple[str, tuple[str, ...]]:

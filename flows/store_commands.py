@@ -66,6 +66,7 @@ JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
 NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
 COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
+ROUNDING = 1e-12  # smaller values are rounding errors of 0
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
@@ -647,7 +648,7 @@ def format_value(value: float | None) -> str:
     """Return a value with three decimals, or two digits if it is small; "" for none."""
     if value is None:
         return ""
-    return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
+    return f"{value:.2g}" if ROUNDING < abs(value) < 0.001 else f"{0.0 if abs(value) <= ROUNDING else value:.3f}"
 
 
 def format_interval(row: Finding) -> str:
@@ -680,6 +681,8 @@ def varying_params(params: Sequence[dict[str, Any]]) -> list[str]:
 
 def format_setting(name: str, value: Any) -> str:
     """Return a param in words: a word stands for itself."""
+    if isinstance(value, float):
+        return f"{name}={value:.3g}"
     return value if isinstance(value, str) else f"{name}={value}"
 
 

@@ -116,7 +116,9 @@ class Annotations:
             found = [name for name in found if PurePosixPath(name).name not in CLASS_FILES]
         if not found:
             where = annotations or path
-            raise UserError(f"no {_kind(form)} files below {where}; set annotations to their folder")
+            raise UserError(
+                f"no {_kind(form)} files below {where}; set annotations to {'the file' if form == 'coco' else 'their folder'}"
+            )
         self.files: dict[str, Mapping[str, Any]] = {}
         self.classes: list[str] = []
         self.remarks: list[str] = []

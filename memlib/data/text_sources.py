@@ -270,7 +270,7 @@ class Mails(Records):
             if part.is_multipart():
                 continue
             if part.get_content_disposition() == "attachment" or part.get_content_maintype() != "text":
-                self.counts["attachments"] += 1
+                self.counts["attachments, left out"] += 1
             elif (kind := part.get_content_subtype()) in bodies:
                 bodies[kind].append(self._decode(part))
             else:

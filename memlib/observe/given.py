@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
+import scipy
 from numpy.typing import NDArray
 
 from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of, reason
@@ -18,11 +19,18 @@ from memlib.data.secret import read_secret
 from memlib.errors import UserError
 from memlib.observe.names import asked_as
 from memlib.specs import OutputsSpec
+from memlib.specs.data import QUERY
 from memlib.stats.likelihood import decimals_of
 
 NAMED = 3
 MOST_EQUAL = 0.9  # share of the examples that may have equal scores, unless they are all of one class
 SUM_TO_ONE = 2e-3  # probabilities may be rounded
+OWN_ORDER, OTHER_ORDER, BEYOND_CONSTANT = (
+    0.05,
+    0.3,
+    0.2,
+)  # p of guessing; shares of examples by which another order fits better
+FEWEST = 20  # examples from which the order of the classes is judged
 LEAST_LOSS = 1e-13  # of a confidence that differs from 1 by less than the limit of log odds
 
 
@@ -90,9 +98,11 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     if spec.kind == "logits":
         _refuse_probabilities(spec, scores)
         _refuse_decisions(spec, scores, largest)
+        _refuse_other_order(spec, scores, members)
         return GivenOutputs(scores, None, digest)
     _check_probabilities(spec, scores)
     _refuse_decisions(spec, scores, largest)
+    _refuse_other_order(spec, scores, members)
     return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
 
 
@@ -112,7 +122,16 @@ def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classe
     return GivenOutputs(scores, None, digest)
 
 
-def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
+def check_columns(spec: OutputsSpec) -> None:
+    """Check that a file of outputs can be read and has a column of ids; more is known with the data.
+
+    Raises:
+        UserError: when it cannot, or has none.
+    """
+    _open(spec)
+
+
+def _open(spec: OutputsSpec) -> pa.Table:
     fs, path = open_location(spec.path)
     try:
         with fs.open(path, "rb") as file:
@@ -124,6 +143,16 @@ def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
         table.validate(full=True)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({reason(error)})") from error
+    if spec.id_column not in table.column_names:
+        seen = ", ".join(table.column_names)
+        raise UserError(
+            f"{spec.path} has no column {spec.id_column!r} of ids; it has {seen}; name the right one in id_column"
+        )
+    return table
+
+
+def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
+    table = _open(spec)
     if spec.scores_column not in table.column_names and spec.kind != "losses":
         table = _with_scores(table, spec, classes)
     wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
@@ -188,7 +217,7 @@ def _check_probabilities(spec: OutputsSpec, scores: NDArray[np.float64]) -> None
         raise UserError(f"{spec.path}: {spec.scores_column} sums to 100; these are percentages: divide them by 100")
     if scores.min() < 0 or sums.max() > 1.5:
         seen = f"{spec.scores_column} ranges from {scores.min():.3g} to {scores.max():.3g}"
-        raise UserError(f"{spec.path}: {seen}; these are logits: set outputs.kind to logits")
+        raise UserError(f"{spec.path}: {seen}; these are no probabilities; if they are logits, set outputs.kind to logits")
     raise UserError(
         f"{spec.path}: {spec.scores_column} is not a distribution: its rows sum to {sums.min():.3g} to {sums.max():.3g}"
     )
@@ -213,6 +242,33 @@ def _refuse_decisions(spec: OutputsSpec, scores: NDArray[np.float64], largest_cl
         raise UserError(
             f"{spec.path}: {spec.scores_column} holds only {low:g} and {high:g}, which are decisions, not confidences; "
             "ask the model's owner for probabilities or logits"
+        )
+
+
+def _refuse_other_order(spec: OutputsSpec, scores: NDArray[np.float64], members: pa.Table) -> None:
+    """Raise UserError if the scores fit the classes in another order much better, and in their own no better than guessing.
+
+    The model's answers on withheld and known examples decide, as it may have unlearned D_Q.
+
+    Args:
+        spec: file and columns, for the message.
+        scores: (num_examples, num_classes).
+        members: rows of tables.SPLITS.
+    """
+    others = np.array([role != QUERY for role in members["role"].to_pylist()]) if "role" in members.column_names else None
+    chosen = others if others is not None and others.any() else np.ones(len(scores), dtype=bool)
+    labels, named = members["label"].to_numpy()[chosen], scores[chosen].argmax(axis=1)
+    count, classes = len(labels), scores.shape[1]
+    table = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(table, (named, labels), 1)
+    right, most = int(np.trace(table)), int(table[scipy.optimize.linear_sum_assignment(table, maximize=True)].sum())
+    guessing = scipy.stats.binom.sf(right - 1, count, 1 / classes)
+    needed = right + (OTHER_ORDER + 1 / np.sqrt(count)) * count, np.bincount(labels).max() + BEYOND_CONSTANT * count
+    if count >= FEWEST and guessing > OWN_ORDER and most > max(needed):
+        raise UserError(
+            f"{spec.path}: the largest of {spec.scores_column} is the right class of {right:,} of {count:,} examples, but of "
+            f"{most:,} if the classes are ordered otherwise; give the scores in the order of the data's classes, or "
+            "one column per class, named after it"
         )
 
 

@@ -34,7 +34,7 @@ def test_secrets_are_counted_and_listed_in_a_private_file(
     assert out.read_text() == "My pin is 1234\nMy pin is 4071\n"
     assert out.stat().st_mode & 0o777 == 0o600
     assert not any(secret in said for secret in ("4071", "1234"))
-    line = said.splitlines()[-1].partition("memlib run exposure: ")[2]
+    line = said.splitlines()[-2].partition("the exposure audit: ")[2]
     canaries = SecretsSpec.model_validate(read_yaml(line, "here")["canaries"])
     assert len(read_secrets(canaries.file or "", Format(canaries.format, canaries.alphabets), "character")) == 2
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from memlib.audit import Judgement
 from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
+from memlib.audits.deja_vu.verdict import recognition
 from memlib.identity import derive_seed
 from memlib.opened import Run
 from memlib.stats.inference import exact_interval
@@ -31,6 +32,9 @@ def judge(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
     if row["metric"] != "share_excess" or row["family"] != HEADLINE:
         return None
     recipe = Recipe.model_validate(run.recipe)
+    recognized = recognition(run.summary.to_pylist())
+    if recognized is not None and recognized.is_blind:
+        return Judgement("undecided", "the attack does not even name whole images that the model has not seen")
     ends = shares(run.units, recipe)
     if ends is None:
         return Judgement("undecided", "fewer answers are right than chance explains, so no limit can be given")

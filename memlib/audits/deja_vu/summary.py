@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
-from memlib.audits.deja_vu.verdict import verdict
+from memlib.audits.deja_vu.verdict import recognition, verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
@@ -88,6 +88,9 @@ def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> p
     rows = list(rows)
     if not by_chance or any(row["metric"] == SETS and json.loads(row["params"])["differs"] for row in rows):
         rows = [untested(row) for row in rows]
+    recognized = recognition(rows)
+    if recognized is not None and recognized.is_blind:
+        rows = [row | {"bound": None} for row in rows]  # who names nothing bounds nothing
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
     findings = settle(rows, alpha=config.level, adjust=adjust, headlines=HEADLINES)
     return summary_table(findings, verdict(findings))

@@ -43,13 +43,49 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
 
 
+@dataclass(frozen=True)
+class Recognition:
+    """How often public neighbours name whole images that the model was not trained on.
+
+    Attributes:
+        share, low: share of the images, and the lower end of its 95 % interval.
+        guessing: share that guessing would name.
+    """
+
+    share: float
+    low: float
+    guessing: float
+
+    @property
+    def is_blind(self) -> bool:
+        """True if neighbours name no more than guessing: then they can name nothing that the model remembers, either."""
+        return self.low <= self.guessing
+
+
+def recognition(rows: Sequence[Mapping[str, Any]]) -> Recognition | None:
+    """Return the recognition of whole images in the headline's layer, or where it is best; None if it was not measured.
+
+    Args:
+        rows: rows of the summary, the headline first.
+    """
+    chance = next((json.loads(row["params"])["chance"] for row in rows if row["metric"].startswith("accuracy_")), None)
+    layer = json.loads(rows[0]["params"]).get("layer")
+    found = [row for row in rows if row["metric"] == "knn_accuracy"]
+    found = [row for row in found if json.loads(row["params"])["probe_layer"] == layer] or found
+    if chance is None or not found:
+        return None
+    best = max(found, key=lambda row: float(row["ci_low"]))
+    return Recognition(best["value"], best["ci_low"], chance)
+
+
 def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """Return the run's verdict: what naming objects shows, and SSLMem if it was measured; either alone can show memory.
 
     Args:
         rows: settled rows of the summary, the headline first.
     """
-    names = _of_names(rows[0], families_of(rows, HEADLINES), [_checked(row) for row in rows if row["metric"] == SETS])
+    checks = [_checked(row) for row in rows if row["metric"] == SETS]
+    names = _of_names(rows[0], families_of(rows, HEADLINES), checks, recognition(rows))
     measured = [row for row in rows if row["role"] == "test" and row["family"] == STABILITY]
     if not measured:
         return names
@@ -108,8 +144,10 @@ def _checked(row: Mapping[str, Any]) -> _Checked:
     return _Checked(params["by"], row["value"], params["p"], params["differs"], params["detectable"])
 
 
-def _of_names(excess: Mapping[str, Any], families: int, checks: Sequence[_Checked]) -> Verdict:
-    found = _of_excess(excess, families, checks)
+def _of_names(
+    excess: Mapping[str, Any], families: int, checks: Sequence[_Checked], recognized: Recognition | None
+) -> Verdict:
+    found = _of_excess(excess, families, checks, recognized)
     if found.word == DESCRIPTIVE or not checks:
         return found
     (missed,) = (check.detectable for check in checks if check.by == "backgrounds")
@@ -144,7 +182,9 @@ def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
     )
 
 
-def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Checked]) -> Verdict:
+def _of_excess(
+    excess: Mapping[str, Any], families: int, checks: Sequence[_Checked], recognized: Recognition | None
+) -> Verdict:
     numbers = _numbers(excess)
     if any(check.differs for check in checks):
         return _differing(numbers, checks)
@@ -167,12 +207,20 @@ def _of_excess(excess: Mapping[str, Any], families: int, checks: Sequence[_Check
         )
         return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
     if excess["verdict"] == BOUNDED:
-        sentence = f"Memory of individual training images is limited to fewer than {percent(excess['bound'])} of the images."
+        sentence = f"From memory, this attack names the objects of fewer than {percent(excess['bound'])} of training images."
         text = (
-            f"{_sentence(numbers)}; with 95 % confidence (one-sided), at most {percent(excess['upper_bound'])} are. "
-            f"{_missed(excess)}"
+            f"{_sentence(numbers)}; with 95 % confidence (one-sided), of at most {percent(excess['upper_bound'])}; other "
+            f"attacks may find more. {_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
+    if recognized is not None and recognized.is_blind:
+        text = (
+            f"{_sentence(numbers)}. But the nearest public images name whole images that the model was not trained on no "
+            f"more often than guessing ({percent(recognized.share)}; guessing {percent(recognized.guessing)}), so they could "
+            "not name what the model remembers, either: a model that has only learnt its training images by heart looks like "
+            "this. The gap between training and other images (probe_gap) says whether it has."
+        )
+        return Verdict(INCONCLUSIVE, "This attack cannot see anything in this model, whether it remembers or not.", text)
     if cannot_reject(excess, families):
         alone = "reference" in json.loads(excess["params"])
         what = "the model's answers vary" if alone else "the models differ"

@@ -12,6 +12,7 @@ from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import Decoding, categorize, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.audits.deja_vu.verdict import Recognition, recognition
 from memlib.findings import with_params
 from memlib.tables import CURVES, SUMMARY
 from tests.chance import least_of, most_of
@@ -428,6 +429,22 @@ def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
     same = np.repeat((rng.random(4000) < 0.5)[None], 2, axis=0)[None]
     row = excess_of(of_images(same, drawn(rng, labels), labels), bound=0.1)
     assert row["verdict"] == row["conclusion"] == "bounded"
+
+
+@pytest.mark.parametrize(("named", "word"), [(0.21, "inconclusive"), (0.6, "bounded")])
+def test_an_attack_that_names_nothing_bounds_nothing(named: float, word: str) -> None:
+    """A model that has learnt its training images by heart, and nothing of the classes, places unseen images anyhow."""
+    labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
+    same = np.repeat((rng.random(4000) < 0.2)[None], 2, axis=0)[None]
+    units = of_images(same, drawn(rng, labels), labels)
+    probe = {"layer": "backbone", "pair": 0, "n": 400, "train_accuracy": 1.0, "test_accuracy": named, "knn_n": 400}
+    probes = pa.Table.from_pylist([probe | {"direction": side, "knn_accuracy": named} for side in ("A", "B")])
+    config = Config(k=(1,), replicates=100, permutations=200, bound=0.1)
+    rows = summarize(units, config, num_classes=5, probes=probes).to_pylist()
+    assert rows[0]["verdict"] == rows[0]["conclusion"] == word
+    assert ("cannot see anything in this model" in rows[0]["sentence"]) is (word == "inconclusive")
+    assert ("would have shown it" in rows[0]["explanation"]) is (word == "bounded")
+    assert recognition(rows) == Recognition(pytest.approx(named), rows[-1]["ci_low"], 0.2)
 
 
 def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:

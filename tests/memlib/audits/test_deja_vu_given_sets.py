@@ -103,7 +103,7 @@ def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: 
 
 def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Path) -> None:
     cases: dict[str, Mapping[str, str]] = {
-        "in 'Y'; sets are A (the model trained on it), B": {**drawn, "scene-0000001": "Y"},
+        "in 'Y'; sets are A .the model trained on it., B": {**drawn, "scene-0000001": "Y"},
         "names 1 example not in the data, such as 'no such'": {**drawn, "no such": "A"},
         "no usable image in B": {name: "A" if which == "B" else which for name, which in drawn.items()},
     }

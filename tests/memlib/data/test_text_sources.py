@@ -173,7 +173,7 @@ def test_mail_has_a_document_per_message(tmp_path: Path) -> None:
     ]
     text = open_text(source)
     assert text.measured.length == len("\n".join(found))
-    assert text.remarks() == ["attachments: 1"]
+    assert text.remarks() == ["attachments, left out: 1"]
 
     folder = mailbox.Maildir(str(tmp_path / "dir"))
     folder.add(message("One", "first\n\nFrom here on, a paragraph.\n"))

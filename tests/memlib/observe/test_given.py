@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from memlib.errors import UserError
-from memlib.observe.given import read_outputs
+from memlib.observe.given import check_columns, read_outputs
 from memlib.specs import OutputsSpec
 from memlib.stats.likelihood import log_odds, odds_of
 
@@ -62,7 +62,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
             "percentages: divide them by",
         ),
         ({"scores": [[1.0], [1.0], [1.0], [1.0]]}, {}, "has 1 numbers per example, but D_Q has 2 classes"),
-        ({"scores": [[3.0, -1], [0, 1], [0, 0], [2, 2]]}, {}, "these are logits: set outputs.kind to logits"),
+        ({"scores": [[3.0, -1], [0, 1], [0, 0], [2, 2]]}, {}, "if they are logits, set outputs.kind to logits"),
         ({}, {"kind": "logits"}, "these are probabilities"),
         ({"scores": [[0.4, 0.4]] * 4}, {}, "not a distribution: its rows sum to 0.8 to 0.8"),
         ({"scores": [[float("nan"), 1.0]] * 4}, {}, "not finite"),
@@ -89,7 +89,7 @@ def test_scores_that_are_equal_for_almost_all_examples_are_refused(tmp_path: Pat
 
     with pytest.raises(UserError, match="is the same for 49 of 50 examples"):
         given([[0.9, 0.1]] * 49 + [[0.2, 0.8]], members)
-    given([[1.0, 0.0] if label else [0.0, 1.0] for label in labels[:49]] + [[0.2, 0.8]], members)  # a sure model
+    given([[0.0, 1.0] if label else [1.0, 0.0] for label in labels[:49]] + [[0.2, 0.8]], members)  # a sure model
     alone = pa.table({"example_id": names, "label": [0] * count, "class_name": ["0"] * count})
     given([[0.9, 0.1]] * 49 + [[0.2, 0.8]], alone)
 
@@ -173,3 +173,43 @@ def test_losses_give_the_odds_of_the_true_class(tmp_path: Path) -> None:
 def test_losses_that_cannot_be_used(tmp_path: Path, losses: list[Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read(wrote(tmp_path, scores=None, loss=losses), kind="losses", scores_column="loss")
+
+
+def answers(rng: np.random.Generator, count: int, classes: int, accuracy: float) -> tuple[pa.Table, Any]:
+    """Return members, half of them withheld, and the probabilities of a model of some accuracy."""
+    labels = rng.integers(classes, size=count)
+    named = np.where(rng.random(count) < accuracy, labels, rng.integers(classes, size=count))
+    scores = rng.dirichlet(np.ones(classes), size=count) * 0.4
+    scores[np.arange(count), named] += 0.6
+    names = [f"e{i}" for i in range(count)]
+    roles = ["query", "withheld"] * (count // 2)
+    members = {"example_id": names, "label": labels, "class_name": [f"c{label}" for label in labels], "role": roles}
+    return pa.table(members), scores
+
+
+@pytest.mark.parametrize(("classes", "count"), [(2, 40), (2, 400), (10, 60), (10, 400)])
+def test_scores_in_another_order_of_the_classes_are_refused_and_bad_models_are_not(
+    tmp_path: Path, classes: int, count: int
+) -> None:
+    """They would show that a model does worse on D_Q, a trace that it does not have."""
+    refused = {"right": 0, "guessing": 0, "rotated": 0}
+    for seed in range(30):
+        rng = np.random.default_rng([seed, classes, count])
+        for what, accuracy in (("right", 0.7), ("guessing", 0.0), ("rotated", 0.95)):
+            members, scores = answers(rng, count, classes, accuracy)
+            columns = np.roll(scores, 1, axis=1) if what == "rotated" else scores
+            pq.write_table(pa.table({"example_id": members["example_id"], "scores": list(columns)}), tmp_path / "o.parquet")
+            try:
+                read_outputs(OutputsSpec(path=str(tmp_path / "o.parquet")), members, classes)
+            except UserError as error:
+                refused[what] += "if the classes are ordered otherwise" in str(error)
+    assert (refused["right"], refused["guessing"]) == (0, 0)
+    assert refused["rotated"] >= 27
+
+
+def test_a_missing_column_of_ids_is_named(tmp_path: Path) -> None:
+    path = wrote(tmp_path, example_id=None, id=["a", "b", "c", "x"])
+    with pytest.raises(UserError, match="no column 'example_id' of ids; it has scores, id; name the right one in id_column"):
+        read(path)
+    with pytest.raises(UserError, match="no column 'example_id' of ids"):
+        check_columns(OutputsSpec(path=path))
