@@ -148,8 +148,11 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
     of_a, of_b = ((found.role == GIVEN[name]) & found.has_crop for name in "AB")
     audited = of_a | of_b
     if not set(found.label[of_a].tolist()) & set(found.label[of_b].tolist()):
+        kinds = [sorted({found.names[label] for label in found.label[chosen].tolist()}) for chosen in (of_a, of_b)]
+        seen = " but ".join(f"{'A' if number == 0 else 'B'} has {', '.join(each[:3])}" for number, each in enumerate(kinds))
         raise UserError(
-            "split.sets puts no class in both A and B; the held-out images must be of the same classes as the training images"
+            f"split.sets puts no class in both A and B ({seen}); the held-out images must be of the same classes as the "
+            "training images, in one tree of class folders"
         )
     if not Design.of(of_a[audited], found.label[audited], found.group[audited]).balance:
         raise UserError(
