@@ -26,7 +26,7 @@ from flows.scan import scan
 from flows.store_commands import JsonOption, StoreOption, find_asked, opened_store, print_run
 from flows.supervised import STOPPED, STOPPED_LINE, TRY_AGAIN, interrupt, keep_interrupts
 from memlib import code
-from memlib.audits import AUDITS, audit_of, published_tables
+from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.cores import cores
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.journal import log_as_asked
@@ -46,7 +46,7 @@ def _what() -> str:
 if TYPE_CHECKING:
     What = str
 else:
-    What = Annotated[str, Parameter(help=_what())]
+    What = Annotated[Literal[tuple(PACKAGES)] | str, Parameter(help=_what(), show_choices=False)]  # audits are completed
 RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first argument is an audit.")]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False)]
 CascadeOption = Annotated[bool, Parameter(negative="")]

@@ -26,8 +26,9 @@ from memlib.audits.exposure.summary import summarize
 from memlib.data.formats import Format, Space
 from memlib.data.single import single_secrets
 from memlib.data.splits import TRAIN, column, select
-from memlib.data.streams import Text, open_text
+from memlib.data.streams import Text
 from memlib.data.text import Corpus, build_corpus, role_of, text_candidates
+from memlib.data.text_sources import open_text
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.objectives import build_objective
 from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs
