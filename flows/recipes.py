@@ -182,7 +182,7 @@ def _part(name_or_file: str) -> tuple[_Part, str | None]:
         near = difflib.get_close_matches(name_or_file, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else "; memlib recipes lists the shipped recipes"
         if Path(name_or_file).suffix in (".yaml", ".yml"):
-            raise UserError(f"there is no file {name_or_file}")
+            raise UserError(f"there is no file {name_or_file}; memlib recipes lists the shipped recipes")
         raise UserError(f"no recipe {name_or_file!r}{hint}")
     try:
         text = read_plain(path, MOST_BYTES).decode("utf-8-sig")

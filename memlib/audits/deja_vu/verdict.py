@@ -45,7 +45,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Recognition:
-    """How often public neighbours name whole images that the model was not trained on.
+    """Recognition of whole images that the model was not trained on by their public neighbours.
 
     Attributes:
         share, low: share of the images, and the lower end of its 95 % interval.

@@ -187,24 +187,29 @@ def answers(rng: np.random.Generator, count: int, classes: int, accuracy: float)
     return pa.table(members), scores
 
 
-@pytest.mark.parametrize(("classes", "count"), [(2, 40), (2, 400), (10, 60), (10, 400)])
+@pytest.mark.parametrize(("classes", "count"), [(3, 100), (10, 60), (10, 400)])
 def test_scores_in_another_order_of_the_classes_are_refused_and_bad_models_are_not(
     tmp_path: Path, classes: int, count: int
 ) -> None:
     """They would show that a model does worse on D_Q, a trace that it does not have."""
-    refused = {"right": 0, "guessing": 0, "rotated": 0}
+    refused = {"right": 0, "guessing": 0, "confusing": 0, "rotated": 0, "reversed": 0, "as text": 0}
     for seed in range(30):
         rng = np.random.default_rng([seed, classes, count])
-        for what, accuracy in (("right", 0.7), ("guessing", 0.0), ("rotated", 0.95)):
-            members, scores = answers(rng, count, classes, accuracy)
-            columns = np.roll(scores, 1, axis=1) if what == "rotated" else scores
+        for what in refused:
+            members, scores = answers(rng, count, classes, {"right": 0.7, "guessing": 0.0}.get(what, 0.95))
+            as_text = sorted(range(classes), key=str)
+            swapped = np.array([1, 2, 0, *range(classes - 1, 2, -1)])  # by a model of images of another kind
+            order = {"rotated": np.roll(range(classes), 1), "reversed": range(classes)[::-1], "confusing": swapped}
+            columns = scores[:, np.array(order.get(what, as_text if what == "as text" else range(classes)))]
             pq.write_table(pa.table({"example_id": members["example_id"], "scores": list(columns)}), tmp_path / "o.parquet")
             try:
                 read_outputs(OutputsSpec(path=str(tmp_path / "o.parquet")), members, classes)
             except UserError as error:
-                refused[what] += "if the classes are ordered otherwise" in str(error)
+                refused[what] += "if the classes are " in str(error)
     assert (refused["right"], refused["guessing"]) == (0, 0)
     assert refused["rotated"] >= 27
+    assert refused["reversed"] >= (27 if classes > 3 else 0)  # the middle one of three classes stays
+    assert refused["confusing"] == 0 or classes == 3  # where it is a shift by one
 
 
 def test_a_missing_column_of_ids_is_named(tmp_path: Path) -> None:
