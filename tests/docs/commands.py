@@ -1,6 +1,7 @@
 """Run every command of the documents: `make docs-test` (pytest -p commands README.md docs/...).
 
-Blocks of sh and python run, blocks of yaml are parsed, blocks of csv are written, in order, each document in a folder of its own. An HTML comment before a block
+Blocks of sh and python run, blocks of yaml are parsed, blocks of text are written where a name is given, in order, each document in
+a folder of its own. An HTML comment before a block
 says what is special about it:
 
     <!-- docs-test: skip: REASON -->            the block is skipped, and counted with its reason
@@ -116,7 +117,7 @@ def evaluate(example: Example, language: str) -> None:
                 raise ValueError(f"unknown directive {name}")
     if language == "yaml":
         assert isinstance(yaml.safe_load(block), dict)
-    elif all(name != "file" for name, _ in said):
+    elif language != "text" and all(name != "file" for name, _ in said):
         commands = [block] if language == "python" else [shrunk(command, settings) for command in commands_of(block)]
         for command in commands:
             _run(command, folder, statuses, python=language == "python")
@@ -217,5 +218,5 @@ def _parser(language: str) -> CodeBlockParser:
 
 
 pytest_collect_file = Sybil(
-    parsers=[_parser(language) for language in ("sh", "python", "yaml", "csv")], patterns=DOCUMENTS, path=str(ROOT)
+    parsers=[_parser(language) for language in ("sh", "python", "yaml", "text")], patterns=DOCUMENTS, path=str(ROOT)
 ).pytest()
