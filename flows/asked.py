@@ -97,17 +97,14 @@ def command_for(audit: str, recipe: str) -> str:
     return f"{audit} --recipe {recipe}" if audit_of(recipe) in PACKAGES else recipe
 
 
-def read_named(what: str, recipe: str | None, settings: Sequence[str]) -> tuple[Asked, str]:
+def read_named(what: str, recipe: str | None, settings: Sequence[str]) -> Asked:
     """Read and validate the request of a command line, see `find_recipe`.
-
-    Returns:
-        the request, and the name or path of its recipe.
 
     Raises:
         UserError: if the recipe does not exist, is invalid, or is for another audit.
     """
     expected, named = find_recipe(what, recipe)
-    return read_file(named, settings, expected), named
+    return read_file(named, settings, expected)
 
 
 def read_file(named: str, settings: Sequence[str], expected: str = "") -> Asked:

@@ -106,7 +106,7 @@ def run(
         from memlib.data.examples import REHASH  # loads Pillow
 
         os.environ[REHASH] = "1"
-    asked, _ = read_named(what, recipe, set_)
+    asked = read_named(what, recipe, set_)
     code.allow(code.modules_in(asked.recipe.model_dump(mode="json")))  # a recipe given on the command line may run code
     options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
     _carry_out(asked, store, force=force_stage, **options)
@@ -161,7 +161,7 @@ def plan(
     json_
         Print the plan as JSON.
     """
-    asked, _ = read_named(what, recipe, set_)
+    asked = read_named(what, recipe, set_)
     check_stages(asked.audit, [*force_stage, *asked.resources.stages])
     from flows.planned import plan as planned
 

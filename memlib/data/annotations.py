@@ -178,7 +178,8 @@ class Annotations:
         self.files[f"annotations:{file}"] = names[file]
         self.classes, by_file = parse_coco(self._read(file), file)
         match = {image: listed for listed, image in match_files(list(by_file), images).items()}
-        if missing := [listed for listed in by_file if listed not in set(match.values())]:
+        present = set(match.values())
+        if missing := [listed for listed in by_file if listed not in present]:
             self.remarks.append(
                 f"{len(missing)} of {len(by_file)} images that {file} lists are not in the folder, such as {missing[0]}"
             )
@@ -200,7 +201,7 @@ def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
     by_name: dict[str, list[str]] = {}
     for file in files:
         by_name.setdefault(PurePosixPath(_key(file)).stem, []).append(file)
-    match: dict[str, tuple[str, tuple[int, bool]]] = {}
+    match: dict[str, str] = {}
     claims: dict[str, list[tuple[tuple[int, bool], str]]] = {}
     for image in images:
         name = PurePosixPath(_key(image))
@@ -211,7 +212,7 @@ def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
         if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
             raise _ambiguous(image, ranked[0][1])
         near, file = ranked[0]
-        match[image] = (file, near)
+        match[image] = file
         claims.setdefault(file, []).append((near, image))
     for file, claimed in claims.items():
         claimed.sort(reverse=True)
@@ -219,7 +220,7 @@ def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
             raise _ambiguous(claimed[0][1], file)
         for _, image in claimed[1:]:  # it shares fewer folders with the file than another image
             del match[image]
-    return {image: file for image, (file, _) in match.items()}
+    return match
 
 
 def _nearness(image: str, file: str) -> tuple[int, bool]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from memlib.data.examples import Example, Source, UnreadableImage
@@ -13,7 +14,7 @@ MOST_NAMED = 5  # classes named in a remark
 
 
 class Labelled:
-    """A source without the examples of some labels; the remaining classes are numbered anew.
+    """Leave out the examples of some labels of a source, and number the remaining classes without a gap.
 
     Args:
         source: the source to wrap. Labels can be left out if it has the attribute `labels`, the label of each example.
@@ -65,7 +66,7 @@ class Labelled:
             raise UnreadableImage(error.example_id, self._label(error.label), error.reason) from error
         if self._place is None:
             return example
-        return Example(**{**vars(example), "label": self._label(example.label)})
+        return replace(example, label=self._label(example.label))
 
     def content_digest(self) -> str:
         """Return the source's digest; the labels to leave out are in the recipe."""

@@ -12,7 +12,7 @@ from email.message import EmailMessage
 from email.parser import BytesParser
 from html.parser import HTMLParser
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, AnyStr
 
 import fsspec
 import pyarrow as pa
@@ -186,7 +186,7 @@ class JsonLines(Records):
         self.counts.clear()
         found, seen = False, ""
         for path in _files(self._source.path, JSON_LINES):
-            for number, line in enumerate(_lines(path), start=1):
+            for number, line in enumerate(_lines(read_file(path), "\n"), start=1):
                 if not line.strip():
                     continue
                 place = f"line {number} of {path}"
@@ -229,12 +229,16 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
         yield from names if isinstance(fs, LocalFileSystem) else map(fs.unstrip_protocol, names)
 
 
-def _lines(path: str) -> Iterator[str]:
-    rest = ""
-    for piece in read_file(path):
-        *lines, rest = (rest + piece).split("\n")
-        yield from lines
-    yield rest
+def _lines(pieces: Iterable[AnyStr], end: AnyStr) -> Iterator[AnyStr]:
+    """Yield the lines of a text or file without their ends; a line may be as long as the whole."""
+    parts: list[AnyStr] = []  # of a line that is not complete
+    for piece in pieces:
+        found = piece.split(end)
+        parts.append(found[0])
+        for other in found[1:]:
+            yield end[:0].join(parts)
+            parts = [other]
+    yield end[:0].join(parts)
 
 
 class Mails(Records):
@@ -313,10 +317,10 @@ def _messages(path: str) -> Iterator[bytes]:
 def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
     parts: list[bytes] = []
     blank, mbox, size = True, False, 0
-    for line in _byte_lines(pieces):
+    for line in _lines(pieces, b"\n"):
         if blank and line.startswith(b"From ") and (mbox or not any(part.strip() for part in parts)):
             if mbox:
-                yield b"".join(parts)
+                yield b"\n".join(parts)
             parts, mbox, size = [], True, 0
             continue
         blank = not line.strip()
@@ -324,16 +328,7 @@ def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
         if (size := size + len(line)) > LONGEST:
             raise UserError(f"a message in {path} has more than {LONGEST:,} bytes; is it mail?")
     if mbox or parts:
-        yield b"".join(parts)
-
-
-def _byte_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from (line + b"\n" for line in lines)
-    if rest:
-        yield rest
+        yield b"\n".join(parts)
 
 
 class _Tagless(HTMLParser):

@@ -25,11 +25,7 @@ from memlib.stats.likelihood import decimals_of
 NAMED = 3
 MOST_EQUAL = 0.9  # share of the examples that may have equal scores, unless they are all of one class
 SUM_TO_ONE = 2e-3  # probabilities may be rounded
-OWN_ORDER, OTHER_ORDER, BEYOND_CONSTANT = (
-    0.05,
-    0.3,
-    0.2,
-)  # p of guessing; shares of examples by which another order fits better
+OWN_ORDER, OTHER_ORDER = 0.05, 0.3  # p of guessing; share of examples by which another order must fit better
 FEWEST = 20  # examples from which the order of the classes is judged
 LEAST_LOSS = 1e-13  # of a confidence that differs from 1 by less than the limit of log odds
 

@@ -100,8 +100,8 @@ def test_words_that_name_nothing_are_a_line(what: str, recipe: str | None, messa
 def test_the_command_line_reads_a_recipe_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("photos.yaml").write_text("extends: smoke\ntraining: {epochs: 7}\n")
-    asked, recipe = read_named("photos.yaml", None, ["pairs=2"])
-    assert (asked.audit.name, recipe) == ("deja-vu", "photos.yaml")
+    asked = read_named("photos.yaml", None, ["pairs=2"])
+    assert asked.audit.name == "deja-vu"
     assert (asked.recipe.training.epochs, asked.recipe.pairs) == (7, 2)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="recipe photos.yaml is for the deja-vu audit, not exposure"):
         read_named("exposure", "photos.yaml", [])

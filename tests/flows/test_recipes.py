@@ -184,7 +184,7 @@ def test_recipes_are_strict_and_who_says_it_is_named(tmp_path: Path, text: str, 
 
 
 def read(audit: str, recipe: str, *settings: str) -> Any:
-    return read_named(audit, recipe, settings)[0].recipe
+    return read_named(audit, recipe, settings).recipe
 
 
 def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: Path) -> None:
