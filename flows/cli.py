@@ -332,7 +332,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "diff": store_commands.diff, "check": check,
     },
     "Share": {"export": export, "ids": ids, "sign": store_commands.sign, "verify": store_commands.verify},
-    "Operate": {"gc": store_commands.gc, "adopt": store_commands.adopt, "completion": completion},
+    "Operate": {"gc": store_commands.gc, "completion": completion},
 }  # fmt: skip
 """The commands by group, in the order in which a user needs them."""
 for number, (title, commands) in enumerate(COMMANDS.items()):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.cells import cell_len
@@ -559,22 +559,6 @@ def gc(
     if active := len(upkeep.under_way(opened, days=days)):
         summary += f"; {active} under way (artifacts are kept until they end, as they may be in use)"
     console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
-
-
-def adopt(*, mode: Literal["private", "group", "open"] | None = None, store: StoreOption = DEFAULT_STORE) -> None:
-    """Mark a store that an early version of memlib created without a marker. Unmarked stores are not read or cleaned up.
-
-    Parameters
-    ----------
-    mode
-        Access to files written from now on. private: the owner only; group: the folder's group can read and write
-        everything; open: everyone can read results and runs. By default group if the folder is group-writable.
-    store
-        Folder or s3:// prefix.
-    """
-    opened = Store(store)
-    count = opened.adopt(mode)
-    console.print(f"{opened.uri} is now a store ({opened.mode}); artifacts and runs in it: {count}", soft_wrap=True)
 
 
 def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:

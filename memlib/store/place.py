@@ -64,7 +64,7 @@ class Place:
                     return None
                 marker = parse(MarkerRecord, content)
             except Unreadable as error:
-                raise UserError(f"{self.uri}/{MARKER} is damaged ({error}); restore it, or see memlib adopt") from error
+                raise UserError(f"{self.uri}/{MARKER} is damaged ({error}); restore the file") from error
             if marker.format > FORMAT or marker.mode not in MODES:
                 raise UserError(
                     f"the store {self.uri} was made by a later version of memlib (format {marker.format}); update memlib"
@@ -118,10 +118,7 @@ class Place:
 
     def _refuse_unmarked(self, there: list[str]) -> NoReturn:
         if {"artifacts", "runs"} & set(there):
-            raise UserError(
-                f"{self.uri} is not marked as a store (no {MARKER}): if an earlier version of memlib made it, run "
-                f"memlib adopt --store {self.uri}; otherwise choose another folder"
-            )
+            raise UserError(f"{self.uri} is not marked as a store (no {MARKER}): restore that file, or choose another folder")
         examples = ", ".join(there[:3]) + (" ..." if len(there) > 3 else "")
         raise UserError(
             f"{self.uri} is not a memlib store; it contains {examples or 'nothing'}; choose another folder with --store"

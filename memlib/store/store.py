@@ -14,7 +14,6 @@ Layout, below a local folder or an s3:// prefix::
 Readers trust only files named in a manifest, and verify their size and sha256 before the first use.
 """
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,15 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.errors import RunError, UserError
 from memlib.plain import is_text
-from memlib.private import Mode, user_folder
-from memlib.records import MANIFEST, RunRecord, Unreadable, parse
+from memlib.private import user_folder
 from memlib.settings import number
 from memlib.store.artifacts import Artifacts
 from memlib.store.backend import Backend
 from memlib.store.copies import Copies
 from memlib.store.local import Local
 from memlib.store.place import Place
-from memlib.store.refs import Ref
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
 
@@ -95,30 +92,6 @@ class Store(Place):
     def root(self) -> str:
         """The store's folder in `file_system`."""
         return self.backend.root
-
-    def adopt(self, mode: Mode | None = None) -> int:
-        """Mark a store made by a version of memlib without markers; return the number of its runs and artifacts.
-
-        Raises:
-            UserError: when the store is already marked, or contains no run or artifact of memlib.
-        """
-        if self.marker() is not None:
-            raise UserError(f"{self.uri} is already a store; there is nothing to adopt")
-        count = 0
-        for path in self.listing("artifacts"):
-            with contextlib.suppress(CorruptArtifact):
-                if path.endswith(f"/{MANIFEST}"):
-                    self.artifacts.manifest(Ref.parse(path.removeprefix("artifacts/").removesuffix(f"/{MANIFEST}")))
-                    count += 1
-        for path in self.listing("runs"):
-            with contextlib.suppress(Unreadable):
-                if path.endswith(f"/{MANIFEST}"):
-                    parse(RunRecord, self.published(path) or b"")
-                    count += 1
-        if not count:
-            raise UserError(f"{self.uri} contains no memlib run or artifact; it is not a store")
-        self.mark(mode)
-        return count
 
     def check_room(self) -> None:
         """Check that the place is empty, without making it a store.
