@@ -18,9 +18,9 @@ import tempfile
 import numpy as np
 import pyarrow.parquet as pq
 
-from flows.cli import main
-from memlib.records import RunRecord
-from memlib.runs import list_runs, read_run
+from flows.cli.app import main
+from memlib.runs.index import list_runs, read_run
+from memlib.runs.records import RunRecord
 from memlib.store import Store
 
 PAIRS = (

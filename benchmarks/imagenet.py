@@ -125,7 +125,7 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
     recipe = folder / f"recipe-{count}.json"
     layers = ("backbone", "projector_1") if untrained else ("backbone",)
     recipe.write_text(json.dumps(recipe_of(images, count, layers)))
-    program = [str(Path(__file__)), "--untrained-run"] if untrained else ["-m", "flows.entry", "run", "deja-vu"]
+    program = [str(Path(__file__)), "--untrained-run"] if untrained else ["-m", "flows.cli.entry", "run", "deja-vu"]
     command = [sys.executable, *program, "--recipe", str(recipe), "--store", str(store)]
     command += ["--set", f"resources.ray_address={address}", "--set", "resources.threads_per_worker=1"]
     measured, started = Measured(), time.monotonic()
@@ -206,9 +206,9 @@ def _private(process: psutil.Process) -> int:
 def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
     """Run an audit as its driver, with untrained models and random neighbours; all other stages are real."""
     from flows.deja_vu import audit as body
-    from flows.recipes import load_recipe, validate
     from memlib.audits import AUDITS
-    from memlib.audits.deja_vu.stages import Search
+    from memlib.audits.deja_vu.searching import Search
+    from memlib.recipes.files import load_recipe, validate
     from memlib.specs import Resources
     from memlib.store import Store
     from memlib.training.fit import Train
@@ -262,7 +262,7 @@ def _untrained(pickled: bytes) -> None:
 def _neighbors_at_random(pickled: bytes) -> None:
     import pickle
 
-    from memlib.audits.deja_vu.stages import DISTANCES, IDS, NEIGHBORS
+    from memlib.audits.deja_vu.embedding import DISTANCES, IDS, NEIGHBORS
 
     for number, stage in enumerate(pickle.loads(pickled)):
         if stage.public.parts[0].store.artifacts.has(stage.identity.ref):

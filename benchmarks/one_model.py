@@ -22,8 +22,8 @@ from ruamel.yaml import YAML
 
 from memlib.audits.deja_vu.comparison import gains_of
 from memlib.audits.deja_vu.gains import Gains
-from memlib.records import RunRecord
-from memlib.runs import list_runs, read_run
+from memlib.runs.index import list_runs, read_run
+from memlib.runs.records import RunRecord
 from memlib.stats.inference import paired_t
 from memlib.stats.totals import resampled_totals
 from memlib.store import Store
@@ -126,7 +126,7 @@ def _swept(data: str, splits: int, store: str) -> dict[str, RunRecord]:
         file = Path(folder) / "one_model.yaml"
         YAML().dump(recipe, file)
         command = ["run", "sweep", "--recipe", str(file), "--store", store, "--quiet"]
-        subprocess.run([sys.executable, "-m", "flows.entry", *command], check=True)
+        subprocess.run([sys.executable, "-m", "flows.cli.entry", *command], check=True)
     opened = Store(store)
     sweep = next(entry["run"] for entry in list_runs(opened).entries if entry["title"] == TITLE)
     return {cell: read_run(opened, run) for cell, run in read_run(opened, sweep).cells.items() if run is not None}

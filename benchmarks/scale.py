@@ -34,13 +34,14 @@ from unittest import mock
 import torch
 from imagenet import imagenet  # beside this file; opacus installs a package named benchmarks
 
-from memlib import upkeep, verification
 from memlib.identity import content_key
-from memlib.planning import Costs
-from memlib.provenance import Declared
-from memlib.records import sealed
-from memlib.stage import Artifact, Place, Stage
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
+from memlib.running import verification
+from memlib.running.planning import Costs
+from memlib.runs import garbage
 from memlib.store import Attempt, Ref, Store
+from memlib.store.records import sealed
 
 SWEEP = """
 audit: sweep
@@ -141,7 +142,7 @@ def nets(cores: int) -> None:
 
 
 def _memlib(*arguments: str, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.entry", *arguments]
+    command = [sys.executable, "-m", "flows.cli.entry", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == status, done.stderr[-2000:]
     return done
@@ -152,7 +153,7 @@ def store(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         opened = Store(folder)
         _timed(f"write {count} artifacts", lambda: _fill(opened, stages, count))
-        refs = _timed("list them", lambda: upkeep.committed(opened))
+        refs = _timed("list them", lambda: garbage.committed(opened))
         assert len(refs) == count
         known = [Ref(stages[0], content_key(stages[0], version=1, spec={"number": i}, inputs={})) for i in range(2000)]
         costs = Costs(opened)
@@ -162,7 +163,7 @@ def store(count: int) -> None:
         )
         damaged = _timed("verify all of them", lambda: list(verification.check_artifacts(opened, refs)))
         assert not damaged
-        _timed("gc, dry", lambda: upkeep.garbage(opened, keep=[], days=-1))
+        _timed("gc, dry", lambda: garbage.garbage(opened, keep=[], days=-1))
         _timed("memlib runs", lambda: _memlib("runs", "--store", folder))
 
 
@@ -217,11 +218,11 @@ def cells(planned: int, finished: int) -> None:
 
 def _finish_cells(sweep: Path, store: str) -> None:
     """Compute the cells one after another in this process, without Prefect and Ray."""
-    from flows.audits import body_of
-    from flows.recipes import load_recipe, validate
     from flows.sweep import cells_of, resolved
     from memlib.audits import AUDITS
-    from memlib.running import PlainRunner
+    from memlib.audits.arrangement import body_of
+    from memlib.recipes.files import load_recipe, validate
+    from memlib.running.runners import PlainRunner
 
     recipe = validate(AUDITS["sweep"].recipe, resolved(load_recipe(str(sweep))[0]))
     for audit, spec, _ in cells_of(recipe).values():

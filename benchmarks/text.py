@@ -108,7 +108,7 @@ def in_a_process(one: dict[str, Any]) -> dict[str, Any]:
 def make_corpus(path: str, unit: str, model: str | None, secrets: bool) -> dict[str, Any]:
     """Make one corpus; return its seconds, peak memory in GiB and number of symbols."""
     from memlib.audits.exposure.stages import MakeCorpus
-    from memlib.running import PlainRunner
+    from memlib.running.runners import PlainRunner
     from memlib.specs import PretrainedSpec, SecretsSpec, TextSpec
     from memlib.store import Store
     from memlib.training.pretrained import TakeOver
@@ -139,7 +139,7 @@ def audit(folder: Path, path: Path) -> str:
     recipe.write_text(AUDIT.format(path=path))
     started, peak = time.perf_counter(), 0
     with tempfile.TemporaryDirectory(dir=folder) as store:
-        command = [sys.executable, "-m", "flows.entry", "run", "exposure", "--recipe", str(recipe), "--store", store]
+        command = [sys.executable, "-m", "flows.cli.entry", "run", "exposure", "--recipe", str(recipe), "--store", store]
         running = psutil.Popen(command)
         while running.poll() is None:
             with contextlib.suppress(psutil.Error):

@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flows.distributed import run
+    from flows.api import run
 
 __all__ = ["run"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":  # loads Prefect only when it is used
-        return importlib.import_module("flows.distributed").run
+        return importlib.import_module("flows.api").run
     raise AttributeError(f"module 'flows' has no attribute {name!r}")

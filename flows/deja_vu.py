@@ -7,35 +7,23 @@ from typing import Any
 import pyarrow as pa
 
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
+from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
+from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
+from memlib.audits.deja_vu.scoring import Score, ScoreSetting, Searches
+from memlib.audits.deja_vu.searching import Found, Probe, Search
 from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
-from memlib.audits.deja_vu.stages import (
-    PROBED_VIEW,
-    PUBLIC_VIEW,
-    ROLE_OF,
-    Embed,
-    EmbeddedView,
-    Found,
-    Probe,
-    Report,
-    Score,
-    ScoreSetting,
-    Search,
-    Searches,
-    View,
-    shown_rows,
-)
+from memlib.audits.last_stages import run_id
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.encoders import OutsideEncoder
-from memlib.publishing import run_id
-from memlib.records import RunRecord
-from memlib.results import Tables
+from memlib.pipeline.stage import AnyStage, Artifact, Runner
+from memlib.pipeline.tables import Tables
+from memlib.runs.records import RunRecord
 from memlib.specs import CropSpec, ModelSpec, TrainingSpec
-from memlib.stage import AnyStage, Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
 STAGES = (

@@ -6,9 +6,9 @@ from typing import Any
 from prefect import flow, runtime, tags
 from prefect.states import Crashed, Failed
 
-from flows.asked import read
-from flows.running import TAG, flow_of
+from flows.engine import TAG, flow_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
+from memlib.recipes.request import read
 from memlib.specs import Resources
 from memlib.store import DEFAULT_STORE
 

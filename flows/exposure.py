@@ -8,16 +8,16 @@ from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
 from memlib.audits.exposure.ranks import Asked, FitLaw, law_stages, rank_stages
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus, Report, Score
+from memlib.audits.last_stages import run_id
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
 from memlib.models.external import outside_digest
-from memlib.publishing import run_id
-from memlib.records import RunRecord
+from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
+from memlib.runs.records import RunRecord
 from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec
 from memlib.specs.subject import TrainIt
-from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver

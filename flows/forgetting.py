@@ -7,15 +7,15 @@ import pyarrow as pa
 
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
+from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
 from memlib.identity import derive_seed
 from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.observe.stages import ModelOutputs
-from memlib.publishing import run_id
-from memlib.records import RunRecord
+from memlib.pipeline.stage import Artifact, Runner
+from memlib.runs.records import RunRecord
 from memlib.specs import TrainedSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
-from memlib.stage import Artifact, Runner
 from memlib.training.fit import Train, TrainedModel
 
 STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)

@@ -8,8 +8,8 @@ from unittest import mock
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flows.recipes import models_in
 from memlib.audits import AUDITS, published_tables
+from memlib.recipes.files import models_in
 from memlib.report.glossary import terms
 from memlib.specs import Resources, limits
 from memlib.tables import Table
@@ -149,7 +149,7 @@ def glossary_page() -> str:
 
 def command_page() -> str:
     """Return docs/cli.md: every command with its arguments and options."""
-    from flows.cli import app  # imports every command
+    from flows.cli.app import app  # imports every command
 
     with mock.patch.object(sys, "argv", ["memlib"]):  # its name would else show how Python was started
         _, start, commands = app.generate_docs().partition("**Start**:\n")

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from flows.audits import body_of, stage_names
-from flows.recipes import load_recipe, validate
-from memlib.audit import Audit
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.arrangement import body_of, stage_names
+from memlib.audits.base import Audit
 from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import RunError, UserError
-from memlib.planning import PlanRunner
-from memlib.records import RunRecord
+from memlib.pipeline.stage import AnyStage, Runner
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.planning import PlanRunner
+from memlib.runs.records import RunRecord
 from memlib.specs import Spec, changed_content
-from memlib.stage import AnyStage, Runner
 
 STAGES: tuple[type[AnyStage], ...] = ()
 Cells = dict[str, tuple[Audit, Spec, dict[str, Any]]]
@@ -27,7 +27,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if isinstance(runner, PlanRunner):
         _plan_cells(runner, cells)
         return None
-    from flows.cells import carry_out_cells  # loads Prefect
+    from flows.sweep_cells import carry_out_cells  # loads Prefect
 
     return carry_out_cells(runner, recipe, cells)
 

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.self_influence import influence_of
+from memlib.audits.last_stages import run_id
+from memlib.audits.self_influence.influence import influence_of
 from memlib.audits.self_influence.stages import Score as SelfInfluence
 from memlib.audits.unique_feature.own import check_nulls
 from memlib.audits.unique_feature.recipe import Cell, Recipe
+from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net, Pull, nets_of
 from memlib.audits.unique_feature.stages import (
     ChooseCanaries,
     Report,
     Score,
-    Scored,
     ScoreNets,
     ScoreOwn,
     TrainNets,
@@ -25,10 +26,9 @@ from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData
 from memlib.errors import UserError
 from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
-from memlib.publishing import run_id
-from memlib.records import RunRecord
+from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
+from memlib.runs.records import RunRecord
 from memlib.specs import TrainedSpec, TrainingSpec
-from memlib.stage import AnyArtifact, Artifact, Runner
 from memlib.training.fit import Canary, Train
 
 STAGES = (

@@ -12,16 +12,15 @@ on neither Prefect nor Ray, and every part can be used from a notebook:
     memlib.check(run, fail_on="shown")      decide whether a build passes
     memlib.verify()                         check that nothing in a store has changed
 
-The order of each audit's stages is defined in `flows`, one layer above; these functions are therefore imported when they are
-first used.
+The functions are imported when they are first used.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flows.in_process import check, diff, list_runs, plan, run, verify
-    from memlib.opened import open
+    from memlib.running.api import check, diff, list_runs, plan, run, verify
+    from memlib.runs.run import open
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "check", "diff", "list_runs", "open", "plan", "run", "verify"]
@@ -29,7 +28,7 @@ __all__ = ["__version__", "check", "diff", "list_runs", "open", "plan", "run", "
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("memlib.opened" if name == "open" else "flows.in_process"), name)
+        return getattr(importlib.import_module("memlib.runs.run" if name == "open" else "memlib.running.api"), name)
     raise AttributeError(f"module 'memlib' has no attribute {name!r}")
 
 

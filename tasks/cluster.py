@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlib import code
-from memlib.cores import cores
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
-from memlib.journal import LOG_VARIABLE
-from memlib.private import scratch
-from memlib.settings import waiting
+from memlib.pipeline import user_code
+from memlib.runs.journal import LOG_VARIABLE
+from memlib.specs.cores import cores
+from memlib.store.permissions import scratch
+from memlib.store.settings import waiting
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
@@ -298,7 +298,7 @@ def map_on_ray(
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of all workers; others keep the values that they have on the cluster's machines."""
-    here = {name: os.environ[name] for name in (code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
+    here = {name: os.environ[name] for name in (user_code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
     return WORKER_SETTINGS | waiting() | here
 
 

@@ -1,4 +1,4 @@
-"""Display of a run's progress: bars on a terminal, and progress artifacts in Prefect; memlib.journal keeps the record."""
+"""Display of a run's progress: bars on a terminal, and progress artifacts in Prefect; the journal keeps the record."""
 
 import contextlib
 import sys
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from memlib.journal import Journal
+from memlib.runs.journal import Journal
 from tasks.display import is_gone
 
 PREFECT_SECONDS = 5.0  # between two updates of a task's progress

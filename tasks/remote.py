@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.exact import be_exact
-from memlib.journal import log, log_as_asked
-from memlib.logs import recorded, recording
+from memlib.running.precision import be_exact
+from memlib.runs.journal import log, log_as_asked
 from memlib.store import Attempt, Ref, Store
+from memlib.store.logs import recorded, recording
 
 REACH_SECONDS = 10.0  # time within which a store must answer
 

@@ -6,8 +6,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
-from memlib.plain import plain
-from memlib.records import RunRecord
+from memlib.runs.records import RunRecord
+from memlib.sanitize import plain
 
 ARTIFACT_ROWS = 50
 LONGEST_NAME = 120  # characters of a title

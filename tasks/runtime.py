@@ -12,11 +12,11 @@ import torch
 from rich.console import Console
 
 from memlib.errors import RunError
-from memlib.journal import LOG_VARIABLE, Journal
-from memlib.plain import plain
-from memlib.publishing import Work
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, OldCode
+from memlib.running.publishing import Work
+from memlib.runs.journal import LOG_VARIABLE, Journal
+from memlib.sanitize import plain
 from memlib.specs import Resources
-from memlib.stage import AnyArtifact, AnyStage, Known, OldCode
 from memlib.store import Ref, Store
 from tasks.display import tell
 from tasks.progress import Bars, Mover, StderrConsole, bars

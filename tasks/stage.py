@@ -16,12 +16,12 @@ from prefect.context import TagsContext
 from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.exact import be_exact
-from memlib.publishing import publish_audit
-from memlib.records import RunRecord
-from memlib.results import Tables
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.pipeline.tables import Tables
+from memlib.running.precision import be_exact
+from memlib.running.publishing import publish_audit
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
 from memlib.store import Making, Ref, Store
 from tasks.cluster import map_on_ray
 from tasks.display import shown

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, ResourcesError, RunError
-from memlib.private import scratch
+from memlib.pipeline.stage import AnyStage
 from memlib.specs import Resources
-from memlib.stage import AnyStage
 from memlib.store import Ref, Store
+from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 from tasks.board import LONGEST_SECONDS, Board

@@ -11,9 +11,9 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from memlib.collectives import share
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
-from memlib.exact import be_exact
+from memlib.models.collectives import share
+from memlib.running.precision import be_exact
 from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from commands import settings_of
 
-from flows.audits import resolved
-from flows.recipes import load_recipe, shipped_recipes, validate
 from flows.reference import pages
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.arrangement import resolved
+from memlib.recipes.files import load_recipe, shipped_recipes, validate
 from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[1]

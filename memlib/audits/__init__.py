@@ -6,7 +6,7 @@ recipe.py (schema of the recipes), stages.py, scores.py, summary.py, verdict.py,
 import importlib
 from collections.abc import Iterator, Mapping
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 from memlib.tables import CURVES, RUNS, SUMMARY, Table
 
 PACKAGES = {

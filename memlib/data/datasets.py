@@ -17,7 +17,6 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.code import load
 from memlib.data.arrays import NpzImages
 from memlib.data.csv_images import CsvImages
 from memlib.data.examples import (
@@ -39,6 +38,7 @@ from memlib.data.table import Table
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import UserError
 from memlib.identity import file_digest
+from memlib.pipeline.user_code import load
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
     AnnotatedFolderSource,

@@ -21,8 +21,8 @@ from memlib.data.dicom import is_dicom
 from memlib.data.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.plain import is_text
-from memlib.private import PRIVATE, make_folder, user_folder
+from memlib.sanitize import is_text
+from memlib.store.permissions import PRIVATE, make_folder, user_folder
 
 HEADER = 256  # bytes of a file by which DICOM is known
 REHASH = "MEMLIB_REHASH"

@@ -24,7 +24,7 @@ from memlib.data.examples import (
 )
 from memlib.data.pictures import FRACTIONS, Picture
 from memlib.errors import UserError
-from memlib.plain import count_of
+from memlib.sanitize import count_of
 from memlib.specs import AnnotatedFolderSource, ImageFolderSource
 
 IMAGE_SUFFIXES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from memlib.data.examples import Example, Source, UnreadableImage
 from memlib.errors import UserError
-from memlib.plain import count_of
+from memlib.sanitize import count_of
 from memlib.specs import LabelsSpec
 
 MOST_NAMED = 5  # classes named in a remark

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json
-from memlib.private import user_folder
+from memlib.store.permissions import user_folder
 
 VARIABLE = "MEMLIB_SECRET_FILE"
 LENGTH = 32

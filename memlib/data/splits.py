@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memlib.data.crops import periphery_crops
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
-from memlib.plain import count_of
+from memlib.sanitize import count_of
 from memlib.specs import CropSpec, HoldOutSpec, SplitSpec
 from memlib.stats.randomization import Design, home_labels
 from memlib.tables import SPLITS, read_groups

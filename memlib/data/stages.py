@@ -46,10 +46,10 @@ from memlib.data.splits import (
 from memlib.data.stored import Blocks, Ranges, read_images
 from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.errors import CorruptArtifact, RunError
-from memlib.provenance import Declared
-from memlib.runs import without_whereabouts
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
-from memlib.stage import Artifact, Place, Runner, Stage, remembered
+from memlib.specs.asks import without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SPLITS, read_table, write_table
 

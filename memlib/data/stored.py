@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.cores import cores
+from memlib.specs.cores import cores
 
 Storage = Literal["raw", "png", "jpeg"]
 IMAGES, ENCODED = "images.npy", "images.arrow"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.examples import Source, UnreadableImage
-from memlib.plain import count_of
+from memlib.sanitize import count_of
 from memlib.tables import INDEX
 
 LOOKED_AT = 50  # examples in a preview

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from memlib.collectives import sum_over_workers
+from memlib.models.collectives import sum_over_workers
 
 
 class GlobalBatchNorm(_BatchNorm):

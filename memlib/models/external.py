@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memlib.code import load, source_file
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder
+from memlib.pipeline.user_code import load, source_file
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
 from memlib.specs.encoders import (
     EncoderSpec,

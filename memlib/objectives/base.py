@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from memlib.collectives import gather_rows
+from memlib.models.collectives import gather_rows
 from memlib.specs import AugmentSpec
 
 Terms = dict[str, Tensor]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from memlib.errors import UserError
 from memlib.models.external import own_digest
+from memlib.pipeline.stage import Artifact
 from memlib.specs import TrainedSpec
-from memlib.stage import Artifact
 from memlib.store import Attempt
 from memlib.tables import read_table
 from memlib.training.fit import HISTORY, TrainedModel, build_model

@@ -15,9 +15,9 @@ from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
 from memlib.models.external import own_digest
 from memlib.observe.models import Take, check_varied, load_any, load_logits, model_key
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import InfluenceSpec, TrainedSpec
-from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
 from memlib.training.fit import Canary, TrainedModel
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import memlib
 from memlib.audits import AUDITS, audit_of
-from memlib.ledger import data_digest
-from memlib.provenance import source_state, who
+from memlib.pipeline.provenance import source_state, who
+from memlib.pipeline.sources import data_digest
+from memlib.pipeline.stage import AnyArtifact
 from memlib.report.page import Page
 from memlib.specs import Spec
-from memlib.stage import AnyArtifact
 from memlib.store import Store
 
 DIGITS = 16  # hexadecimal digits shown of each digest

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from memlib.data.stages import Shard
+from memlib.pipeline.stage import AnyArtifact
 from memlib.report.figures import data_uri
 from memlib.report.page import Section
-from memlib.stage import AnyArtifact
 
 CLASSES, EACH = 8, 3  # classes, and pictures per class, of the thumbnail sheet; six pictures fill a row of the page
 

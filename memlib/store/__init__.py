@@ -2,9 +2,9 @@
 
 import os
 
-from memlib.records import MANIFEST
 from memlib.store.place import MARKER
 from memlib.store.ranges import RangeFile
+from memlib.store.records import MANIFEST
 from memlib.store.refs import Attempt, Facts, Making, Ref
 from memlib.store.resume import KEPT_RESUME_STATES
 from memlib.store.store import Store

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable
-from memlib.logs import recorded
-from memlib.provenance import content_digest
-from memlib.records import MANIFEST, ArtifactRecord, FileRecord, Unreadable, parse, sealed
 from memlib.store.backend import Damaged
+from memlib.store.content import content_digest
+from memlib.store.logs import recorded
 from memlib.store.place import Place
 from memlib.store.ranges import RangeFile
+from memlib.store.records import MANIFEST, ArtifactRecord, FileRecord, Unreadable, parse, sealed
 from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
-from memlib.usage import measuring, note_read
+from memlib.store.usage import measuring, note_read
 
 LET_GO = "let-go.json"  # file beside an artifact's files with the names of its evicted files
 
@@ -236,7 +236,7 @@ class Artifacts:
             spec: configuration of the stage, recorded in the manifest (plain JSON).
             inputs: keys of the artifacts that were read, recorded in the manifest.
             units: amount of work in the stage's unit (examples, steps); used to compare costs between artifacts.
-            provenance: further entries of the manifest that record how the artifact was made, see memlib.provenance.
+            provenance: further entries of the manifest that record how the artifact was made, see memlib.pipeline.provenance.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]

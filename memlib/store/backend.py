@@ -13,8 +13,8 @@ from stat import S_ISREG
 from typing import Any
 
 from memlib.identity import file_digest
-from memlib.private import Mode, Permissions
-from memlib.records import FileRecord
+from memlib.store.permissions import Mode, Permissions
+from memlib.store.records import FileRecord
 
 HALF_WRITTEN_SECONDS = 3600.0  # an incomplete resume state or file older than this is abandoned
 TMP = "tmp"  # folder of files that are being written; complete files are moved to their place by renaming

@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from memlib.errors import UserError
-from memlib.private import PRIVATE, make_folder, write_file
-from memlib.records import FileRecord
+from memlib.store.permissions import PRIVATE, make_folder, write_file
+from memlib.store.records import FileRecord
 
 LOOK_SECONDS = 0.2  # pause between two checks for room while other processes fetch files
 FETCH_SECONDS = 86_400.0  # longer than any file takes to fetch

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
-from memlib.private import PRIVATE, Mode, Permissions, copy_file, make_folder, mode_like, read_plain, write_file
-from memlib.records import MOST_BYTES, FileRecord, Unreadable
 from memlib.store.backend import HALF_WRITTEN_SECONDS, TMP, Backend, Damaged, Facts
+from memlib.store.permissions import PRIVATE, Mode, Permissions, copy_file, make_folder, mode_like, read_plain, write_file
+from memlib.store.records import MOST_BYTES, FileRecord, Unreadable
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)  # of a store that can only be read
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without hard links

@@ -10,10 +10,10 @@ from typing import NoReturn
 import memlib
 from memlib.errors import UserError
 from memlib.identity import file_digest
-from memlib.private import MODES, PRIVATE, Mode, Permissions, permissions
-from memlib.records import FileRecord, MarkerRecord, Unreadable, parse
-from memlib.settings import choice
 from memlib.store.backend import TMP, Backend, Facts
+from memlib.store.permissions import MODES, PRIVATE, Mode, Permissions, permissions
+from memlib.store.records import FileRecord, MarkerRecord, Unreadable, parse
+from memlib.store.settings import choice
 
 MARKER = "memlib-store.json"
 FORMAT = 1  # version of the store's layout; raised when earlier versions of memlib must not write there

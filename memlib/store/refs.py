@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 from memlib.errors import CorruptArtifact
-from memlib.records import NAME
+from memlib.store.records import NAME
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Making(TypedDict):
     """The part of an artifact's manifest that records how it was made.
 
     `spec` is the configuration of the stage, `inputs` the keys of the artifacts that the stage read, by role, and `units` the
-    amount of work in the stage's unit; `provenance` holds further entries, see memlib.provenance.
+    amount of work in the stage's unit; `provenance` holds further entries, see memlib.pipeline.provenance.
     """
 
     spec: Mapping[str, Any]

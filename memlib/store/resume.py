@@ -7,9 +7,9 @@ import uuid
 from pathlib import Path
 
 from memlib.identity import file_digest
-from memlib.records import MANIFEST, ResumeRecord, Unreadable, parse, sealed
 from memlib.store.backend import HALF_WRITTEN_SECONDS
 from memlib.store.place import Place
+from memlib.store.records import MANIFEST, ResumeRecord, Unreadable, parse, sealed
 
 KEPT_RESUME_STATES = 2
 

@@ -22,16 +22,16 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from memlib.errors import RunError, UserError
-from memlib.plain import is_text
-from memlib.private import user_folder
-from memlib.settings import number
+from memlib.sanitize import is_text
 from memlib.store.artifacts import Artifacts
 from memlib.store.backend import Backend
 from memlib.store.copies import Copies
 from memlib.store.local import Local
+from memlib.store.permissions import user_folder
 from memlib.store.place import Place
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
+from memlib.store.settings import number
 
 UNWRITABLE = (
     "http",

@@ -20,15 +20,15 @@ from memlib.data.splits import VALIDATION
 from memlib.data.stages import Seen, Shard, digest_of, rows_of
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
-from memlib.private import scratch
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Known, Place, Stage
 from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, PretrainedSpec, TrainingSpec
-from memlib.stage import Artifact, Known, Place, Stage
 from memlib.store import Attempt, Ref, Store
+from memlib.store.permissions import scratch
+from memlib.store.usage import measuring
 from memlib.tables import TRAINING, read_table, write_table
 from memlib.training.files import step_file, weights_file
 from memlib.training.pretrained import Pretrained, TakeOver
-from memlib.usage import measuring
 
 if TYPE_CHECKING:
     import torch

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memlib.collectives import share, share_files
 from memlib.data.canaries import Feature
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
 from memlib.models.causal import Causal
+from memlib.models.collectives import share, share_files
 from memlib.objectives import Objective
 from memlib.specs import TrainingSpec
 from memlib.training.augment import apply_view, draw_view, normalise, pixels

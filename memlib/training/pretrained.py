@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memlib.errors import UserError
 from memlib.models.external import read_files
 from memlib.models.hugging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_files
-from memlib.private import scratch
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Stage
 from memlib.specs import LoraSpec, PretrainedSpec
-from memlib.stage import Artifact, Stage
 from memlib.store import Attempt
+from memlib.store.permissions import scratch
 
 if TYPE_CHECKING:
     import torch

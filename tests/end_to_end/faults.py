@@ -40,8 +40,8 @@ from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
 from test_unique_feature import MOONS
 
-from flows.audits import stage_names
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import stage_names
 
 SELF_INFLUENCE = """
 audit: self_influence
@@ -180,7 +180,7 @@ class Case:
     def undisturbed(self) -> tuple[Path, dict[str, Any]]:
         """Run the audit undisturbed, once; return its store and manifest."""
         store = self.folder / self.audit / "undisturbed"
-        return store, self.memlib.audit(store)
+        return store, self.memlib.audits.base(store)
 
     @property
     def stages(self) -> list[str]:

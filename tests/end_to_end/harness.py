@@ -65,7 +65,7 @@ class Memlib:
         command = [
             sys.executable,
             "-m",
-            "flows.entry",
+            "flows.cli.entry",
             "run",
             self.audit_name,
             "--recipe",
@@ -90,7 +90,7 @@ class Memlib:
         return newest(store)
 
     def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.entry", *arguments]
+        command = [sys.executable, "-m", "flows.cli.entry", *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, env=self.environment | environment, timeout=3000
         )  # fmt: skip

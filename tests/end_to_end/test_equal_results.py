@@ -35,7 +35,7 @@ async def counted(self, method, *arguments, **options):
     asked[f"{method} {said.get('Key') or said.get('Prefix') or ''}"] += 1
     return await call(self, method, *arguments, **options)
 s3fs.S3FileSystem._call_s3 = counted
-from flows.cli import main
+from flows.cli.app import main
 status = main(sys.argv[3:])
 print("ASKED", json.dumps(asked), file=sys.stderr)
 sys.exit(status)

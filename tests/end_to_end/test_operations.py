@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from harness import Memlib, newest, published, says_one_thing
 
-from flows.cli import main
+from flows.cli.app import main
 
 TINY = Path(__file__).parents[2] / "deployments/local/tiny.yaml"
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from harness import Memlib, kill_leftovers, wait_for
 
-from flows.supervised import INSISTING, STOPPED, STOPPED_LINE
+from flows.cli.supervisor import INSISTING, STOPPED, STOPPED_LINE
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="runs are guarded on Linux alone")
 

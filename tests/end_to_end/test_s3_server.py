@@ -21,7 +21,7 @@ from test_prefect_server import ask
 from test_unique_feature import MOONS, wrote
 
 from memlib.errors import CorruptArtifact, StoreRefused
-from memlib.runs import list_runs
+from memlib.runs.index import list_runs
 from memlib.store import Ref, Store
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ def cluster(memlib: Memlib, tmp_path: Path) -> dict[str, str]:
     for name, script in STAND_INS.items():
         (folder / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (folder / name).chmod(0o755)
-    (folder / "memlib").write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m flows.entry "$@"\n')
+    (folder / "memlib").write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -m flows.cli.entry "$@"\n')
     (folder / "memlib").chmod(0o755)
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
     return memlib.environment | {

@@ -104,7 +104,7 @@ def call(project: Path) -> Call:
     }  # fmt: skip
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "flows.entry", *arguments]
+        command = [sys.executable, "-m", "flows.cli.entry", *arguments]
         done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return done
@@ -133,7 +133,7 @@ def test_an_audit_is_a_package_a_flow_and_a_line(project: Path, call: Call) -> N
 
 PLAIN = """
 import importlib, sys, yaml
-from memlib.running import PlainRunner
+from memlib.running.runners import PlainRunner
 from memlib.store import Store
 
 for flow in sys.argv[1:]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.asked import command_for, find_recipe, read, read_named
-from flows.recipes import load_recipe
 from memlib.errors import UserError
+from memlib.recipes.files import load_recipe
+from memlib.recipes.request import command_for, find_recipe, read, read_named
 from memlib.specs import Resources
 
 

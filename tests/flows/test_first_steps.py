@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from flows.asked import read_file
-from flows.cli import main
-from flows.first_steps import QUESTION, Have, _in_yaml, _starter
+from flows.cli.app import main
+from flows.cli.start import QUESTION, Have, _in_yaml, _starter
 from memlib.audits import AUDITS
-from memlib.records import sealed
+from memlib.recipes.request import read_file
 from memlib.store import Store
+from memlib.store.records import sealed
 
 
 @pytest.mark.parametrize("name", list(AUDITS))
@@ -57,7 +57,7 @@ def test_a_starter_for_what_one_has_is_valid_with_its_examples_and_with_answers(
             else ANSWERS.get(question.split()[0], "no: {1}")
         )
 
-    monkeypatch.setattr("flows.first_steps._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
     monkeypatch.setattr("builtins.input", answer)
     assert main(["init", "--for", have, "mine.yaml"]) == 0
     assert len(asked) == len({question for question, _ in QUESTION.findall(_starter(f"for_{have}.yaml"))})
@@ -82,7 +82,7 @@ def test_init_asks_what_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 2
     assert "say what you have: memlib init --for image-model|" in capsys.readouterr().err
-    monkeypatch.setattr("flows.first_steps._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
     answers = iter(["9"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers, ""))
     assert main(["init"]) == 0
@@ -193,7 +193,7 @@ def test_a_slip_on_the_command_line_is_one_line(command: str, said: str, capsys:
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     run = subprocess.Popen(
-        [sys.executable, "-m", "flows.entry", "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "flows.cli.entry", "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert run.stdout is not None

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.validity.gate import RECIPE, answers
-from flows.cli import main
+from flows.cli.app import main
 from memlib.audits.deja_vu import gate as deja_vu
 from memlib.audits.exposure import gate as exposure
+from memlib.audits.gates import judge
 from memlib.findings import Interval, estimate, settle, summary_table, tested, with_params
 from memlib.findings import Verdict as Said
-from memlib.gates import judge
-from memlib.records import sealed
-from memlib.runs import results_path
+from memlib.runs.index import results_path
 from memlib.store import Store
+from memlib.store.records import sealed
 
 
 def ends(

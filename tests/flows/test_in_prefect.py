@@ -11,11 +11,11 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.asked import read
-from flows.running import carry_out
+from flows.engine import carry_out
 from memlib.data.stages import Decode
 from memlib.errors import RunError
-from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.recipes.request import read
+from memlib.runs.records import Finding, RunRecord, VerdictRecord
 from memlib.specs import DataSpec, Resources
 from tasks.display import LOGGER
 from tasks.stage import StageRunner

@@ -15,7 +15,7 @@ import memlib
 import memlib.audits.self_influence
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
-from memlib.opened import Run
+from memlib.runs.run import Run
 
 RECIPE = Path(__file__).parents[2] / "deployments/starters/self_influence.yaml"
 CHANGES: dict[str, Any] = {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}
@@ -72,7 +72,7 @@ def test_the_store_of_the_environment_is_the_default(
 
 
 def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
-    command = [sys.executable, "-m", "flows.entry", "show", run.id[:6], "--store", store, "--json"]
+    command = [sys.executable, "-m", "flows.cli.entry", "show", run.id[:6], "--store", store, "--json"]
     assert run.verdict.sentence in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

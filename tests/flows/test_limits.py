@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.recipes import load_recipe, shipped_recipes, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
+from memlib.recipes.files import load_recipe, shipped_recipes, validate
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torchvision
 
-from flows.cli import main
-from flows.named_files import check_files, require_files
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.errors import UserError
+from memlib.recipes.files import load_recipe, validate
+from memlib.recipes.named_files import check_files, require_files
 
 
 @pytest.fixture

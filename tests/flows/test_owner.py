@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from flows.cli import main
+from flows.cli.app import main
 from memlib.data.secret import read_secret
 from memlib.observe.given import read_outputs
 from memlib.observe.names import asked_as

@@ -14,21 +14,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from harness import INFLUENCE
 
-from flows.audits import body_of
-from flows.cli import main
-from flows.planned import finished, finished_cells, has_server
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
-from memlib.records import RunRecord, sealed
-from memlib.running import PlainRunner
-from memlib.runs import list_runs, read_run
+from memlib.audits.arrangement import body_of
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.finished import finished, finished_cells, has_server
+from memlib.running.runners import PlainRunner
+from memlib.runs.index import list_runs, read_run
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.store import Store
 from memlib.store.local import Local
+from memlib.store.records import sealed
 
 LOADED = """
 import sys
-from flows.cli import main
+from flows.cli.app import main
 status = main(sys.argv[1:])
 heavy = [name for name in ("torch", "prefect", "ray", "scipy.stats", "matplotlib", "faiss", "sklearn") if name in sys.modules]
 print(status, *heavy, file=sys.stderr)

@@ -7,11 +7,11 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
-from flows.asked import read_named
-from flows.recipes import load_recipe, models_in, printed_recipe, shipped_recipes, validate
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.errors import UserError
+from memlib.recipes.files import load_recipe, models_in, printed_recipe, shipped_recipes, validate
+from memlib.recipes.request import read_named
 from memlib.specs import Resources
 from memlib.specs.base import _numbers_of
 

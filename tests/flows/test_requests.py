@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-import flows.cli
-from flows.cli import main
-from flows.recipes import load_recipe, validate
-from flows.requests import announced, unfinished
+import flows.cli.app
+from flows.cli.app import main
 from memlib.audits.exposure.recipe import Recipe
 from memlib.errors import ResourcesError, RunError, UserError
-from memlib.publishing import Work, _history
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.publishing import Work, _history
+from memlib.runs.requests import announced, unfinished
 from memlib.specs import Resources
 from memlib.store import Store
 
@@ -82,7 +82,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     )
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", "abc", "--store", store.uri]) == 0
     assert asked[0][0].resources == Resources(max_failures=7)  # a store chooses no cluster
 
@@ -101,7 +101,7 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append((*given, more)))
+    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append((*given, more)))
     where = ["--store", store.uri]
     assert main(["runs", *where]) == 0
     assert f"memlib resume {note.run}" in capsys.readouterr().out
@@ -126,8 +126,8 @@ def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli, "_carry_out", lambda *given, **more: asked.append(given))
-    monkeypatch.setattr(flows.cli, "cores", lambda: 4)
+    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.app, "cores", lambda: 4)
     where = ["--store", store.uri]
     assert main(["resume", note.run, *where]) == 0
     said = capsys.readouterr().err

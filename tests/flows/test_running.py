@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import check_stages
-from flows.cli import main
-from flows.recipes import load_recipe
+from flows.cli.app import main
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import check_stages
 from memlib.errors import UserError
+from memlib.recipes.files import load_recipe
 
 
 def test_stages_are_those_of_the_audit_or_of_any_cell() -> None:

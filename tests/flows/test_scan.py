@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli import main
-from flows.yaml_text import read_yaml
+from flows.cli.app import main
 from memlib.data.formats import Format
 from memlib.data.text import read_secrets
+from memlib.recipes.yaml import read_yaml
 from memlib.specs import SecretsSpec
 
 MAIL = "My pin is 4071. My pin is 4071, really\nMy pin is 1234; My pin is 99999\n"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ch
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
-from flows.supervised import ended, supervised, tell
+from flows.cli.supervisor import ended, supervised, tell
 
 def work():
     tell({store!r}, "0123456789ab")
@@ -97,13 +97,13 @@ def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, 
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_a_defect_is_a_line_and_its_traceback_a_private_log(command: str, is_writable: bool, tmp_path: Path) -> None:
     script = f"""
-import sys, flows.cli
-from flows.entry import command
+import sys, flows.cli.app
+from flows.cli.entry import command
 
 def main():
     raise KeyError("inner")
 
-flows.cli.main, sys.argv = main, ["memlib", "{command}"]
+flows.cli.app.main, sys.argv = main, ["memlib", "{command}"]
 sys.exit(command())
 """
     cache = tmp_path / "cache"
@@ -126,7 +126,9 @@ sys.exit(command())
 @pytest.mark.parametrize("kibibytes", [400_000, 450_000, 900_000])
 def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) -> None:
     """Python's own allocations fail, or the loader's of PyTorch's libraries, which is an ImportError."""
-    command = f"ulimit -v {kibibytes}; {sys.executable} -m flows.entry run deja-vu --recipe smoke --store {tmp_path}/store"
+    command = (
+        f"ulimit -v {kibibytes}; {sys.executable} -m flows.cli.entry run deja-vu --recipe smoke --store {tmp_path}/store"
+    )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     last = done.stderr.splitlines()[-1]
     assert done.returncode in (2, 75)  # or a library crashed
@@ -135,7 +137,17 @@ def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) 
 
 
 def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.entry", "run", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path / "store")]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli.entry",
+        "run",
+        "deja-vu",
+        "--recipe",
+        "smoke",
+        "--store",
+        str(tmp_path / "store"),
+    ]
     environment = os.environ | {"PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false", "PREFECT_HOME": str(tmp_path / "prefect")}
     environment.pop("PREFECT_API_URL", None)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
@@ -147,11 +159,11 @@ def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
 def test_an_interrupt_while_libraries_are_loaded_is_a_line(command: str) -> None:
     script = f"""
 import sys
-from flows.entry import command
+from flows.cli.entry import command
 
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == "flows.cli":
+        if name == "flows.cli.app":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupting())
@@ -168,8 +180,8 @@ def test_an_interrupt_that_a_library_makes_an_error_of_is_a_line(number: int) ->
     """pydantic's serializer does: such an error looked like a bug, and its run like one that had failed."""
     script = f"""
 import os, sys
-from flows import cli
-from flows.entry import command
+from flows.cli import app
+from flows.cli.entry import command
 
 def serialize(*arguments, **named):
     try:
@@ -177,7 +189,7 @@ def serialize(*arguments, **named):
     except KeyboardInterrupt as interrupt:
         raise ValueError("KeyboardInterrupt:") from None
 
-cli.app = serialize
+app.app = serialize
 sys.argv = ["memlib", "runs"]
 sys.exit(command())
 """

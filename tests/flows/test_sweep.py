@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from flows.audits import resolved
-from flows.cli import main
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from flows.sweep import cells_of
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import resolved
 from memlib.audits.sweep.recipe import Recipe, in_words
 from memlib.audits.sweep.scores import Outcome, score, verdict
 from memlib.findings import settle, tested
-from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.recipes.files import load_recipe, validate
+from memlib.runs.records import Finding, RunRecord, VerdictRecord
 from memlib.tables import SUMMARY
 
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.recipes import load_recipe, validate
-from memlib import private
+from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.data.secret import read_secret
 from memlib.errors import RunError, UserError
-from memlib.plain import brief, plain
-from memlib.private import user_folder
+from memlib.recipes.files import load_recipe, validate
 from memlib.report.figures import new_figure, plain_ticks, save_figure
-from memlib.store import Store
+from memlib.sanitize import brief, plain
+from memlib.store import Store, permissions
+from memlib.store.permissions import user_folder
 from tasks import cluster
 
 CREDENTIALS = "[default]\naws_access_key_id = AKIAIOSFODNN7EXAMPLE\naws_secret_access_key = wJalrXUtnFEMI/K7MDENG\n"
@@ -123,26 +122,26 @@ def test_a_secret_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 def test_temporary_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom memlib.private import scratch\n"
+        "import os, sys\nfrom pathlib import Path\nfrom memlib.store.permissions import scratch\n"
         "with scratch('test', Path(sys.argv[1])) as folder:\n    (folder / 'image').write_text('private')\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
     (left,) = tmp_path.glob("memlib-test-*")
     assert left.stat().st_mode & 0o077 == 0
-    private.sweep(tmp_path)
+    permissions.sweep(tmp_path)
     assert left.exists()  # it may have been made just now
     before = time.time() - 120
     os.utime(left / ".lock", (before, before))
-    with private.scratch("other", tmp_path) as alive:
+    with permissions.scratch("other", tmp_path) as alive:
         os.utime(alive.parent / ".lock", (before, before))
-        private.sweep(tmp_path)
+        permissions.sweep(tmp_path)
         assert not left.exists()
         assert alive.exists()
 
 
 def test_a_command_whose_output_is_closed_ends_well(tmp_path: Path) -> None:
     Store(str(tmp_path)).check_writable()
-    command = f"{sys.executable} -m flows.entry runs --store {tmp_path} >&-"
+    command = f"{sys.executable} -m flows.cli.entry runs --store {tmp_path} >&-"
     assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60).returncode == 0
 
 

@@ -134,8 +134,8 @@ def make_store(store: Path, folder: Path) -> None:
     recipe = folder / "tiny.yaml"
     recipe.write_text(RECIPE)
     memlib = Memlib(recipe, dict(os.environ))
-    memlib.audit(store)
-    memlib.audit(store, "decode.replicates=100")
+    memlib.audits.base(store)
+    memlib.audits.base(store, "decode.replicates=100")
     process = memlib.start(store, "training.epochs=60")
     wait_for(lambda: list(store.glob("requests/*.json")), process=process)
     wait_for(lambda: list(store.glob("status/*.json")), process=process)
@@ -214,7 +214,7 @@ def _all(readers: Any, folder: Path, store: Path) -> list[Any]:
 
 def recipes() -> list[Path]:
     """Return one recipe per audit."""
-    from flows.recipes import shipped_recipes
+    from memlib.recipes.files import shipped_recipes
 
     shipped = shipped_recipes()
     return [shipped[name] for name in RECIPES]
@@ -276,7 +276,7 @@ def attempt(reader: Any, file: int, content: bytes) -> str:
 
     from memlib.data.examples import UnreadableImage
     from memlib.errors import RunError, UserError
-    from memlib.plain import brief
+    from memlib.sanitize import brief
 
     before = signal.signal(signal.SIGALRM, _hung)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
@@ -370,8 +370,8 @@ def through_commands(folder: Path, store: Path, count: int, *, seed: int) -> Tal
 def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Popen[bytes]":
     from mutants import mutated
 
-    from flows.requests import unfinished
-    from memlib.runs import run_names
+    from memlib.runs.index import run_names
+    from memlib.runs.requests import unfinished
     from memlib.store import Store
 
     rng = random.Random(f"{seed} command {number}")
@@ -393,7 +393,7 @@ def _started(own: Path, store: Path, number: int, seed: int) -> "subprocess.Pope
     kind = {".json": "json", ".parquet": "parquet", ".yaml": "yaml"}.get(path.suffix, "text")
     path.write_bytes(mutated(kind, path.read_bytes(), [path.read_bytes()], rng))
     out, errors = (own / "out").open("wb"), (own / "errors").open("wb")
-    command = [sys.executable, "-m", "flows.entry", *line, "--store", str(own / "store")]
+    command = [sys.executable, "-m", "flows.cli.entry", *line, "--store", str(own / "store")]
     with out, errors:
         return subprocess.Popen(command, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, cwd=own)
 

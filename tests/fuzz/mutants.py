@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from memlib.records import DIGEST, sealed
+from memlib.store.records import DIGEST, sealed
 
 WORD = re.compile(rb"-?\d+(?:\.\d+)?|[A-Za-z_][\w.-]*")
 TEXTS = (

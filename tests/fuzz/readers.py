@@ -19,8 +19,7 @@ import torch
 from PIL import Image
 from small_models import save_model
 
-from flows.cli import main
-from flows.requests import FOLDER, unfinished
+from flows.cli.app import main
 from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.formats import Format
@@ -34,7 +33,9 @@ from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.own import load_own
 from memlib.observe.encoders import given_layers
 from memlib.observe.given import read_outputs
-from memlib.runs import run_names
+from memlib.runs.garbage import committed
+from memlib.runs.index import run_names
+from memlib.runs.requests import FOLDER, unfinished
 from memlib.specs import (
     AnnotatedFolderSource,
     CsvSource,
@@ -58,7 +59,6 @@ from memlib.specs import (
 )
 from memlib.specs.encoders import GivenEmbeddings
 from memlib.store import Ref, Store
-from memlib.upkeep import committed
 
 SECRET = "the pin is {d4}"
 

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import VALUES
 
-from flows.cli import main
-from flows.recipes import load_recipe
+from flows.cli.app import main
 from memlib.audits import AUDITS
+from memlib.recipes.files import load_recipe
 
 RECIPES = ("smoke", "two_moons", "forgetting_smoke", "exposure_smoke", "self_influence", "sweep_smoke")
 NUMBERS = (-1, 0, 1, 2, 3, 5, 10, 17, 100, 999, 10_000, 10**6, 2**31, 2**63)

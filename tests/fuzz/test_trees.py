@@ -7,10 +7,10 @@ import pytest
 import trees
 from harness import INFLUENCE
 
-from flows.audits import body_of
-from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
-from memlib.running import PlainRunner
+from memlib.audits.arrangement import body_of
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.runners import PlainRunner
 from memlib.store import Store
 
 STORES = 20

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from readers import same
 
-from flows.cli import main
-from memlib.records import MANIFEST
-from memlib.runs import HISTORY, list_runs, refs_of
+from flows.cli.app import main
+from memlib.runs.index import HISTORY, list_runs, refs_of
 from memlib.store import Store
+from memlib.store.records import MANIFEST
 
 VERIFIED, FAILED, UNCHECKED = 0, 2, 3
 

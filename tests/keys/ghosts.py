@@ -23,21 +23,21 @@ from safetensors.numpy import save_file
 
 import memlib.models.outside  # noqa: F401  _ghosts replaces its function
 from flows import sweep
-from flows.audits import body_of
-from flows.recipes import load_recipe, validate
-from memlib.audit import Audit
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.arrangement import body_of
+from memlib.audits.base import Audit
 from memlib.audits.exposure.asking import COSTS, COUNTS
+from memlib.audits.last_stages import PageStage
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
 from memlib.data.shards import INDEX_FILE
 from memlib.data.stored import IMAGES
 from memlib.data.streams import Documents, Text
 from memlib.identity import canonical_json
-from memlib.results import PageStage
-from memlib.runs import run_name, without_whereabouts
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.recipes.files import load_recipe, validate
 from memlib.specs import Resources, Spec
-from memlib.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.specs.asks import run_name, without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
 from memlib.training.files import step_file, weights_file

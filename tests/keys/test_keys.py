@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ghosts import Keys, keys_of
 
-from flows.recipes import shipped_recipes
+from memlib.recipes.files import shipped_recipes
 
 READ_LATER = {
     "boxes of coco": (

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.cli import main
-from memlib import code
+from flows.cli.app import main
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
 from memlib.models.external import own_digest
+from memlib.pipeline import user_code
 from memlib.specs import TrainedSpec
 from memlib.store import Store
 
@@ -43,33 +43,33 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLIB_CODE", "mine, other.part")
-    assert [code.is_allowed(name) for name in ("mine", "mine.deep", "minefield", "other", "other.part", "os", "")] == [
+    assert [user_code.is_allowed(name) for name in ("mine", "mine.deep", "minefield", "other", "other.part", "os", "")] == [
         True, True, False, False, True, False, False,
     ]  # fmt: skip
     with pytest.raises(UserError, match="os:system, which this machine does not allow.*MEMLIB_CODE=os"):
-        code.load("os:system")
+        user_code.load("os:system")
     monkeypatch.delenv("MEMLIB_CODE")
-    assert not code.is_allowed("mine")
-    code.allow(code.modules_in({"data": [{"source": {"function": "a.b:c"}}], "title": "no: code", "model": "d:E"}))
+    assert not user_code.is_allowed("mine")
+    user_code.allow(user_code.modules_in({"data": [{"source": {"function": "a.b:c"}}], "title": "no: code", "model": "d:E"}))
     assert os.environ["MEMLIB_CODE"] == "a,d"
 
 
 def test_a_function_is_named_or_said_to_be_missing(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLIB_CODE", "planted,nosuch")
-    assert callable(code.load("planted:make"))
+    assert callable(user_code.load("planted:make"))
     assert mark.exists()
     for named, said in (("planted:nothing", "no function 'nothing'"), ("nosuch:f", "cannot import 'nosuch'")):
         with pytest.raises(UserError, match=said):
-            code.load(named)
+            user_code.load(named)
 
 
 def test_the_source_of_a_function_is_found_without_running_it(mark: Path) -> None:
-    file = code.source_file("planted:make")
+    file = user_code.source_file("planted:make")
     assert file is not None
     assert file.name == "planted.py"
     for named in ("planted:wrapped", "planted:dumps", "planted:nothing", "nosuch:f", "json.nosuch:f", "sys:exit"):
-        assert code.source_file(named) is None, named
-    assert code.source_file("json.decoder:JSONDecoder") == Path(json.decoder.__file__)
+        assert user_code.source_file(named) is None, named
+    assert user_code.source_file("json.decoder:JSONDecoder") == Path(json.decoder.__file__)
     assert not mark.exists()
 
 
@@ -78,7 +78,7 @@ def test_keys_of_models_need_no_code_where_the_source_says_enough(mark: Path, tm
     weights.write_bytes(b"weights")
     spec = TrainedSpec(model="planted:make", weights=str(weights), inputs="unit")
     assert file_digest(tmp_path / "code" / "planted.py") in own_digest(spec, str(weights))
-    with code.planning(), pytest.raises(UnknownUntilRun):
+    with user_code.planning(), pytest.raises(UnknownUntilRun):
         own_digest(spec.model_copy(update={"model": "planted:wrapped"}), str(weights))
     assert not mark.exists()
 
@@ -115,11 +115,11 @@ def test_an_allowed_module_does_not_vouch_for_what_it_imports(tmp_path: Path, mo
     (tmp_path / "acme_guard/models.py").write_text("from acme_guard.danger import wipe\ndef make(): return 'made'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MEMLIB_CODE", "acme_guard.models")
-    assert code.load("acme_guard.models:make")() == "made"
+    assert user_code.load("acme_guard.models:make")() == "made"
     with pytest.raises(UserError, match=r"acme_guard.models:wipe, which is defined in acme_guard.danger"):
-        code.load("acme_guard.models:wipe")
-    code.allow(["acme_guard.models"])
-    assert code.load("acme_guard.models:wipe")() == "wiped"
+        user_code.load("acme_guard.models:wipe")
+    user_code.allow(["acme_guard.models"])
+    assert user_code.load("acme_guard.models:wipe")() == "wiped"
 
 
 @pytest.mark.long
@@ -128,7 +128,7 @@ def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
-    command = [sys.executable, "-m", "flows.entry", "resume", "000", "--store", store.uri]
+    command = [sys.executable, "-m", "flows.cli.entry", "resume", "000", "--store", store.uri]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "code"), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 2
@@ -162,19 +162,19 @@ def test_the_identity_of_code_covers_what_it_imports_of_its_own_package(
     file: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, monkeypatch)
-    code.identity_of.cache_clear()
-    before = code.identity_of("acme_models.nets")
+    user_code.identity_of.cache_clear()
+    before = user_code.identity_of("acme_models.nets")
     assert before != "unknown"
     with (tmp_path / file).open("a") as text:
         text.write("B = 2\n")
-    code.identity_of.cache_clear()
-    assert (code.identity_of("acme_models.nets") == before) is same
+    user_code.identity_of.cache_clear()
+    assert (user_code.identity_of("acme_models.nets") == before) is same
     assert "acme_models" not in __import__("sys").modules
 
 
 def test_installed_packages_are_identified_by_their_version() -> None:
-    assert code.identity_of("scipy.stats").startswith("scipy 1.")
-    assert code.identity_of("no_such_package.module") == "unknown"
+    assert user_code.identity_of("scipy.stats").startswith("scipy 1.")
+    assert user_code.identity_of("no_such_package.module") == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_function_that_an_allowed_module_only_imported_is_refused(
 ) -> None:
     (tmp_path / "acme_borrowing.py").write_text(f"{line}\ndef own(): return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(code.VARIABLE, "acme_borrowing")
-    assert code.load("acme_borrowing:own")() == 1
+    monkeypatch.setenv(user_code.VARIABLE, "acme_borrowing")
+    assert user_code.load("acme_borrowing:own")() == 1
     with pytest.raises(UserError, match="which is defined in"):
-        code.load(f"acme_borrowing:{name}")
+        user_code.load(f"acme_borrowing:{name}")
     __import__("sys").modules.pop("acme_borrowing")

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from memlib import collectives
-from memlib.collectives import share, share_files
 from memlib.errors import RunError
+from memlib.models import collectives
+from memlib.models.collectives import share, share_files
 
 ROOT = Path(__file__).parents[2]
 VALUES: list[Any] = [None, True, 7, -1, 0.1, float("inf"), "a proböem", [1, "x"], {"a": None}]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows import store_commands
-from flows.cli import main
-from memlib.comparison import finding_changes, recipe_changes, shared_artifacts
-from memlib.records import RunRecord
+from flows.cli import store
+from flows.cli.app import main
+from memlib.running.comparison import finding_changes, recipe_changes, shared_artifacts
+from memlib.runs.records import RunRecord
 from memlib.store import Store
 
 
@@ -139,7 +139,7 @@ def published(store: Store, *runs: dict[str, Any]) -> list[str]:
 def test_runs_that_differ_are_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_commands, "console", Console(highlight=False, markup=False, width=80))
+    monkeypatch.setattr(store, "console", Console(highlight=False, markup=False, width=80))
     where = published(Store(str(tmp_path / "store")), DECODED, LONGER)
     assert main(["diff", "a", "b", *where]) == 0
     said = capsys.readouterr().out

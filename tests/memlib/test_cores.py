@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memlib.cores import cores
+from memlib.specs.cores import cores
 
 
 @pytest.fixture(autouse=True)

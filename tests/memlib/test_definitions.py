@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.audits import stages_of
-from memlib import definitions
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import stages_of
+from memlib.pipeline import definitions
 
 CACHED = (
     "code_of", "_saved", "_saved_at", "reached", "_steps", "_paths", "_source", "_module", "_bases", "_is_stage", "subclasses", "_openings",
 )  # fmt: skip
 PROGRAM = {
-    "stage": "class Stage: ...\nclass Artifact: ...\n",
-    "results": "from memlib.stage import Stage\nclass PageStage(Stage): ...\n",
+    "pipeline/stage": "class Stage: ...\nclass Artifact: ...\n",
+    "audits/last_stages": "from memlib.pipeline.stage import Stage\nclass PageStage(Stage): ...\n",
     "store": "def kept(): return 1\n",
     "report": "def drawn(): return 1\n",
     "maths": '''
@@ -46,7 +46,7 @@ class Clerk:
     "stages": '''
 from __future__ import annotations
 import memlib.maths as sums
-from memlib.stage import Artifact, Stage
+from memlib.pipeline.stage import Artifact, Stage
 from memlib.asked import Asked
 from memlib.store import kept
 class First(Stage):
@@ -81,9 +81,10 @@ def codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def found(program: dict[str, str]) -> dict[str, str]:
         folder = tmp_path / "memlib"
         folder.mkdir(exist_ok=True)
-        for file in folder.glob("*.py"):
+        for file in folder.rglob("*.py"):
             file.unlink()
         for name, text in {"__init__": "", **program}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / f"{name}.py").write_text(text)
         forget()
         return {name: definitions.code_of("memlib.stages", name) for name in ("First", "Second", "Third")}
@@ -187,5 +188,5 @@ def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(monkeypa
 
 
 def test_the_template_of_a_page_is_part_of_its_code() -> None:
-    files = {file.name for file in definitions._files(definitions.reached("memlib.audits.deja_vu.stages", "Report"))}
+    files = {file.name for file in definitions._files(definitions.reached("memlib.audits.deja_vu.page", "Report"))}
     assert {"page.html.j2", "glossary.yaml"} <= files

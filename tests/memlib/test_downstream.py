@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from memlib.audits import published_tables
-from memlib.runs import publish_rows, results_path
+from memlib.runs.index import publish_rows, results_path
 from memlib.tables import Table, write_table
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/how-to/read-results.md").read_text()
@@ -50,7 +50,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
              "scores": None, "memlib": "0.1"}
         )  # fmt: skip
     found.entries.sort(key=lambda entry: -entry["finished"])
-    monkeypatch.setattr("memlib.runs.list_runs", lambda store: store)
+    monkeypatch.setattr("memlib.runs.index.list_runs", lambda store: store)
     part = tmp_path / "part.parquet"
     for audit, run in [*((audit, run) for audit, run, *_ in wanted), ("deja_vu", "orphan")]:
         for name in ("summary", "units"):

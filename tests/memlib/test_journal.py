@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memlib import journal as journals
 from memlib.errors import StoreUnreachable
-from memlib.journal import Journal, JsonLines, read_status
+from memlib.runs import journal as journals
+from memlib.runs.journal import Journal, JsonLines, read_status
 from memlib.store import Store
 
 

@@ -1,7 +1,7 @@
 """Earlier audits of the same data are recorded once, and said with the number of the look."""
 
-from memlib.ledger import entry, in_words, look_in_words, planned_looks
-from memlib.records import Ledger, RunEntry
+from memlib.runs.ledger import entry, in_words, look_in_words, planned_looks
+from memlib.runs.records import Ledger, RunEntry
 
 
 def run(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from memlib.errors import MissingArtifact, UnknownUntilRun
-from memlib.planning import Costs, Plan, in_time
-from memlib.records import sealed
+from memlib.running.planning import Costs, Plan, in_time
 from memlib.store import Ref, Store
+from memlib.store.records import sealed
 
 
 @pytest.fixture

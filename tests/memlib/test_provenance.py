@@ -12,8 +12,9 @@ import safetensors.torch
 import torch
 
 from memlib.identity import file_digest
-from memlib.provenance import content_digest, software, source_state
-from memlib.records import FileRecord
+from memlib.pipeline.provenance import software, source_state
+from memlib.store.content import content_digest
+from memlib.store.records import FileRecord
 
 CODE = {"version": 1, "code": "a"}
 

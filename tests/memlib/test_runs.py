@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from memlib import runs
 from memlib.errors import RunError
-from memlib.records import sealed
-from memlib.runs import INDEX, list_runs, read_run, run_names
+from memlib.runs import index
+from memlib.runs.index import INDEX, list_runs, read_run, run_names
 from memlib.store import Store
+from memlib.store.records import sealed
 
 
 def manifest(run: str, finished: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: St
     assert [run["run"] for run in found.entries] == ["r2", "r1"]
     assert set(found.damaged) == {"foreign", "empty", "copied", "deep"}
     assert "copied and 3 more" in found.warning()
-    assert sorted(map(str, runs.refs_of(found.entries[1]))) == ["score/a", "split/b"]
+    assert sorted(map(str, index.refs_of(found.entries[1]))) == ["score/a", "split/b"]
     assert list_runs(store) == found
     assert read_run(store, "r1").findings[1].metric == "m"
     with pytest.raises(RunError, match="run empty cannot be read .it is not JSON"):
@@ -56,7 +56,7 @@ def test_a_changed_manifest_is_noticed_by_its_digest(store: Store) -> None:
 
 
 def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SETTLING_SECONDS", -60.0)
+    monkeypatch.setattr(index, "SETTLING_SECONDS", -60.0)
     for number in range(3):
         put(store, f"r{number}", manifest(f"r{number}", number, artifacts={"scores": f"score/{number}"}))
     whole = list_runs(store)

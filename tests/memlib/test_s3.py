@@ -18,7 +18,7 @@ from PIL import Image
 
 from memlib.data.datasets import open_source
 from memlib.errors import CorruptArtifact, StoreRefused
-from memlib.runs import list_runs
+from memlib.runs.index import list_runs
 from memlib.specs import ImageFolderSource, ParquetSource
 from memlib.store import Ref, Store
 

@@ -14,10 +14,11 @@ from memlib.data.stored import read_images
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.own import load_own
 from memlib.observe.extraction import Frontier
-from memlib.records import RunRecord, Unreadable, parse
-from memlib.runs import refs_of
+from memlib.runs.index import refs_of
+from memlib.runs.records import RunRecord
 from memlib.specs import TrainedSpec
 from memlib.store import Ref, Store
+from memlib.store.records import Unreadable, parse
 from memlib.training.checkpoint import load_resume_state, load_weights
 
 

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from memlib.identity import content_key
-from memlib.runs import without_whereabouts
 from memlib.specs import SourceSpec, Spec, TextSpec, changed
+from memlib.specs.asks import without_whereabouts
 from memlib.specs.base import Source, whereabouts_of
 from memlib.specs.data import CsvSource
 

@@ -14,12 +14,12 @@ import torch
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
 from memlib.identity import content_key
-from memlib.provenance import Declared
-from memlib.records import sealed
-from memlib.running import PlainRunner
-from memlib.stage import Artifact, Identity, Known, Stage
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Identity, Known, Stage
+from memlib.running.runners import PlainRunner
+from memlib.running.verification import check_artifacts
 from memlib.store import Attempt, Ref, Store
-from memlib.verification import check_artifacts
+from memlib.store.records import sealed
 
 computed: list[str] = []
 
@@ -156,8 +156,8 @@ NOTEBOOK = """
 import sys
 from flows.self_influence import audit
 from memlib.audits.self_influence.recipe import Recipe
-from memlib.records import sealed
-from memlib.running import PlainRunner
+from memlib.store.records import sealed
+from memlib.running.runners import PlainRunner
 from memlib.store import Store
 
 recipe = Recipe.model_validate({
@@ -184,7 +184,7 @@ assert not {"prefect", "ray"} & set(sys.modules)
 def test_a_notebook_runs_a_whole_audit_without_prefect_and_ray(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", NOTEBOOK, str(tmp_path / "store")], check=True, timeout=300)
     shown = subprocess.run(
-        [sys.executable, "-m", "flows.entry", "verify", "--store", str(tmp_path / "store")], capture_output=True, text=True,
+        [sys.executable, "-m", "flows.cli.entry", "verify", "--store", str(tmp_path / "store")], capture_output=True, text=True,
         check=True, timeout=300,
     )  # fmt: skip
     assert "are unchanged since they were committed" in shown.stdout

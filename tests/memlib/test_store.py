@@ -16,10 +16,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.logs import recording
-from memlib.records import FileRecord, sealed
 from memlib.store import MARKER, Ref, Store, backend
 from memlib.store.copies import Copies
+from memlib.store.logs import recording
+from memlib.store.records import FileRecord, sealed
 from memlib.store.remote import Remote
 
 REF = Ref("decode", "0" * 32)

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli import main
-from memlib import runs, upkeep
+from flows.cli.app import main
 from memlib.errors import RunError
-from memlib.runs import list_runs
+from memlib.running.verification import check_artifacts
+from memlib.runs import garbage, index
+from memlib.runs.garbage import Garbage
+from memlib.runs.index import list_runs
 from memlib.store import Ref, Store
-from memlib.upkeep import Garbage
-from memlib.verification import check_artifacts
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
 LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
@@ -54,24 +54,24 @@ def paths(found: list[Garbage]) -> set[tuple[str, str]]:
 
 
 def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
-    assert upkeep.committed(store) == [SECRET, USED, UNUSED]
-    assert upkeep.garbage(store, days=EARLIER) == []  # somebody may be at it
-    found = upkeep.garbage(store, days=LATER)
+    assert garbage.committed(store) == [SECRET, USED, UNUSED]
+    assert garbage.garbage(store, days=EARLIER) == []  # somebody may be at it
+    found = garbage.garbage(store, days=LATER)
     assert paths(found) == {("artifact", f"artifacts/train/{UNUSED.key}")}
     assert found[0].size > 9
-    assert upkeep.clear(store, days=LATER) == found
-    assert upkeep.committed(store) == [SECRET, USED]
+    assert garbage.clear(store, days=LATER) == found
+    assert garbage.committed(store) == [SECRET, USED]
     assert store.artifacts.lookup(USED.stage, USED.key) == USED
-    assert upkeep.garbage(store, days=LATER) == []
+    assert garbage.garbage(store, days=LATER) == []
 
 
 def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> None:
-    found = upkeep.garbage(store, keep=[FIRST], days=LATER)
+    found = garbage.garbage(store, keep=[FIRST], days=LATER)
     assert ("run", f"runs/{SECOND}/manifest.json") in paths(found)
     assert ("run", f"results/table=summary/audit=exposure/run={SECOND}/part-0.parquet") in paths(found)
-    assert upkeep.clear(store, keep=[FIRST], days=LATER) == found
+    assert garbage.clear(store, keep=[FIRST], days=LATER) == found
     assert [run["run"] for run in list_runs(store).entries] == [FIRST]
-    assert upkeep.committed(store) == [USED]
+    assert garbage.committed(store) == [USED]
 
 
 def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
     (tmp_path / "state" / "state.pt").write_bytes(b"123456")
     store.resume.save("e" * 32, 7, tmp_path / "state")
     store.resume.save(f"secret/{'f' * 32}", 7, tmp_path / "state")
-    found = upkeep.garbage(store, days=LATER)
+    found = garbage.garbage(store, days=LATER)
     assert paths(found) - {("artifact", f"artifacts/train/{UNUSED.key}")} == {
         ("attempt", f"artifacts/train/{USED.key}/{'9' * 12}"),
         ("attempt", f"artifacts/decode/{'d' * 32}/{'8' * 12}"),
@@ -96,7 +96,7 @@ def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Pat
         ("resume", f"resume/secret/{'f' * 32}"),
     }
     assert {item.size for item in found if item.kind == "attempt"} == {3, 4}
-    assert upkeep.clear(store, days=LATER) == found
+    assert garbage.clear(store, days=LATER) == found
     assert store.artifacts.lookup(USED.stage, USED.key) == USED
     assert not store.resume.load("e" * 32, tmp_path / "state")
 
@@ -112,12 +112,12 @@ def test_an_artifact_whose_manifest_is_lost_keeps_its_files_while_a_run_rests_on
         store.publish(f"{folder}/manifest.json", store.published(f"artifacts/{UNUSED}/manifest.json") or b"")
     before = [path for path in store.listing(folder) if path.endswith("data.bin")]
     assert before
-    upkeep.clear(store, days=LATER)
+    garbage.clear(store, days=LATER)
     assert set(before) <= set(store.listing(folder))
 
 
 def test_every_damaged_file_is_named(store: Store) -> None:
-    assert list(check_artifacts(store, upkeep.committed(store))) == []
+    assert list(check_artifacts(store, garbage.committed(store))) == []
 
     def at(ref: Ref, name: str) -> str:
         return f"{store.root}/artifacts/{ref.stage}/{ref.key}/{store.artifacts.manifest(ref).attempt}/{name}"
@@ -152,11 +152,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     status, said, _ = call(capsys, "gc", "--days", "0", *where)
     assert status == 0
     assert "artifact      1" in said
-    assert upkeep.committed(store) == [USED, UNUSED]  # nothing was deleted
+    assert garbage.committed(store) == [USED, UNUSED]  # nothing was deleted
     found: dict[str, Any] = json.loads(call(capsys, "gc", "--days", "0", "--delete", "--json", *where)[1])
     assert found["deleted"]
     assert [item["path"] for item in found["found"]] == [f"artifacts/train/{UNUSED.key}"]
-    assert upkeep.committed(store) == [USED]
+    assert garbage.committed(store) == [USED]
     os.truncate(store.artifacts.local_path(USED, "data.bin"), 2)
     status, said, wrong = call(capsys, "verify", FIRST[:3], *where)
     assert status == 2
@@ -170,7 +170,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
     run_of(store, SWEEP, [USED, SECRET], tmp_path, cells={"a": FIRST, "b": None})
-    found = paths(upkeep.garbage(store, keep=[SWEEP], days=LATER))
+    found = paths(garbage.garbage(store, keep=[SWEEP], days=LATER))
     assert ("run", f"runs/{SECOND}/manifest.json") in found
     assert not [path for _, path in found if FIRST in path]
 
@@ -180,7 +180,7 @@ def test_when_the_newest_of_runs_that_ask_the_same_is_taken_out_the_one_before_i
 ) -> None:
     for run, asks in ((FIRST, "q"), (SECOND, "other"), (THIRD, "q")):
         run_of(store, run, [USED], tmp_path, asks=asks)
-    runs.publish_rows(store, list_runs(store).entries)
+    index.publish_rows(store, list_runs(store).entries)
 
     def current() -> dict[str, bool]:
         files = {path: store.published(path) for path in store.listing("results") if "table=runs" in path}
@@ -189,12 +189,12 @@ def test_when_the_newest_of_runs_that_ask_the_same_is_taken_out_the_one_before_i
         }
 
     assert current() == {FIRST: False, SECOND: True, THIRD: True}
-    upkeep.clear(store, keep=[FIRST, SECOND], days=LATER)
+    garbage.clear(store, keep=[FIRST, SECOND], days=LATER)
     assert current() == {FIRST: True, SECOND: True}
 
 
 def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:
-    assert upkeep.garbage(store, keep=[], days=EARLIER) == []  # another driver may be publishing it
+    assert garbage.garbage(store, keep=[], days=EARLIER) == []  # another driver may be publishing it
 
 
 def note_of(run: str, **more: Any) -> bytes:
@@ -213,10 +213,10 @@ def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     store.publish(STATUS, b"{}")
     for path in (tmp_path / "store").rglob("*"):
         os.utime(path, (now - 10 * day, now - 10 * day))
-    gone = paths(upkeep.garbage(store, keep=[], days=7))
+    gone = paths(garbage.garbage(store, keep=[], days=7))
     assert gone == {("artifact", f"artifacts/{UNUSED}"), ("request", REQUEST), ("status", STATUS)}
     os.utime(tmp_path / "store" / REQUEST, (now, now))  # it says nothing of how far it is, but its heart beats
-    assert upkeep.garbage(store, keep=[], days=7) == []
+    assert garbage.garbage(store, keep=[], days=7) == []
 
 
 def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tm
     (tmp_path / "state" / "note").write_text("{}")
     store.resume.save("e" * 32, 7, tmp_path / "state")
     store.publish(REQUEST, note_of(THIRD))
-    kept = upkeep.garbage(store, keep=[], days=LATER)
+    kept = garbage.garbage(store, keep=[], days=LATER)
     assert not {item.kind for item in kept} & {"artifact", "resume"}
     store.drop(REQUEST)
-    assert {"artifact", "resume"} <= {item.kind for item in upkeep.garbage(store, keep=[], days=LATER)}
+    assert {"artifact", "resume"} <= {item.kind for item in garbage.garbage(store, keep=[], days=LATER)}
 
 
 def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
@@ -244,15 +244,15 @@ def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
         return found
 
     monkeypatch.setattr(Store, "listing", ends_meanwhile)
-    assert upkeep.garbage(store, days=LATER) == []
+    assert garbage.garbage(store, days=LATER) == []
 
 
 @pytest.mark.parametrize(("state", "alive"), [(None, True), ("running", True), ("failed", False)])
 def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(store: Store, state: str | None, alive: bool) -> None:
     store.publish(REQUEST, note_of(THIRD))
     store.publish(STATUS, json.dumps({"run": THIRD, "state": state, "updated": 1.0}).encode() if state else b"{}")
-    assert bool(upkeep.under_way(store, days=LATER)) is alive
-    found = {item.kind for item in upkeep.garbage(store, keep=[], days=LATER)}
+    assert bool(garbage.under_way(store, days=LATER)) is alive
+    found = {item.kind for item in garbage.garbage(store, keep=[], days=LATER)}
     assert ({"artifact", "request"} & found == set()) is alive
 
 
@@ -264,7 +264,7 @@ def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> No
     ]  # fmt: skip
     for path in foreign:
         store.publish(path, b"mine")
-    upkeep.clear(store, keep=[], days=LATER)
+    garbage.clear(store, keep=[], days=LATER)
     left = {
         path
         for folder in ("runs", "logs", "ray", "resume", "tmp", "status", "results", "artifacts")
@@ -276,10 +276,10 @@ def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> No
 
 def test_while_a_run_cannot_be_read_nothing_is_deleted(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.publish(f"runs/{FIRST}/manifest.json", b"")
-    before = upkeep.committed(store)
+    before = garbage.committed(store)
     with pytest.raises(RunError, match=f"run {FIRST} cannot be read"):
-        upkeep.clear(store, days=LATER)
-    assert upkeep.committed(store) == before
+        garbage.clear(store, days=LATER)
+    assert garbage.committed(store) == before
     if store.is_local:
         assert main(["runs", "--store", store.uri]) == 0
         said = capsys.readouterr()
@@ -291,16 +291,16 @@ def test_a_run_that_begins_waits_for_the_end_of_the_clearing(store: Store, monke
     said: list[str] = []
     store.publish("clearing/0123456789ab.json", b"{}")
     with pytest.raises(RunError, match="another memlib gc"):
-        upkeep.clear(store, days=LATER)
-    monkeypatch.setattr(upkeep.time, "sleep", lambda _: store.drop("clearing"))
-    upkeep.wait_for_clearing(store, said.append)
+        garbage.clear(store, days=LATER)
+    monkeypatch.setattr(garbage.time, "sleep", lambda _: store.drop("clearing"))
+    garbage.wait_for_clearing(store, said.append)
     assert len(said) == 1
-    upkeep.wait_for_clearing(store, said.append)
+    garbage.wait_for_clearing(store, said.append)
     assert len(said) == 1
 
 
 def test_what_is_written_to_just_before_its_deletion_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = upkeep.garbage(store, keep=[], days=LATER)
+    found = garbage.garbage(store, keep=[], days=LATER)
     assert len(found) > 2
     written = store.listing("artifacts")
     listing, later = Store.listing, time.time() + 10 * 86_400
@@ -312,31 +312,31 @@ def test_what_is_written_to_just_before_its_deletion_stays(store: Store, monkeyp
         return there
 
     monkeypatch.setattr(Store, "listing", touched)
-    gone = upkeep.clear(store, keep=[], days=LATER)
+    gone = garbage.clear(store, keep=[], days=LATER)
     assert [item for item in found if item not in gone] == [item for item in found if item.path == f"artifacts/{UNUSED}"]
     monkeypatch.undo()
     assert set(store.listing("artifacts")) == {path for path in written if str(UNUSED) in path}
 
 
 def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
-    real = upkeep.garbage
+    monkeypatch.setattr(garbage, "LOOK_SECONDS", 0.0)
+    real = garbage.garbage
 
     def begins(*arguments: Any, **named: Any) -> list[Garbage]:
         found = real(*arguments, **named)
         store.publish(f"requests/{THIRD}.json", note_of(THIRD))
         return found
 
-    monkeypatch.setattr(upkeep, "garbage", begins)
+    monkeypatch.setattr(garbage, "garbage", begins)
     with pytest.raises(RunError, match="a run has started"):
-        upkeep.clear(store, keep=[], days=LATER)
-    assert UNUSED in upkeep.committed(store)
+        garbage.clear(store, keep=[], days=LATER)
+    assert UNUSED in garbage.committed(store)
 
 
 def test_ages_go_by_the_stores_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = time.time() + 9 * 86_400
     monkeypatch.setattr(time, "time", lambda: ahead)  # this machine's clock is wrong
-    assert upkeep.garbage(store, keep=[], days=7) == []
+    assert garbage.garbage(store, keep=[], days=7) == []
 
 
 def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
@@ -344,6 +344,6 @@ def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
     store.file_system.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
     store.file_system.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")
     store.file_system.pipe_file(f"{base}/manifest.json", b"{")
-    found = paths(upkeep.garbage(store, days=LATER))
+    found = paths(garbage.garbage(store, days=LATER))
     assert ("artifact", f"artifacts/{UNUSED}") in found
     assert not [path for _, path in found if str(USED) in path]  # which attempt is the good one nobody knows

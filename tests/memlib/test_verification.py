@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from flows.cli import main
-from memlib import __version__, runs, verification
+from flows.cli.app import main
+from memlib import __version__
 from memlib.audits import tables_of
 from memlib.audits.sweep.compared import compare, run_of
 from memlib.audits.sweep.recipe import Recipe
@@ -25,25 +25,18 @@ from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import verdict_of
 from memlib.identity import content_key, file_digest
-from memlib.provenance import source_state
-from memlib.records import Finding, RunRecord, VerdictRecord, sealed
+from memlib.pipeline.provenance import source_state
 from memlib.report.imprint import signed
 from memlib.report.page import render
-from memlib.runs import (
-    INDEX,
-    asks_digest,
-    findings_of,
-    list_runs,
-    pins_of,
-    publish_rows,
-    read_run,
-    results_path,
-    rows_of,
-    run_name,
-)
+from memlib.running import verification
+from memlib.running.verification import check_artifacts, check_run, check_signature, sign
+from memlib.runs import index
+from memlib.runs.index import INDEX, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of
+from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.specs.asks import asks_digest, run_name
 from memlib.store import Ref, Store
+from memlib.store.records import sealed
 from memlib.tables import SUMMARY, write_table
-from memlib.verification import check_artifacts, check_run, check_signature, sign
 
 SPEC, INPUTS = {"alpha": 0.05}, {"search": "a" * 32}
 SCORES = Ref("score", content_key("score", version=4, spec=SPEC, inputs=INPUTS))
@@ -291,11 +284,11 @@ def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> No
 def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SETTLING_SECONDS", -60.0)
+    monkeypatch.setattr(index, "SETTLING_SECONDS", -60.0)
     run = only_run(store)
-    index = json.loads(store.published(INDEX) or b"")
-    index["entries"][run.run]["verdict"]["sentence"] = "All is well."
-    store.publish(INDEX, json.dumps(index).encode())
+    changed = json.loads(store.published(INDEX) or b"")
+    changed["entries"][run.run]["verdict"]["sentence"] = "All is well."
+    store.publish(INDEX, json.dumps(changed).encode())
     assert list_runs(store).entries[0]["verdict"]["sentence"] == "All is well."
     write_row(store)  # as it says there
     assert main(["verify", run.run, "--store", store.uri]) == 2

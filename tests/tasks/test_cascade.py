@@ -11,9 +11,9 @@ import torch
 
 import tasks.stage
 from memlib.errors import RunError
-from memlib.planning import Plan, PlanRunner
-from memlib.provenance import Declared
-from memlib.stage import Artifact, Runner, Stage
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Runner, Stage
+from memlib.running.planning import Plan, PlanRunner
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
 from tasks.stage import StageRunner, record_of

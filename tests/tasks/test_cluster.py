@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray import exceptions as ray_exceptions
 
-from flows.recipes import validate
 from memlib.errors import RunError, UserError
+from memlib.recipes.files import validate
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training

@@ -6,8 +6,8 @@
 import json
 from pathlib import Path
 
-from flows.audits import stages_of
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import stages_of
 
 PINS = Path(__file__).with_name("pins.json")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memlib.journal import Journal, read_status
+from memlib.runs.journal import Journal, read_status
 from memlib.store import Store
 from tasks import progress
 from tasks.progress import TimeLeft, bars, duration

@@ -15,11 +15,11 @@ from deployments.local.api import step_of
 from memlib.audits.unique_feature.stages import TrainNets
 from memlib.data.stages import Decode
 from memlib.errors import CorruptArtifact, RunError
-from memlib.logs import LONGEST, recorded, recording
+from memlib.runs.garbage import garbage
 from memlib.specs import DataSpec, Resources
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
-from memlib.upkeep import garbage
+from memlib.store.logs import LONGEST, recorded, recording
 from tasks import remote
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context, Shared

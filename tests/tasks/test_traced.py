@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import memlib
-from memlib import definitions
-from memlib.running import PlainRunner
-from memlib.stage import AnyStage
+from memlib.pipeline import definitions
+from memlib.pipeline.stage import AnyStage
+from memlib.running.runners import PlainRunner
 from memlib.store import Ref
 
 ROOT = str(definitions.ROOT)

@@ -3,10 +3,10 @@
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.stages import Count, Report
 
+from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode
-from memlib.publishing import run_id
-from memlib.records import RunRecord
-from memlib.stage import Runner
+from memlib.pipeline.stage import Runner
+from memlib.runs.records import RunRecord
 
 STAGES = (Decode, Count, Report)
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlib.audit import Audit, Cell, Exported, Judgement
+from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.findings import Row
-from memlib.stage import Runner
+from memlib.pipeline.stage import Runner
 
 if TYPE_CHECKING:
-    from memlib.opened import Run
+    from memlib.runs.run import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -48,7 +48,7 @@ def _compare(cells: Sequence[Cell]) -> list[Row]:
 
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
     """Return all background crops and whole images that the audit shows to encoders, with the set of each example."""
-    from memlib.audits.deja_vu.stages import SET_OF, pictures_of, shown_rows, views_of
+    from memlib.audits.deja_vu.embedding import SET_OF, pictures_of, shown_rows, views_of
     from memlib.data.stages import Split, decode
 
     shard = decode(runner, recipe.data)

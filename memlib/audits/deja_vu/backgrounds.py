@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import numbers_of_groups
+from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.scores import Answers
-from memlib.audits.deja_vu.stages import ShownRows, View, shown_rows
 from memlib.data.stages import Shard, class_names_of
 from memlib.identity import derive_seed
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs.backgrounds import BackgroundSpec, CropNetwork
-from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt
 from memlib.tables import read_table
 

@@ -14,11 +14,11 @@ from itertools import combinations
 
 import pyarrow as pa
 
-from memlib.audit import Cell
+from memlib.audits.base import Cell
 from memlib.audits.deja_vu.gains import Gains, difference
 from memlib.findings import Row, settle
 from memlib.identity import derive_seed
-from memlib.records import RunRecord
+from memlib.runs.records import RunRecord
 
 METRIC, FAMILY = "difference in share_excess", "differences"
 

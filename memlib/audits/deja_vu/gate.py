@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlib.audit import Judgement
+from memlib.audits.base import Judgement
 from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
 from memlib.audits.deja_vu.verdict import recognition
 from memlib.identity import derive_seed
-from memlib.opened import Run
+from memlib.runs.run import Run
 from memlib.stats.inference import exact_interval
 from memlib.stats.randomization import attributable_bound, attributable_least
 

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import numbers_of_groups
 from memlib.audits.deja_vu.backgrounds import Backgrounds
+from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.recipe import SETS
-from memlib.audits.deja_vu.stages import ShownRows, View, shown_rows
 from memlib.data.splits import TARGET
 from memlib.data.stages import Shard
 from memlib.findings import Row, diagnostic
 from memlib.identity import derive_seed
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs.backgrounds import Folds
-from memlib.stage import Artifact, Place, Stage
 from memlib.stats.randomization import Design, detectable, two_sided_p
 from memlib.store import Attempt
 from memlib.tables import read_table

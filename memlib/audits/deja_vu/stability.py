@@ -17,15 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.audits.deja_vu.embedding import BATCH_ROWS, BLOCK_ROWS, encoder_of, model_key
 from memlib.audits.deja_vu.recipe import STABILITY, Config, StabilitySpec
-from memlib.audits.deja_vu.stages import BATCH_ROWS, BLOCK_ROWS, encoder_of, model_key
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
 from memlib.findings import Interval, Row, diagnostic, tested
 from memlib.identity import derive_seed
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import AugmentSpec
-from memlib.stage import Artifact, Place, Stage
 from memlib.stats.inference import mean_interval, permutation_p
 from memlib.stats.randomization import Design, detectable
 from memlib.stats.totals import grouped_interval, resampled_differences

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memlib.audit import Audit, Judgement
+from memlib.audits.base import Audit, Judgement
 from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
 
 if TYPE_CHECKING:
-    from memlib.opened import Run
+    from memlib.runs.run import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

@@ -18,10 +18,10 @@ from memlib.data.formats import Candidates
 from memlib.data.splits import VALIDATION, column
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.private import scratch
-from memlib.provenance import Declared
-from memlib.stage import Artifact, Place, Stage
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
+from memlib.store.permissions import scratch
 from memlib.tables import read_table, write_table
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from memlib.audit import Judgement
+from memlib.audits.base import Judgement
 from memlib.audits.exposure.recipe import HEADLINE
 from memlib.findings import with_params
-from memlib.opened import Run
+from memlib.runs.run import Run
 
 
 def judge(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:

@@ -21,8 +21,8 @@ from memlib.data.splits import SPLITS_FILE, read_members
 from memlib.data.stored import read_images
 from memlib.data.text import scored_part, text_candidates
 from memlib.errors import UserError
+from memlib.pipeline.stage import Artifact
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
-from memlib.stage import Artifact
 from memlib.tables import read_table
 from memlib.training.fit import TrainedModel
 from memlib.training.pretrained import Pretrained

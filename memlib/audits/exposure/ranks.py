@@ -14,9 +14,9 @@ from memlib.audits.exposure.asking import Costs, Ranks
 from memlib.audits.exposure.models import AskedModel
 from memlib.audits.exposure.recipe import Config
 from memlib.errors import RunError
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs.text import UNSEEN
-from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus
 from memlib.observe.extraction import Frontier
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.stage import Artifact
+from memlib.pipeline.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.training.pretrained import TakeOver
 

@@ -19,6 +19,7 @@ from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY,
 from memlib.audits.exposure.ranks import Asked, exact_ranks
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.documents import build_documents, open_documents
 from memlib.data.formats import Format
 from memlib.data.pairs import build_pairs, embedded_pairs
@@ -30,12 +31,12 @@ from memlib.data.streams import Documents, Text
 from memlib.data.text import Secret, build_corpus, read_secrets
 from memlib.data.text_sources import open_text
 from memlib.errors import UserError
-from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
+from memlib.pipeline.tables import Tables
 from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
 from memlib.specs.subject import TrainIt
 from memlib.specs.text import GIVEN, RECURRING, UNSEEN
-from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CANARIES, CURVES, SPLITS, SUMMARY, write_table, write_tables
 from memlib.training.pretrained import Pretrained

@@ -24,14 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 from memlib.audits.forgetting.recipe import HEADLINES, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memlib.stage import Runner
+    from memlib.pipeline.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

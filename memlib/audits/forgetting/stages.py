@@ -17,6 +17,7 @@ from memlib.audits.forgetting.recipe import NULL, Recipe
 from memlib.audits.forgetting.summary import curves, summarize
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, follows
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.groups import groups_digest, groups_in
 from memlib.data.sets import draw_sets, mix_members
 from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
@@ -24,10 +25,10 @@ from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError
 from memlib.identity import canonical_json
 from memlib.observe.given import GivenOutputs
-from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.tables import Tables
 from memlib.specs.data import POOL, QUERY
-from memlib.stage import AnyArtifact, Artifact
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of
 from memlib.store import Attempt
 from memlib.tables import CURVES, SPLITS, SUMMARY, write_table

@@ -12,7 +12,7 @@ they were memorized.
 from collections.abc import Mapping
 from typing import Any
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.tables import UNITS
 

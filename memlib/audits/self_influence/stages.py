@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.scores import score
 from memlib.audits.self_influence.summary import curves, summarize
 from memlib.audits.self_influence.tables import UNITS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
-from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.tables import Tables
 from memlib.specs.subject import TrainIt
-from memlib.stage import AnyArtifact, Artifact
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 

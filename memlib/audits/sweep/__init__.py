@@ -7,7 +7,7 @@ page compare them.
 from collections.abc import Mapping
 from typing import Any
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.tables import SWEEP
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memlib.audit import Cell
 from memlib.audits import AUDITS
+from memlib.audits.base import Cell
 from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.report import build_page
 from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
 from memlib.audits.sweep.trends import Trend, trends
 from memlib.findings import Row, Verdict
 from memlib.identity import content_key
+from memlib.pipeline.tables import Tables
 from memlib.report.page import Page
-from memlib.results import Tables
-from memlib.runs import NAME_LENGTH
+from memlib.specs.asks import NAME_LENGTH
 from memlib.store import Ref, Store
 
 MOST_COMPARED = 24  # cells of one audit whose pairs are compared

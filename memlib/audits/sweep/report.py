@@ -11,9 +11,9 @@ from memlib.audits.sweep.recipe import Recipe
 from memlib.audits.sweep.scores import Outcome, headline, verdict
 from memlib.audits.sweep.trends import Trend, points_of
 from memlib.findings import SHOWN, Row
-from memlib.records import RunRecord
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
+from memlib.runs.records import RunRecord
 
 MOST_METRICS = 4  # columns that fit next to the cell names
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, diagnostic
-from memlib.records import Finding, RunRecord
+from memlib.runs.records import Finding, RunRecord
 from memlib.stats.multiplicity import holm
 
 

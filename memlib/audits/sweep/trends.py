@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.sweep.scores import Outcome, headline
 from memlib.findings import Row, diagnostic, settle, tested
 from memlib.identity import derive_seed
-from memlib.records import Finding
+from memlib.runs.records import Finding
 
 FEWEST, EXACT, DRAWS = 3, 10_000, 10_000
 TRAINED = ("train", "train_nets")  # stages whose artifacts are models

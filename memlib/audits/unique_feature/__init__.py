@@ -20,7 +20,7 @@ other seeds.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.curves import strongest
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report import Boundary, Material
+from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net
-from memlib.audits.unique_feature.stages import Scored
 from memlib.data.splits import TRAIN
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid

@@ -18,9 +18,9 @@ from memlib.data.canaries import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import TrainingData
 from memlib.observe.models import WEIGHTS, Nets
-from memlib.provenance import Declared
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ClassifierSpec, TrainingSpec
-from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt
 from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.last_stages import UNITS_FILE
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS
@@ -20,10 +21,9 @@ from memlib.data.stages import Shard, TrainingData
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
-from memlib.provenance import Declared
-from memlib.results import UNITS_FILE
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
-from memlib.stage import Artifact, Place, Stage
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table, write_table
 

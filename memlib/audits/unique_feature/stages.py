@@ -10,22 +10,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.unique_feature.maxima import ByLabel, maxima
 from memlib.audits.unique_feature.nets import TrainNets
 from memlib.audits.unique_feature.own import own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config, Recipe
-from memlib.audits.unique_feature.scoring import Net, Pull, calibrate
+from memlib.audits.unique_feature.scoring import Pull, calibrate
 from memlib.audits.unique_feature.shows import NetTables, ScoreNets
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS
-from memlib.data.canaries import Feature, choose_canaries, null_kind
+from memlib.data.canaries import choose_canaries, null_kind
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
-from memlib.observe.models import Nets, Trained
-from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
+from memlib.observe.models import Nets
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
+from memlib.pipeline.tables import Tables
 from memlib.specs import CanarySpec
-from memlib.stage import AnyArtifact, Artifact, Stage
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.report.page import Page
+from memlib.audits.unique_feature.scored import Scored
 
 __all__ = ["ChooseCanaries", "Report", "Score", "ScoreNets", "ScoreOwn", "Scored", "TrainNets"]
 
@@ -86,33 +88,6 @@ def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
     """Return self-influence by example id."""
     units = influence.content["units"]
     return dict(zip(units["example_id"].to_pylist(), units["self_influence"].to_pylist(), strict=True))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A cell's nets with the artifacts that hold their weights, histories and scores.
-
-    Attributes:
-        variant, data_seed: variant and draw of the data that define the cell.
-        canaries: the chosen examples.
-        feature: the unique feature, as inserted into examples.
-        data: the examples.
-        nets: the nets of each artifact of models.
-        models, scores: artifacts, in the order of `nets`.
-        epoch: last epoch of a large model.
-        pulls: self-influence of canaries with and without the feature.
-    """
-
-    variant: str
-    data_seed: int
-    canaries: Sequence[Mapping[str, Any]]
-    feature: Feature
-    data: TrainingData
-    nets: Sequence[Sequence[Net]]
-    models: Sequence[Trained]
-    scores: Sequence[Artifact[NetTables]]
-    epoch: int = 0
-    pulls: Sequence[Pull] = ()
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from flows.audits import body_of
-from flows.cli import main
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.comparison import gains_of
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.errors import UserError
 from memlib.findings import with_params
-from memlib.records import RunRecord
-from memlib.running import PlainRunner
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.runners import PlainRunner
+from memlib.runs.records import RunRecord
 from memlib.store import Store
 from tests.chance import least_of, most_of
 
@@ -200,7 +200,7 @@ def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
 
 def test_large_audits_are_scored_in_parts_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole, _ = audited(tmp_path / "whole")
-    monkeypatch.setattr("memlib.audits.deja_vu.stages.MOST_UNITS", 1)
+    monkeypatch.setattr("memlib.audits.deja_vu.scoring.MOST_UNITS", 1)
     _, parts, _ = audited(tmp_path / "parts")
     assert [row.value for row in parts.findings] == pytest.approx([row.value for row in whole.findings])
     assert [row.params for row in parts.findings] == [row.params for row in whole.findings]

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 import scipy
 
-from memlib.audit import Cell
+from memlib.audits.base import Cell
 from memlib.audits.deja_vu.comparison import compare, gains_of
 from memlib.findings import settle, tested
-from memlib.records import Finding, RunRecord
+from memlib.runs.records import Finding, RunRecord
 from memlib.stats.inference import widened_interval, widened_p
 
 HEAD = {"layer": "last", "epoch": 9, "crop": "maximal", "k": 3}

@@ -17,12 +17,10 @@ import torchvision
 from PIL import Image
 from torch import nn
 
-from flows.audits import body_of
-from flows.cli import main
-from flows.planned import plan
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
-from memlib.audits.deja_vu.stages import Embed
+from memlib.audits.arrangement import body_of
+from memlib.audits.deja_vu.embedding import Embed
 from memlib.errors import UserError
 from memlib.models.encoder import Encoder
 from memlib.models.external import encoder_digest
@@ -30,9 +28,12 @@ from memlib.models.own_encoders import OwnEncoder, load_own_encoder
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import cut, embed
 from memlib.observe.encoders import OutsideEncoder, given_layers
-from memlib.records import RunRecord
-from memlib.running import PlainRunner
-from memlib.runs import list_runs, read_run
+from memlib.pipeline.stage import Artifact
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.finished import plan
+from memlib.running.runners import PlainRunner
+from memlib.runs.index import list_runs, read_run
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.specs.encoders import (
     FactoryEncoder,
@@ -41,7 +42,6 @@ from memlib.specs.encoders import (
     TorchvisionEncoder,
     TransformersEncoder,
 )
-from memlib.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.training.augment import normalise
 from memlib.training.fit import Train, TrainedModel

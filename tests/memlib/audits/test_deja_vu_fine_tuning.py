@@ -9,18 +9,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from flows.audits import body_of
-from flows.planned import plan
-from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.gains import CHANGE, change_rows
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
 from memlib.findings import settle
-from memlib.records import RunRecord
-from memlib.running import PlainRunner
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.finished import plan
+from memlib.running.runners import PlainRunner
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.store import Store
 from tests.chance import most_of

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.audits import body_of
-from flows.cli import main
-from flows.recipes import load_recipe, validate
+from flows.cli.app import main
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.recipe import SETS
 from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
-from memlib.records import RunRecord
-from memlib.running import PlainRunner
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.runners import PlainRunner
+from memlib.runs.records import RunRecord
 from memlib.specs import GroupSpec, SplitSpec
 from memlib.store import Store
 from memlib.tables import INDEX

@@ -11,23 +11,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from flows.audits import body_of
 from flows.deja_vu import PROBED_VIEW
-from flows.planned import plan
-from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
-from memlib.audits.deja_vu import stages
-from memlib.audits.deja_vu.stages import Embed, ScoreSetting, View
+from memlib.audits.arrangement import body_of
+from memlib.audits.deja_vu import embedding, scoring
+from memlib.audits.deja_vu.embedding import Embed, View
+from memlib.audits.deja_vu.scoring import ScoreSetting
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.errors import CorruptArtifact
 from memlib.observe.search import search
-from memlib.running import PlainRunner
-from memlib.runs import list_runs, read_run, rows_of
+from memlib.pipeline.stage import AnyStage, Artifact
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.eviction import let_go
+from memlib.running.finished import plan
+from memlib.running.runners import PlainRunner
+from memlib.running.verification import check_artifacts, check_run
+from memlib.runs.garbage import garbage
+from memlib.runs.index import list_runs, read_run, rows_of
 from memlib.specs import Resources
-from memlib.stage import AnyStage, Artifact
 from memlib.store import Store
-from memlib.upkeep import garbage, let_go
-from memlib.verification import check_artifacts, check_run
 
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
@@ -93,7 +95,7 @@ def assert_same_units(units: pa.Table, expected: pa.Table) -> None:
 def test_blocks_change_no_vote(
     whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "BLOCK_ROWS", block)
+    monkeypatch.setattr(embedding, "BLOCK_ROWS", block)
     runner, units, _ = carried_out(tmp_path / "store")
     parts = [stage for stage in runner.stages if isinstance(stage, Embed)]
     assert all(stage.rows is not None for stage in parts)
@@ -126,7 +128,7 @@ def test_embeddings_of_fewer_digits_change_few_votes(
 def test_settings_scored_apart_say_the_same(
     whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "MOST_UNITS", 100)
+    monkeypatch.setattr(scoring, "MOST_UNITS", 100)
     runner, units, refs = carried_out(tmp_path / "store")
     parts = [stage for stage in runner.stages if isinstance(stage, ScoreSetting)]
     assert len(parts) == 8  # layers, crops and k
@@ -156,7 +158,7 @@ def published(store: Store, table: str) -> pa.Table:
 
 def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stage = next(s for s in whole[0].stages if isinstance(s, Embed) and s.view.crop is not None)
-    monkeypatch.setattr(stages, "BLOCK_ROWS", 30)
+    monkeypatch.setattr(embedding, "BLOCK_ROWS", 30)
     parts = stage.in_parts(["backbone"])
     assert {part.layers for part in parts} == {("backbone",)}  # of a large view
     shown = [name for part in parts for name in part._shown.members["example_id"].to_pylist()]

@@ -11,9 +11,8 @@ import pytest
 import scipy
 import torch
 
-from flows.audits import body_of
-from flows.recipes import load_recipe, validate
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import stability
 from memlib.audits.deja_vu.recipe import HEADLINES, Config
 from memlib.audits.deja_vu.stability import Compared, stability_rows
@@ -23,7 +22,8 @@ from memlib.findings import Interval, settle, tested
 from memlib.models.encoder import build_encoder
 from memlib.observe.embeddings import outputs_of
 from memlib.observe.stability import view_distances
-from memlib.running import PlainRunner
+from memlib.recipes.files import load_recipe, validate
+from memlib.running.runners import PlainRunner
 from memlib.specs import AugmentSpec, ModelSpec
 from memlib.store import Store
 

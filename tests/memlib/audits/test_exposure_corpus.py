@@ -11,9 +11,9 @@ from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.stages import Shard
 from memlib.errors import UserError
-from memlib.running import PlainRunner
+from memlib.pipeline.stage import Artifact
+from memlib.running.runners import PlainRunner
 from memlib.specs import SecretsSpec, TextSpec
-from memlib.stage import Artifact
 from memlib.store import Store
 
 

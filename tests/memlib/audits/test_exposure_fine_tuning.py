@@ -11,8 +11,8 @@ import pytest
 import torch
 from small_models import save_mixtral, save_model
 
-from flows.audits import body_of
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.exposure.models import CorpusData, OutsideModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.reveal import revealed
@@ -20,10 +20,10 @@ from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.secret import VARIABLE
 from memlib.data.spelling import TRIED, Spelled
 from memlib.errors import UserError
-from memlib.records import RunRecord
-from memlib.running import PlainRunner
+from memlib.pipeline.stage import Artifact
+from memlib.running.runners import PlainRunner
+from memlib.runs.records import RunRecord
 from memlib.specs import HuggingFaceSpec
-from memlib.stage import Artifact
 from memlib.store import Ref, Store
 
 WORDS = [

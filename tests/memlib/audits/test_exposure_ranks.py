@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flows.audits import body_of
 from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.exposure.recipe import Recipe
 from memlib.data.secret import VARIABLE
-from memlib.running import PlainRunner
+from memlib.running.runners import PlainRunner
 from memlib.store import Store
 
 REPLICATES = 20

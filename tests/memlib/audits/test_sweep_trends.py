@@ -14,8 +14,8 @@ from memlib.audits.sweep.report import build_page
 from memlib.audits.sweep.scores import Outcome, score
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
-from memlib.records import Finding, RunRecord, VerdictRecord
 from memlib.report.page import render
+from memlib.runs.records import Finding, RunRecord, VerdictRecord
 
 
 def outcome(changes: dict[str, Any], value: float, *, model: str = "", count: int = 9) -> Outcome:

@@ -17,7 +17,7 @@ from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
 from memlib.findings import Interval, Row, estimate, settle, tested, word_of
-from memlib.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import Finding, RunRecord, VerdictRecord
 from memlib.tables import SUMMARY
 
 WORDS = ("shown", "bounded", "inconclusive")

@@ -18,9 +18,9 @@ from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode, member
 from memlib.data.stored import BATCH, Blocks
 from memlib.data.understood import understood
 from memlib.errors import CorruptArtifact, MissingArtifact, UserError
-from memlib.running import PlainRunner
+from memlib.pipeline.stage import Artifact
+from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec
-from memlib.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.tables import INDEX, SPLITS

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from flows.cli import main
+from flows.cli.app import main
 from memlib.data.annotations import parse_voc
 from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
@@ -201,7 +201,9 @@ def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
 def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MEMLIB_REHASH", "")
     seen: list[str | None] = []
-    monkeypatch.setattr("flows.cli.read_named", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0))
+    monkeypatch.setattr(
+        "flows.cli.app.read_named", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0)
+    )
     for options in ([], ["--rehash"]):
         with pytest.raises(SystemExit):
             main(["run", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path), *options])

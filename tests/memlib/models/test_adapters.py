@@ -237,7 +237,7 @@ def test_an_adapter_is_merged_wherever_its_base_is_loaded(folder: Path, tmp_path
     stage = TakeOver(tuned)
     with store.artifacts.write(stage.identity.ref) as attempt:
         stage.write(attempt, torch.device("cpu"))
-    from memlib.stage import Artifact
+    from memlib.pipeline.stage import Artifact
 
     artifact = Artifact(store, stage.identity.ref, TakeOver)
     (adapter / "adapter_config.json").unlink()

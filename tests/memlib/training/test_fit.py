@@ -18,6 +18,7 @@ from memlib.data.splits import TRAIN, hold_out, split_examples
 from memlib.data.stages import Decode, HoldOut, Split
 from memlib.errors import UserError
 from memlib.objectives import build_objective
+from memlib.pipeline.stage import Artifact
 from memlib.specs import (
     CanarySpec,
     ClassifierSpec,
@@ -28,7 +29,6 @@ from memlib.specs import (
     SplitSpec,
     TrainingSpec,
 )
-from memlib.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
 from memlib.training.fit import Canary, Train, build_model, check_jobs, train_into_store

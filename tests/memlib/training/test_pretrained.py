@@ -20,8 +20,8 @@ from memlib.data.text import Rows
 from memlib.errors import UserError
 from memlib.models.causal import Causal
 from memlib.objectives import build_objective
+from memlib.pipeline.stage import Artifact
 from memlib.specs import LanguageObjectiveSpec, LoraSpec, PretrainedSpec, TrainingSpec
-from memlib.stage import Artifact
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, write_table
 from memlib.training.fit import Train, check_jobs, train_into_store

@@ -6,7 +6,7 @@ from typing import Any
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.tables import UNITS
 
-from memlib.audit import Audit
+from memlib.audits.base import Audit
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

@@ -10,11 +10,12 @@ import torch
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.tables import UNITS
 
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.stages import Shard
 from memlib.findings import DESCRIPTIVE, Verdict, diagnostic, summary_table
-from memlib.provenance import Declared
-from memlib.results import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage, Tables
-from memlib.stage import Artifact
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact
+from memlib.pipeline.tables import Tables
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 

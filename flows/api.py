@@ -1,0 +1,145 @@
+"""`flows.run`, and the command line's run: an audit as a Prefect flow whose stages are computed on Ray."""
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from flows.cli.start import check_prefect
+from flows.environment import prepare_environment
+from memlib.audits.arrangement import check_stages
+from memlib.pipeline import user_code
+from memlib.recipes.named_files import require_files
+from memlib.recipes.request import AnyRecipe, Asked, read
+from memlib.running.finished import finished, has_server
+from memlib.runs.records import RunRecord
+from memlib.runs.run import Run
+from memlib.specs import Resources
+from memlib.store import Store, chosen_store
+
+
+def run(
+    recipe: AnyRecipe,
+    *,
+    store: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    resources: Resources | Mapping[str, Any] | None = None,
+    force: Sequence[str] = (),
+    cascade: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Run an audit on Prefect and Ray, or continue one that was interrupted. Artifacts in the store are reused.
+
+    Ray and Prefect's API are started for the run unless `resources["ray_address"]` or PREFECT_API_URL name running servers. A
+    recipe that names code (`package.module:function`) runs that code.
+
+    Args:
+        recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
+        store: folder or s3:// prefix for artifacts, results and reports; by default MEMLIB_STORE, or memlib-store in
+            the current folder.
+        changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
+        resources: machine settings, as in {"workers_per_model": 2}; they do not affect results.
+        force: stages to recompute even if the store holds their artifacts.
+        cascade: retrain models whose inputs were recomputed with a different result.
+        quiet: do not show progress.
+
+    Returns:
+        the finished run, with its verdict, tables and page.
+
+    Raises:
+        UserError: if the recipe, the data or the store cannot be used as they are.
+        RunError: if a stage fails, or Ray or the store is lost.
+    """
+    asked = read(recipe, changes, resources)
+    user_code.allow(user_code.modules_in(asked.recipe.model_dump(mode="json")))
+    prepare_environment()
+    opened = Store(chosen_store(store))
+    record = carry_out(
+        asked, opened, quiet=quiet, force=force, cascade=cascade, say=lambda line: print(line, file=sys.stderr)
+    )
+    return Run(opened, record)
+
+
+def carry_out(
+    asked: Asked,
+    store: Store,
+    *,
+    quiet: bool,
+    force: Sequence[str],
+    cascade: bool,
+    say: Callable[[str], None],
+    verbose: bool = False,
+) -> RunRecord:
+    """Run an audit's flow in a store; if nothing is left to compute, publish the run again without Prefect.
+
+    Args:
+        asked: the audit, its recipe and the machine settings.
+        store: store for artifacts, results and reports.
+        quiet, force, cascade: as for `run`.
+        say: called with the warnings of a run in which nothing is left to compute.
+        verbose: show the keys of artifacts, and details of the progress.
+    """
+    store.check_writable()
+    check_stages(asked.audit, [*force, *asked.resources.stages])
+    if not force and not has_server():
+        record = finished(asked.audit, asked.recipe, store, asked.resources, say=say)
+        if record is not None:
+            return record
+    require_files(asked.recipe)
+    with _server_starting():
+        check_prefect()
+        from prefect import tags
+
+        from flows.engine import TAG, flow_of, through_prefect  # loads the audits, while the server starts
+
+        flow = flow_of(asked.audit)
+    with tags(TAG):
+        return through_prefect(flow, asked.recipe, store.uri, asked.resources, quiet, tuple(force), cascade, verbose)
+
+
+@contextlib.contextmanager
+def _server_starting() -> Iterator[None]:
+    """Start Prefect's local API server in a thread while torch and the recipe load, unless a server is configured.
+
+    Prefect would start the same server later. The thread is always joined: Python kills threads that outlive the main
+    thread, and C++ code killed in this way aborts the process.
+    """
+    unwanted, loaded = threading.Event(), threading.Event()
+    servers = []
+
+    def start() -> None:
+        with contextlib.suppress(Exception), contextlib.ExitStack() as loading:  # if it cannot start, the flow reports it
+            loading.callback(loaded.set)
+            if os.environ.get("PREFECT_API_URL"):
+                return
+            from prefect.context import refresh_global_settings_context
+            from prefect.server.api.server import SubprocessASGIServer
+            from prefect.settings import PREFECT_API_URL
+
+            loading.close()
+            if not PREFECT_API_URL.value() and not unwanted.is_set():
+                password = f"memlib:{secrets.token_hex(32)}"  # else any user of this machine could read and cancel the run
+                os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
+                os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a local server either answers or is gone
+                refresh_global_settings_context()
+                servers.append(SubprocessASGIServer())
+                servers[0].start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        import torch  # noqa: F401
+
+        loaded.wait()  # if two threads load parts of Prefect at once, one finds the other's half done, and prints that
+        yield
+    except BaseException:
+        unwanted.set()
+        while thread.is_alive():
+            for server in servers:
+                server.stop()
+            thread.join(timeout=0.1)
+        raise
+    thread.join()

@@ -1,0 +1,101 @@
+"""Entry point of the `memlib` command. Commands that use Ray or Prefect run in a supervised child process."""
+
+import contextlib
+import gc
+import os
+import resource
+import sys
+import time
+import traceback
+
+from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, supervised, tell
+from memlib.store.settings import waiting
+
+LONG = ("run", "resume")
+FAILED = 2
+DEFECT = 70  # EX_SOFTWARE: a bug in memlib
+SMALL_LIMIT = 8 * 2**30  # bytes of address space (ulimit -v) below which libraries may not load
+NO_MEMORY = ("allocate memory", "enough memory", "out of memory", "map segment", "memory protection", "start new thread")
+
+
+def command() -> int:
+    """Run the command line and return its exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
+    if len(sys.argv) > 1 and sys.argv[1] in LONG:
+        return supervised(_work)
+    gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
+    return _work()
+
+
+def _work() -> int:
+    try:
+        from flows.cli.app import main  # imported after the fork, as forking a process with threads is unsafe
+        from memlib.runs import requests
+
+        requests.listeners[:] = [tell]
+
+        status = main()
+    except SystemExit as error:  # from --help, or invalid arguments
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:  # before main handles it
+        _say(STOPPED_LINE)
+        status = STOPPED
+    except Exception as error:
+        status = _explained(error)
+    ended(status)
+    display = sys.modules.get("tasks.display")
+    if display is not None and display.gone():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # Prefect's threads still try to reach its server
+    return status
+
+
+def _explained(error: Exception) -> int:
+    """Say what an error that no command expects means, and return the status."""
+    if _is_of_memory(error):
+        cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        _say(f"memlib: there is not enough memory ({cause}); raise the limit (ulimit -v), or use a larger machine")
+        return FAILED
+    _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
+    return DEFECT
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Return whether an error is due to a lack of memory, as far as one can tell.
+
+    Under a small limit, a library whose import failed in one thread is half there for the next one.
+    """
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        return True
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    half_loaded = isinstance(error, ImportError | AttributeError | SystemError | RuntimeError)
+    return half_loaded and limit != resource.RLIM_INFINITY and limit < SMALL_LIMIT
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may have been closed
+        print(line, file=sys.stderr, flush=True)
+
+
+def _logged(error: Exception) -> str:
+    """Save the traceback of a bug to a private file, as it may quote a recipe or a store; return a phrase that names it."""
+    from memlib.store.permissions import PRIVATE, make_folder, user_folder, write_file
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder = user_folder("cache") / "defects"
+        make_folder(folder, PRIVATE.folder)
+        path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        write_file(path, text.encode(errors="replace"), PRIVATE.file)
+    except (OSError, ValueError):
+        _say(text)
+        return "the lines above"
+    return f"the log {path}"
+
+
+if __name__ == "__main__":
+    sys.exit(command())

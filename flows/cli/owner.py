@@ -1,0 +1,181 @@
+"""The commands that export examples for the owner of an external model, who returns its outputs or embeddings."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from functools import partial
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from cyclopts import Parameter
+from numpy.typing import NDArray
+from rich.console import Console
+
+from flows.cli.store import StoreOption
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.base import Audit
+from memlib.data.secret import read_secret
+from memlib.errors import UserError
+from memlib.observe.names import asked_as
+from memlib.pipeline import user_code
+from memlib.recipes.files import load_recipe, origin_of, validate
+from memlib.specs import Spec
+from memlib.store import DEFAULT_STORE, Store
+from memlib.store.permissions import PRIVATE, make_folder, write_file
+
+if TYPE_CHECKING:
+    from memlib.running.runners import PlainRunner
+
+console = Console(highlight=False, markup=False)
+
+
+def ids(
+    *,
+    recipe: str,
+    output: Path,
+    set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Export the examples for which a model's owner is to supply outputs: the audited data set D_Q and withheld examples.
+
+    The examples are shuffled and get random names, because an owner who can tell which of them are in D_Q could forge the
+    outputs. The names are derived from your secret file, so that a run of the same recipe on this machine can match the
+    outputs to the examples.
+
+    Parameters
+    ----------
+    recipe
+        A recipe of the forgetting audit, by name or path.
+    output
+        The new folder, with ids.csv and images/NAME.png, the images as the audit uses them.
+    set_
+        Override a value of the recipe, as in --set data.image_size=64.
+    store
+        Folder or s3:// prefix for the decoded images and the sets.
+    """
+    audit, spec = _audit_of(recipe, set_)
+    if audit.asked is None:
+        capable = ", ".join(other for other, entry in AUDITS.items() if entry.asked is not None)
+        raise UserError(f"recipe {recipe} is for the {audit.name} audit; only {capable} takes outputs from a model's owner")
+    target = _new_folder(output)
+    examples, asked = audit.asked(_runner(store), spec)
+    secret = read_secret()
+    rows = {asked_as(example, secret): row for example, row in asked.items()}
+    _write(target, rows, examples)
+    console.print(
+        f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "
+        "class scores (a column per class, or scores, a list) for all examples. Give the file's path as "
+        "targets.NAME.outputs.path in the recipe",
+        soft_wrap=True,
+    )
+
+
+def export(
+    *,
+    recipe: str,
+    output: Path,
+    set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Export the images of an audit for the owner of external encoders, who returns only embeddings and keeps the weights.
+
+    The owner trains (or has trained) one encoder on the sets A and C of sets.csv and another one on B and C (only the first
+    one, if the recipe has a reference), embeds every image of images.csv with each encoder, and returns one Parquet file per
+    encoder: the column id, and one column per layer with lists of numbers.
+
+    Parameters
+    ----------
+    recipe
+        A recipe of the déjà vu audit, by name or path.
+    output
+        The new folder, with sets.csv, images.csv and images/: every background crop and every whole image as a PNG.
+    set_
+        Override a value of the recipe, as in --set data.image_size=64.
+    store
+        Folder or s3:// prefix for the decoded images and the sets.
+    """
+    audit, spec = _audit_of(recipe, set_)
+    if audit.exported is None:
+        capable = ", ".join(other for other, found in AUDITS.items() if found.exported is not None)
+        raise UserError(
+            f"recipe {recipe} is for the {audit.name} audit; only {capable} takes embeddings from a model's owner"
+        )
+    target = _new_folder(output)
+    found = audit.exported(_runner(store), spec)
+    make_folder(target, PRIVATE.folder)
+    make_folder(target / "images", PRIVATE.folder)
+    sets = [f"{_quoted(example)},{name}" for example, name in found.sets.items()]
+    write_file(target / "sets.csv", "\n".join(["example_id,set", *sets, ""]).encode(), PRIVATE.file)
+    lines = ["id,file"]
+    for name, picture in found.pictures:
+        file = target / "images" / f"{name}.png"
+        if not file.parent.is_dir():
+            make_folder(file.parent, PRIVATE.folder)
+        _write_png(file, picture)
+        lines.append(f"{name},images/{name}.png")
+    write_file(target / "images.csv", "\n".join([*lines, ""]).encode(), PRIVATE.file)  # last, as it names the others
+    encoders = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
+    console.print(
+        f"{target} has {found.count:,} images. Ask for one Parquet file from each encoder trained on "
+        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and one list of numbers per layer. "
+        f"Name these files in the recipe, as in encoders: [{{{encoders}}}]",
+        soft_wrap=True,
+    )
+
+
+def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
+    """Return a recipe's audit and the recipe, whose code may run because it was given on the command line."""
+    content, _ = load_recipe(recipe, set_)
+    name = audit_of(str(content.get("audit", "")))
+    if name not in AUDITS:
+        raise UserError(f"recipe {recipe} is for the {name} audit, which does not exist; choose from {', '.join(AUDITS)}")
+    spec = validate(AUDITS[name].recipe, content, origin=partial(origin_of, recipe, set_))
+    user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
+    return AUDITS[name], spec
+
+
+def _new_folder(output: Path) -> Path:
+    target = output.expanduser()
+    if target.exists():
+        raise UserError(f"{target} already exists; choose another folder")
+    return target
+
+
+def _runner(store: str) -> PlainRunner:
+    from memlib.running.runners import PlainRunner
+
+    opened = Store(store)
+    opened.check_writable()
+    return PlainRunner(opened)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a cell of a CSV file."""
+    cell = StringIO()
+    csv.writer(cell, lineterminator="").writerow([text])
+    return cell.getvalue()
+
+
+def _write_png(file: Path, picture: NDArray[Any]) -> None:
+    from PIL import Image
+
+    encoded = BytesIO()
+    Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(encoded, format="PNG")
+    write_file(file, encoded.getvalue(), PRIVATE.file)
+
+
+def _write(target: Path, rows: dict[str, int], examples: NDArray[Any]) -> None:
+    """Write the examples in the order of their random names."""
+    make_folder(target, PRIVATE.folder)
+    if examples.ndim == 2:
+        listed = [",".join([name, *(f"{value:.9g}" for value in examples[rows[name]])]) for name in sorted(rows)]
+        heading = ["example_id", *(f"x{place}" for place in range(examples.shape[1]))]
+    else:
+        listed, heading = sorted(rows), ["example_id"]
+        make_folder(target / "images", PRIVATE.folder)
+        for name in listed:
+            _write_png(target / "images" / f"{name}.png", np.asarray(examples[rows[name]]))
+    write_file(target / "ids.csv", "\n".join([",".join(heading), *listed, ""]).encode(), PRIVATE.file)

@@ -1,0 +1,297 @@
+"""The commands for getting started: write a recipe, check it, list data sources, and check this machine."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from cyclopts import Parameter
+from rich.console import Console
+
+import memlib
+from flows.cli.store import JsonOption, StoreOption
+from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.errors import RunError, UserError
+from memlib.recipes.files import SHIPPED
+from memlib.recipes.named_files import check_files
+from memlib.recipes.request import command_for, read_file
+from memlib.specs.cores import cores
+from memlib.store import DEFAULT_STORE, Store
+
+LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
+LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
+Have = Literal[
+    "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images", "table", "nothing"
+]
+"""Situations for which there are starters, deployments/starters/for_<situation>.yaml."""
+QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
+console = Console(highlight=False, markup=False)
+
+
+def init(
+    audit: Annotated[
+        str | None, Parameter(help="Name of an audit, for a recipe that runs unchanged on embedded data.")
+    ] = None,
+    path: Path | None = None,
+    /,
+    *,
+    for_: Annotated[Have | None, Parameter(name="--for")] = None,
+) -> None:
+    """Write a commented recipe as a starting point: for an audit, or for what you have (--for), with questions on a terminal.
+
+    Parameters
+    ----------
+    path
+        The new file; by default named after the audit or after what you have, in the current folder.
+    for_
+        Your situation: one image model and its training images; a classifier and a name; two encoders; a model's outputs; a
+        language model and secrets; texts to fine-tune on; images alone; a table; nothing yet. The recipe has the keys that
+        this needs; on a terminal, their values are asked for.
+    """
+    if audit is None and for_ is None:
+        for_ = _ask_for_situation()
+    if for_ is not None:
+        name, starter = for_.replace("-", "_"), f"for_{for_}.yaml"
+        if audit is not None:  # memlib init --for table mine.yaml: the word is the file
+            path = Path(audit)
+    elif audit is not None and audit_of(audit) in PACKAGES:
+        name = AUDITS[audit_of(audit)].field
+        starter = f"{name}.yaml"
+    else:
+        raise UserError(f"there is no audit {audit!r}; choose from {', '.join(PACKAGES)}, or use --for")
+    target = Path(f"{name}.yaml") if path is None else path.expanduser()
+    if target.exists():
+        raise UserError(f"{target} already exists; choose another file")
+    text = _fill(_starter(starter)).replace("THIS_FILE", str(target))
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror})") from error
+    console.print(f"wrote {target}; next: memlib {'run' if for_ is None else 'validate'} {target}", soft_wrap=True)
+
+
+def _starter(name: str) -> str:
+    return (SHIPPED / "starters" / name).read_text(encoding="utf-8")
+
+
+def _ask_for_situation() -> Have:
+    """Ask what the user has, on a terminal.
+
+    Raises:
+        UserError: when there is no terminal, or the answer is none of the choices.
+    """
+    choices: tuple[Have, ...] = get_args(Have)
+    if not _can_ask():
+        raise UserError(f"name an audit, or say what you have: memlib init --for {'|'.join(choices)}")
+    for number, choice in enumerate(choices, start=1):
+        situation = _starter(f"for_{choice}.yaml").partition("\n")[0].removeprefix("# ")
+        console.print(f"{number}  {choice}: {situation}", soft_wrap=True)
+    answer = input(f"What do you have? [1 to {len(choices)}] ").strip()
+    if answer in choices:
+        return answer
+    if not (answer.isdecimal() and 1 <= int(answer) <= len(choices)):
+        raise UserError(f"{answer!r} is no number from 1 to {len(choices)}")
+    return choices[int(answer) - 1]
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _fill(text: str) -> str:
+    """Replace the questions in a starter by answers on a terminal, elsewhere by examples; each is asked once."""
+    answers: dict[str, str] = {}
+
+    def answer(found: re.Match[str]) -> str:
+        question, default = found[1], found[2]
+        if question not in answers:
+            given = input(f"{question} [{default}]: ").strip() if _can_ask() else ""
+            answers[question] = given or default
+        return _in_yaml(answers[question])
+
+    filled = QUESTION.sub(answer, text)
+    has_boxes = any(given != "none" for question, given in answers.items() if question.startswith("Boxes"))
+    return filled.replace("CROP", "maximal" if has_boxes else "corner")
+
+
+def _in_yaml(text: str) -> str:
+    """Return an answer as YAML: a number, true or false, or else text, in quotes where it needs them (JSON's are YAML's)."""
+    plain = re.fullmatch(r"[\w./ -]*\w", text) and yaml.safe_load(text) == text
+    return (
+        text
+        if plain or text in ("true", "false") or re.fullmatch(r"[1-9]\d{0,5}", text)
+        else json.dumps(text, ensure_ascii=False)
+    )
+
+
+def validate(
+    recipe: str,
+    /,
+    *,
+    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    json_: JsonOption = False,
+) -> None:
+    """Check whether a recipe is valid, and list what its audit cannot show on any data. No data are read.
+
+    Parameters
+    ----------
+    recipe
+        Name of a shipped recipe or path of a YAML file.
+    set_
+        Override a value of the recipe, as in --set training.epochs=50.
+    json_
+        Print the recipe as JSON, with all defaults filled in.
+    """
+    asked = read_file(recipe, set_)
+    name, spec = asked.audit.name, asked.recipe
+    limits = [*asked.audit.limits(spec), *check_files(spec)]
+    if json_:
+        print(json.dumps({"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}, indent=1))
+        return
+    for line in limits:
+        console.print(line, soft_wrap=True)
+    console.print(
+        f"{recipe} is a valid recipe for the {name} audit; next: memlib plan {command_for(name, recipe)}", soft_wrap=True
+    )
+
+
+def sources(*, json_: JsonOption = False) -> None:
+    """List the kinds of data sources that a recipe can use, and the settings that each requires.
+
+    Parameters
+    ----------
+    json_
+        Print the list as JSON.
+    """
+    from memlib.specs.data import JoinedSource, PlainSource
+    from memlib.specs.text import TextSource
+
+    kinds = {"images and points": [*_members(PlainSource), JoinedSource], "text": _members(TextSource)}
+    rows_by_title = {title: [_source(kind) for kind in members] for title, members in kinds.items()}
+    if json_:
+        print(json.dumps(rows_by_title, indent=1))
+        return
+    for title, rows in rows_by_title.items():
+        console.print(title, style="bold")
+        for row in rows:
+            needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
+            console.print(f"  kind: {row['kind']}{needs}: {row['meaning']}", soft_wrap=True)
+    console.print("all settings: docs/recipes.md, or memlib schema AUDIT")
+
+
+def _members(union: Any) -> list[Any]:
+    inner = get_args(union)
+    return list(get_args(inner[0])) if inner and get_args(inner[0]) else [union]
+
+
+def _source(kind: Any) -> dict[str, Any]:
+    fields = kind.model_fields
+    needs = [name for name, field in fields.items() if field.is_required() and name != "kind"]
+    meaning = " ".join((kind.__doc__ or "").split())
+    return {"kind": get_args(fields["kind"].annotation)[0], "needs": needs, "meaning": meaning}
+
+
+def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> int:
+    """Check whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, disk space.
+
+    Exits with status 2 if there are problems to fix.
+
+    Parameters
+    ----------
+    store
+        Folder or s3:// prefix that runs would write to.
+    json_
+        Print the results as JSON.
+    """
+    checks = list(_looked_at(store))
+    if json_:
+        rows = [{"what": what, "found": state, "problem": problem} for what, state, problem in checks]
+        print(json.dumps(rows, indent=1))
+    for what, state, problem in checks if not json_ else ():
+        console.print(f"{what}: {state}{f'; {problem}' if problem else ''}", soft_wrap=True)
+    problems = [what for what, _, problem in checks if problem]
+    if not json_:
+        console.print(f"to fix: {', '.join(problems)}" if problems else "all is well")
+    return 2 if problems else 0
+
+
+def _looked_at(store: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each item that is checked, its state, and the problem with it, or an empty string if there is none."""
+    yield "memlib", f"{memlib.__version__}, Python {platform.python_version()}, {cores()} cores", ""
+    for name in LIBRARIES:
+        version = _version(name)
+        yield name, version or "not installed", "" if version else f"pip install {name}"
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield "GPU", f"{count} ({torch.cuda.get_device_name(0)})" if count else "none; audits run on the CPU", ""
+    faiss = next((f"{name} {_version(name)}" for name in ("faiss-gpu", "faiss-cpu") if _version(name)), "")
+    yield "FAISS", faiss or "not installed", "" if faiss else "pip install 'memlib[cpu]'"
+    yield "Prefect", *_prefect()
+    yield "store", *_store(store)
+    for what, place in (("temporary files", tempfile.gettempdir()), ("this folder", os.getcwd())):
+        free = shutil.disk_usage(place).free
+        yield what, f"{place}, {free / 2**30:.0f} GiB free", "" if free >= LEAST_FREE else "free some disk space"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _prefect() -> tuple[str, str]:
+    url = os.environ.get("PREFECT_API_URL", "")
+    try:
+        check_prefect()
+    except UserError as error:
+        return url or "no server", str(error)
+    return (f"{url} answers" if url else "each run starts its own server (PREFECT_API_URL is not set)"), ""
+
+
+def check_prefect() -> None:
+    """Check that the Prefect server answers, if one is configured, and else that Prefect may start one."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+        if not (PREFECT_API_URL.value() or PREFECT_SERVER_EPHEMERAL_ENABLED.value()):
+            raise UserError(
+                "PREFECT_API_URL names no server, and Prefect may start none (PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off); "
+                "set one of them"
+            )
+        return
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers; Prefect itself reports whether it accepts the credentials
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
+
+
+def _store(uri: str) -> tuple[str, str]:
+    try:
+        opened = Store(uri)
+        if opened.marker() is None:
+            opened.check_room()
+            return f"{opened.uri} does not exist yet; the first run creates it", ""
+        opened.check_writable()
+    except (UserError, RunError, OSError) as error:
+        return uri, str(error)
+    return f"{opened.uri} is writable ({opened.mode})", ""
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {"init": init, "validate": validate, "sources": sources, "doctor": doctor}

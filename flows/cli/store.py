@@ -1,0 +1,666 @@
+"""The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
+
+import json
+import re
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.cells import cell_len
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from memlib.audits import AUDITS, audit_of
+from memlib.errors import RunError, UserError
+from memlib.identity import file_digest
+from memlib.running import comparison
+from memlib.running.comparison import Comparison, FindingChange
+from memlib.running.planning import Plan, in_time
+from memlib.runs import garbage, ledger
+from memlib.runs.index import find_run, list_runs, only_name, page_path, read_run, refs_of, results_path, rows_of, run_names
+from memlib.runs.records import Finding, RequestRecord, RunRecord, StatusRecord
+from memlib.runs.requests import unfinished
+from memlib.runs.run import ListedRun, Run
+from memlib.sanitize import count_of, plain
+from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
+
+ASIDE = {
+    "interval",
+    "pairs",
+    "train_accuracy",
+    "test_accuracy",
+    "nets",
+    "controls",
+    "alpha",
+    "metric",
+    "setting",
+    "kind",
+    "models",
+    "examples",
+    "withheld",
+    "known",
+    "assumes",
+    "chance",
+    "wins",
+    "losses",
+}  # params left out of settings, as they are shown elsewhere
+StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
+JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
+
+QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
+NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
+COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
+ROUNDING = 1e-12  # smaller values are rounding errors of 0
+WIDE = 100  # columns; narrower terminals show adjusted p-values only
+
+console = Console(highlight=False, markup=False)
+
+
+def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
+    """List the runs in a store: first those that have not ended, then the finished ones, newest first.
+
+    Parameters
+    ----------
+    data
+        List only audits of the data with this digest, or a prefix of it; `memlib show RUN --json` prints the digest. The more
+        audits are run on the same data, the more results are to be expected by chance.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the runs' manifests as JSON.
+    """
+    opened = opened_store(store)
+    listed, open_runs = list_runs(opened), unfinished(opened)
+    entries = list(listed.entries)
+    if data is not None:
+        entries, open_runs = [run for run in entries if run["ledger"]["data"].startswith(data)], []
+        if not entries:
+            raise UserError(f"no run in {store} has data {data!r}; memlib show RUN --json prints the digest of a run's data")
+    if listed.damaged:
+        print(f"memlib: {listed.warning()}", file=sys.stderr)
+    if json_:
+        finished = [read_run(opened, entry["run"]) for entry in entries]
+        print(json.dumps([record.model_dump() for record in (*open_runs, *finished)], indent=1))
+        return
+    for note in open_runs:
+        started = datetime.fromtimestamp(note.started).strftime("%Y-%m-%d %H:%M")
+        line = f"{note.run}  not ended, started {started}  {note.audit}  {note.title}"
+        console.print(f"{line}  (memlib resume {note.run})", soft_wrap=True)
+    if not entries:
+        console.print(f"no {'finished ' if open_runs else ''}runs in {store}")
+        return
+    rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
+    for run in map(ListedRun.of, entries):
+        cells = (run.headline, _number(run.value), format_p(run.p_value), run.verdict)
+        rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, run.title))
+    print("\n".join(_aligned(rows)))
+
+
+def show(
+    run_id: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+    reveal: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Show the findings of a run, and the location of its results and report.
+
+    Parameters
+    ----------
+    run_id
+        Id of the run, or a unique prefix of it.
+    store
+        Folder or s3:// prefix that the run was written to.
+    json_
+        Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
+    reveal
+        Print the canaries of an exposure audit, which appear in no result or report, and the texts that searches found.
+    """
+    opened = opened_store(store)
+    run = find_run(opened, run_id)
+    if json_:
+        print(json.dumps(run.model_dump(), indent=1))
+        return
+    if reveal:
+        _reveal(opened, run)
+        return
+    print_run(opened, run, whole=True)
+
+
+def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+    """Open a run's report in the browser. A report on S3 is first copied to this machine, readable by you only.
+
+    Parameters
+    ----------
+    run_id
+        Id of the run, or a unique prefix of it.
+    store
+        Folder or s3:// prefix that the run was written to.
+    """
+    opened = opened_store(store)
+    run = find_run(opened, run_id)
+    page = Run(opened, run).report
+    expected = run.published.get(page_path(run))
+    if expected is not None and file_digest(page) != expected:
+        raise RunError(f"the page of run {run.run} has been changed since it was published; see memlib verify {run.run}")
+    console.print(str(page), soft_wrap=True)
+    if not webbrowser.open(page.as_uri()):
+        console.print("no browser found; open the file yourself")
+
+
+def status(
+    run_id: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    watch: Annotated[bool, Parameter(negative="")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show the progress of a run, stage by stage; for a finished run, the time and resources of its stages.
+
+    Parameters
+    ----------
+    run_id
+        Id of the run, or a unique prefix of it, as listed by `memlib runs`.
+    store
+        Folder or s3:// prefix.
+    watch
+        Keep updating until the run has ended.
+    json_
+        Print the progress as JSON.
+    """
+    opened = opened_store(store)
+    record = find_asked(opened, run_id)
+    if isinstance(record, RunRecord):
+        rows = garbage.metrics_by_stage(opened, record)
+        if json_:
+            print(json.dumps({"run": record.run, "state": "completed", "stages": rows}, indent=1))
+        else:
+            console.print(_metrics_table(record, rows))
+            console.print(_in_all(rows))
+        return
+    progress = _progress(opened, record)
+    if json_:
+        print(json.dumps(progress.model_dump(), indent=1))
+        return
+    if not watch:
+        console.print(_status_table(progress))
+        return
+    with Live(_status_table(progress), console=console, refresh_per_second=2) as live:
+        while progress.state not in garbage.ENDED and any(note.run == record.run for note in unfinished(opened)):
+            time.sleep(2)
+            progress = _progress(opened, record)
+            if progress.stages:
+                live.update(_status_table(progress))
+    if progress.state not in garbage.ENDED:
+        console.print(f"run {record.run} has ended; see memlib runs")
+
+
+def _progress(store: Store, note: RequestRecord) -> StatusRecord:
+    from memlib.runs.journal import read_status
+
+    requested = StatusRecord(run=note.run, title=note.title, state="asked for", started=note.started, updated=note.started)
+    return read_status(store, note.run) or requested
+
+
+def _status_table(seen: StatusRecord) -> Table:
+    ago = time.time() - seen.updated
+    silence = f", last update {ago:.0f} s ago" if seen.state == "running" and ago > QUIET_SECONDS else ""
+    problem = f": {seen.problem}" if seen.problem else ""
+    title = f"run {seen.run}  {seen.title}  ({seen.state}{problem}{silence})"
+    table = _table(title, "stage", "state", "computed", "reused", "progress", "")
+    for stage, row in seen.stages.items():
+        done = "" if row.total is None else f"{row.done} of {row.total}"
+        table.add_row(stage, row.state, str(row.computed), str(row.cached), done, row.note)
+    return table
+
+
+def _metrics_table(run: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ("stage", "artifacts", "seconds", "CPU seconds", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units")
+    table = _table(f"run {run.run}  {run.title}  (completed)", *headings)
+    for row in rows:
+        gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
+        sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
+        times = (f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}", f"{row['peak_memory_bytes'] / 2**30:.2f}")
+        table.add_row(row["stage"], str(row["artifacts"]), *times, gpu, *sizes, f"{row['units']:g}")
+    return table
+
+
+def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the total cost of a run: CPU-hours, GPU-hours and bytes written."""
+    cores, gpus, written = (sum(row[name] for row in rows) for name in ("cpu_seconds", "gpu_seconds", "bytes_out"))
+    return f"total: {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
+
+
+def print_plan(found: Plan) -> None:
+    """Print one row per stage, with its key (the first of several parts), then what cannot be known yet."""
+    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", "estimate")
+    for stage, parts in found.by_stage():
+        missing = [part for part in parts if not part.hit]
+        known = [part.seconds for part in missing if part.seconds is not None]
+        cost = "" if not missing else in_time(sum(known)) if len(known) == len(missing) else "unknown"
+        key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
+        counts = (str(len(parts)), str(len(parts) - len(missing)), str(len(missing)))
+        table.add_row(stage, key, *counts, cost)
+    for stage, lines in found.read.items():
+        for line in dict.fromkeys(lines):
+            console.print(f"{stage}: {line}", soft_wrap=True)
+    if found.parts:
+        console.print(table)
+    for stage, after in found.cascade().items():
+        retrained = "; it is retrained only with --cascade" if stage == "train" else ""
+        message = f"{stage} is in the store; it is recomputed if the result of {' or '.join(after)} changes{retrained}"
+        console.print(message, soft_wrap=True)
+    for line in found.unknown:
+        console.print(line, soft_wrap=True)
+    for cell, problem in found.problems.items():
+        console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
+    for line in (*found.all_limits, found.cost):
+        console.print(line, soft_wrap=True)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("stage", "state", "key", "") else "right")
+    return table
+
+
+def opened_store(uri: str) -> Store:
+    """Open an existing store.
+
+    Raises:
+        UserError: if there is no store; the message says what was found instead.
+    """
+    store = Store(uri)
+    store.check_known()
+    return store
+
+
+def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
+    """Return the manifest of the run whose id begins with `run_id`, or the record of a run that has not ended.
+
+    Raises:
+        UserError: if no id, or more than one, matches.
+    """
+    notes = {note.run: note for note in unfinished(store)}
+    name = only_name(store, run_id, [*notes, *run_names(store)])
+    return notes[name] if name in notes else read_run(store, name)
+
+
+def diff(
+    first: str,
+    second: str,
+    /,
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> None:
+    """Compare the recipes, findings and artifacts of two runs of the same audit.
+
+    Parameters
+    ----------
+    first, second
+        Ids of the runs, or unique prefixes of them.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the differences as JSON.
+    """
+    opened = opened_store(store)
+    found = comparison.compare(find_run(opened, first), find_run(opened, second))
+    if json_:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(found: Comparison) -> None:
+    """Print one column per run, headed by the values of its recipe that differ, and the findings that differ."""
+    runs, changed = (found.first, found.second), [change for change in found.findings if not change.is_same]
+    heading = [("", *(run.run for run in runs), "difference" if changed else "")]
+    heading += [
+        (plain(change["key"]), _in_words(change["first"]), _in_words(change["second"]), "") for change in found.recipe
+    ]
+    if any(run.verdict is not None for run in runs):
+        heading.append(("verdict", *("" if run.verdict is None else run.verdict.word for run in runs), ""))
+    params = [_both_params(change) for change in changed]
+    varying, groups = varying_params(params), dict[str, list[tuple[str, ...]]]()
+    for change, at in zip(changed, params, strict=True):
+        setting = ", ".join(format_setting(name, at[name]) for name in varying if name in at)
+        groups.setdefault(setting, []).extend(_finding_lines(change))
+    widths = _widths([*heading, *(line for group in groups.values() for line in group)])
+    for number, (setting, lines) in enumerate([("", heading), *groups.items()]):
+        if setting or number == 1:
+            console.print(setting, style="dim", soft_wrap=True)
+        table = _columns(widths)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    for name, rows in (("recipe", found.recipe), ("findings", changed)):
+        if not rows:
+            console.print(f"{name}: no difference")
+    if changed:
+        console.print()
+        if same := len(found.findings) - len(changed):
+            console.print(f"{count_of(same, 'further finding')} {'is' if same == 1 else 'are'} the same in both runs")
+        console.print(f"The differences are not tested, not even where intervals lie apart{_test_of(found)}.", soft_wrap=True)
+    counts = ", ".join(f"{len(names)} {how}" for how, names in found.artifacts.items() if names)
+    console.print(f"artifacts: {counts}")
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return the widths of a comparison's columns, limited to the terminal; longer cells are folded."""
+    longest = {name: max(map(cell_len, cells)) for name, cells in zip(COMPARED, zip(*lines, strict=True), strict=True)}
+    space = console.width - longest["difference"] - 2 * (len(longest) - 1)
+    most = max(14, (space - min(longest["metric"], 32)) // 2)
+    first, second = (min(longest[name], most) for name in ("first", "second"))
+    metric = min(longest["metric"], max(20, space - first - second))
+    return {"metric": metric, "first": first, "second": second, "difference": longest["difference"]}
+
+
+def _test_of(found: Comparison) -> str:
+    """Return a clause about the test that a sweep makes of two of its cells; "" if the audit has none."""
+    name = audit_of(found.first.audit)
+    has_test = name in AUDITS and AUDITS[name].compare is not None
+    return "; a sweep with both recipes as cells can test the difference of their headlines" if has_test else ""
+
+
+def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
+    """Yield the lines about one finding: value, interval, p-values and verdict, as far as either run has them."""
+
+    def line(name: str, text: Callable[[Finding], str], said: str = "") -> tuple[str, ...]:
+        return name, *("-" if row is None else text(row) for row in (change.first, change.second)), said
+
+    yield line(change.metric, lambda row: format_value(row.value), format_value(change.difference))
+    for other in (
+        line("  95 % interval", format_interval, "apart" if change.apart else ""),
+        line("  p", lambda row: format_p(row.p_value), "not tested"),
+        line("  p adjusted", lambda row: format_p(row.p_adjusted)),
+        line("  verdict", lambda row: row.verdict or ""),
+    ):
+        if set(other[1:3]) - {"", "-"}:
+            yield other
+
+
+def _both_params(change: FindingChange) -> dict[str, Any]:
+    """Return the params of a finding in two runs; one that differs has both values, in words."""
+    a, b = ({} if row is None else json.loads(row.params) for row in (change.first, change.second))
+    both = {name: f"{format_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
+    return {**a, **b, **both}
+
+
+def _in_words(value: Any) -> str:
+    """Return a value of a recipe without brackets and quotes; "-" for null, and for a key that the recipe lacks."""
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(str(name))} {_in_words(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(_in_words(inner) for inner in value) or "none"
+    return str(value).lower() if isinstance(value, bool) else plain(str(value))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield one line per row, columns padded to their widest cells; a rich table of 10,000 runs would take 16 seconds."""
+    sizes = [[len(cell) if cell.isascii() else cell_len(cell) for cell in row] for row in rows]
+    widths = [max(column) for column in zip(*sizes, strict=True)]
+    for row, taken in zip(rows, sizes, strict=True):
+        yield "  ".join(cell + " " * (width - size) for cell, width, size in zip(row, widths, taken, strict=True)).rstrip()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def verify(
+    run_id: str | None = None,
+    /,
+    *,
+    trust: Path | None = None,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> int:
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
+
+    The artifacts, tables, report, findings, verdict, recipe and name of a run are checked against each other. Damaged
+    artifacts are recomputed by the next run that needs them. Files that belong to no run are named, too. Exits with status
+    2 if anything has changed, with 3 if nothing has but something cannot be checked.
+
+    Parameters
+    ----------
+    run_id
+        Id of the run, or a unique prefix of it; by default all runs and artifacts are checked.
+    trust
+        A public key (Ed25519, PEM) from outside the store; runs must be signed with its private key, see memlib sign.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print the findings as JSON.
+    """
+    from memlib.running.verification import verified  # loads scipy
+
+    found = verified(opened_store(store), run_id, trust=trust)
+    if json_:
+        print(json.dumps(found.as_json(), indent=1))
+    for problem in found.problems if not json_ else ():
+        console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
+    runs = count_of(found.runs, "run")
+    checked = f"{count_of(found.artifacts, 'artifact')} and {runs} were checked"
+    if found.outcome == "changed":
+        raise RunError(f"{count_of(len(found.changed), 'item')} in {store} failed verification ({checked})")
+    if found.outcome == "unchecked":
+        text = (
+            f"{count_of(len(found.problems), 'item')} in {store} cannot be checked; everything else is unchanged ({checked})"
+        )
+        console.print(text, soft_wrap=True)
+        return NOT_CHECKABLE
+    if not json_:
+        signed = f", and signed with the key of {trust}" if trust is not None else ""
+        unused = found.of_no_run
+        aside = f" ({unused} of the artifacts belong{'s' if unused == 1 else ''} to no run)" if unused else ""
+        counts = f"{count_of(found.artifacts, 'artifact')}{aside} and {runs}"
+        console.print(f"{counts} in {store} are unchanged since they were committed{signed}", soft_wrap=True)
+    return 0
+
+
+def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:
+    """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged.
+
+    Requesting the same audit again changes nothing that is signed, as long as nothing has to be computed again.
+
+    Parameters
+    ----------
+    run_id
+        Id of the run, or a unique prefix of it.
+    key
+        A file with your private key, readable by you only. Create it with openssl genpkey -algorithm ed25519 -out key.pem;
+        openssl pkey -in key.pem -pubout prints the public key.
+    store
+        Folder or s3:// prefix.
+    """
+    from memlib.running import verification  # loads scipy
+
+    opened = opened_store(store)
+    run = find_run(opened, run_id)
+    rows = rows_of(list_runs(opened, indexed=False).entries)
+    problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
+    problems += verification.check_run(opened, run, rows, made=True)
+    if problems:
+        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
+    console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)
+
+
+def gc(
+    *,
+    keep: Annotated[Sequence[str], Parameter(negative="")] = (),
+    days: float = 7.0,
+    lost: Annotated[Sequence[str], Parameter(negative="")] = (),
+    delete: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> None:
+    """List unreferenced items (artifacts, broken attempts, resume states, records of Ray); with --delete, delete them.
+
+    Parameters
+    ----------
+    keep
+        A run to keep, by its id or a unique prefix of it; may be given several times. By default all runs are kept; the
+        results, reports and artifacts of runs that are not kept are listed as well.
+    days
+        List only items that have not been written to for this number of days. No artifacts are listed while a run that
+        has not ended was active within this time, or within a day, as it may use any of them.
+    lost
+        A run whose manifest is gone while its page or tables remain, by its whole id; may be given several times. Its files
+        are listed. Without this, gc stops at such a run: its artifacts are unknown, and its audit run again restores it.
+    delete
+        Delete the listed items.
+    store
+        Folder or s3:// prefix.
+    json_
+        Print the list as JSON.
+    """
+    if days < 0:
+        raise UserError(f"--days {days:g} is negative; use 0 or more")
+    opened = opened_store(store)
+    kept = {find_run(opened, run_id).run for run_id in keep} if keep else None
+    items = (garbage.clear if delete else garbage.garbage)(opened, keep=kept, days=days, lost=lost)
+    if json_:
+        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in items]}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "count", "MiB"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind in dict.fromkeys(item.kind for item in items):
+        group = [item for item in items if item.kind == kind]
+        table.add_row(kind, str(len(group)), f"{sum(item.size for item in group) / 2**20:.1f}")
+    if items:
+        console.print(table)
+    summary = (
+        f"{count_of(len(items), 'unreferenced item')}; {'all runs' if kept is None else count_of(len(kept), 'run')} kept"
+    )
+    if active := len(garbage.under_way(opened, days=days)):
+        summary += f"; {active} under way (artifacts are kept until they end, as they may be in use)"
+    console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
+
+
+def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
+    """Print the findings and verdict of a run, and the current location of its results and report."""
+    verdict = run.verdict
+    rows = [(row, json.loads(row.params)) for row in run.findings]
+    if not whole:
+        headline, audit = rows[0][1], AUDITS[audit_of(run.audit)]
+        rows = [(row, params) for row, params in rows if audit.in_brief(params, headline)]
+    console.print(run.title, style="italic", soft_wrap=True)
+    _print_findings(rows)
+    if verdict is not None:
+        console.print(f"\n{verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
+    if rows[0][0].role == "test" and (said := ledger.look_in_words(run.ledger, run.audit)):
+        console.print(f"\n{said}", soft_wrap=True)
+    if earlier := run.ledger.earlier:
+        console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
+    totals = f"{count_of(len(run.computed), 'stage')} computed, {len(run.reused)} reused, {run.seconds:.0f} s"
+    console.print(f"\nrun {run.run}: {totals}")
+    table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
+    console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
+    console.print(f"report  {store.uri.rstrip('/')}/{page_path(run)}", soft_wrap=True)
+
+
+def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
+    """Print findings grouped by setting; a narrow terminal shows adjusted p-values only."""
+    varying = varying_params([params for _, params in rows])
+    is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
+    adjusted = "p adjusted" if is_wide else "p adj."
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row, params in rows:
+        setting = ", ".join(format_setting(name, params[name]) for name in varying if name in params)
+        cells = {"metric": row.metric, "value": format_value(row.value), "95 % interval": format_interval(row)}
+        cells |= {"p": format_p(row.p_value)} if is_wide else {}
+        cells |= {adjusted: format_p(row.p_adjusted), "n": str(row.n), "verdict": row.verdict or ""}
+        groups.setdefault(setting, []).append(cells)
+    every = [cells for group in groups.values() for cells in group]
+    filled = [name for name in every[0] if any(cells[name] for cells in every)]
+    widths = {name: max(len(name), *(len(cells[name]) for cells in every)) for name in filled}
+    others = sum(widths[name] + 2 for name in filled[1:])
+    widths["metric"] = min(widths["metric"], max(20, console.width - others))
+    console.print(_columns(widths, header=True))
+    for setting, group in groups.items():
+        if setting:
+            console.print(setting, style="dim", soft_wrap=True)
+        table = _columns(widths)
+        for cells in group:
+            table.add_row(_broken(cells["metric"], widths["metric"]), *(cells[name] for name in widths if name != "metric"))
+        console.print(table)
+
+
+def _broken(metric: str, width: int) -> str:
+    """Return the name of a metric in lines of at most `width` characters, broken after underscores where possible."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_?", metric):
+        if len(lines[-1]) + len(part) > width and lines[-1].strip():
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
+    """Return an empty table with fixed column widths, so that several tables align."""
+    table = Table(box=None, pad_edge=False, show_header=header)
+    for name, width in widths.items():
+        table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", width=width, overflow="fold")
+    return table
+
+
+def format_value(value: float | None) -> str:
+    """Return a value with three decimals, or two digits if it is small; "" for none."""
+    if value is None:
+        return ""
+    return f"{value:.2g}" if ROUNDING < abs(value) < 0.001 else f"{0.0 if abs(value) <= ROUNDING else value:.3f}"
+
+
+def format_interval(row: Finding) -> str:
+    """Return a finding's interval, which may have no upper end; "" for none."""
+    if row.ci_low is None:
+        return ""
+    return f"{row.ci_low:.3f} to {row.ci_high:.3f}" if row.ci_high is not None else f"at least {row.ci_low:.3f}"
+
+
+def _reveal(store: Store, run: RunRecord) -> None:
+    name = audit_of(run.audit)
+    revealed = AUDITS[name].revealed if name in AUDITS else None
+    if revealed is None:
+        others = ", ".join(other for other, audit in AUDITS.items() if audit.revealed is not None)
+        raise UserError(f"run {run.run} (audit {name}) has no secrets to reveal; only {others} audits have secrets")
+    for title, rows in revealed(store, run.recipe, run.artifacts).items():
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for heading in rows[0] if rows else ():
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        console.print(table)
+
+
+def varying_params(params: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the params in which the findings differ."""
+    names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
+    return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
+
+
+def format_setting(name: str, value: Any) -> str:
+    """Return a param in words: a word stands for itself."""
+    if isinstance(value, float):
+        return f"{name}={value:.3g}"
+    return value if isinstance(value, str) else f"{name}={value}"
+
+
+def format_p(value: float | None) -> str:
+    """Return a p-value with two digits; "" for none."""
+    return "" if value is None else f"{value:.2g}"

@@ -1,0 +1,215 @@
+"""The setup and shutdown shared by all audits that run on Prefect: store, run record, progress, errors, Ray."""
+
+import functools
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.cli.store import format_interval, format_p, format_setting, format_value, varying_params
+from flows.cli.supervisor import keep_interrupts
+from memlib.audits import AUDITS
+from memlib.audits.arrangement import Body, body_of, check_stages
+from memlib.audits.base import Audit
+from memlib.errors import RunError, UserError
+from memlib.running import eviction
+from memlib.runs.index import page_path, results_path
+from memlib.runs.records import RunRecord
+from memlib.runs.requests import announced
+from memlib.specs import Resources, Spec
+from memlib.store import Store
+from tasks.cluster import as_lost, stop_ray
+from tasks.display import is_gone, quietly
+from tasks.reporting import LONGEST_NAME, name_flow_run, show_in_prefect
+from tasks.runtime import Context, Shared
+from tasks.stage import StageRunner
+
+TAG = "memlib"  # on flow runs; deployments/automations.yaml acts on runs with this tag
+_finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
+_shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
+
+
+@functools.cache
+def flow_of(audit: Audit) -> Any:
+    """Return the Prefect flow of an audit. Its signature is the form in Prefect's UI; its parameters are plain JSON."""
+
+    def run(
+        recipe: Any,
+        store: str,
+        resources: Resources = Resources(),
+        quiet: bool = False,
+        force: tuple[str, ...] = (),
+        cascade: bool = False,
+        verbose: bool = False,
+    ) -> RunRecord:
+        """Args:
+            recipe: the audit's settings; `memlib schema` lists the keys.
+            store: folder or s3:// prefix for artifacts, results and reports.
+            resources: machine settings; they do not affect results.
+            quiet: do not show progress.
+            force: stages to recompute even if the store holds their results.
+            cascade: retrain models whose inputs were recomputed with a different result.
+            verbose: show the keys of artifacts, and details of the progress.
+
+        Returns:
+            the run's manifest.
+        """
+        return carry_out(
+            audit.name,
+            body_of(audit),
+            recipe,
+            store,
+            resources,
+            quiet=quiet,
+            force=force,
+            cascade=cascade,
+            verbose=verbose,
+        )
+
+    run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
+    run.__annotations__["recipe"] = audit.recipe
+    run.__doc__ = f"{audit.question}\n\n{inspect.cleandoc(run.__doc__ or '')}"
+    return flow(name=audit.name, flow_run_name=_title, validate_parameters=True)(run)
+
+
+def _title() -> str:
+    """Return the name of a run in Prefect until it has an id: the title of its recipe."""
+    recipe = flow_run.parameters.get("recipe")
+    return str(getattr(recipe, "title", recipe))[:LONGEST_NAME]
+
+
+def carry_out(
+    audit: str,
+    body: Body,
+    recipe: Spec,
+    store: str,
+    resources: Resources,
+    *,
+    quiet: bool,
+    force: Sequence[str],
+    cascade: bool,
+    verbose: bool = False,
+) -> RunRecord:
+    """Run the body of an audit in a store, and return the run's manifest.
+
+    Args:
+        audit: the audit's name on the command line.
+        body: function that takes a runner and the recipe and returns the run's manifest.
+        recipe: the audit's settings.
+        store: folder or s3:// prefix.
+        resources: machine settings.
+        quiet: do not show progress.
+        force: stages to recompute even if the store holds their results.
+        cascade: retrain models whose inputs were recomputed with a different result.
+        verbose: show the keys of artifacts, and details of the progress.
+    """
+    opened = Store(store)
+    check_stages(AUDITS[audit], force)
+    within = _shared.get()
+    if within is None:
+        opened.check_writable()
+        check_stages(AUDITS[audit], resources.stages)  # not in a cell of a sweep: the stage may belong to other cells
+    computed: list[str] = []
+    shared = within or Shared()
+    with announced(opened, audit, recipe, resources, computed, say=shared.console.print) as run:
+        title = str(getattr(recipe, "title", ""))
+        quietly(name_flow_run, title, run)
+        context = Context(
+            opened,
+            resources,
+            quiet,
+            run=run,
+            title=title,
+            forced=frozenset(force),
+            cascade=cascade,
+            shared=shared,
+            computed=computed,
+            verbose=verbose,
+        )
+        for line in AUDITS[audit].limits(recipe):
+            context.warn(line)
+        try:
+            with keep_interrupts():
+                manifest = _run_of(body(StageRunner(context), recipe))
+        except BaseException as caught:
+            error = as_lost(caught)
+            problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
+            context.journal.end("failed" if isinstance(error, Exception) else "stopped", problem)
+            if error is caught:
+                raise
+            raise error from caught
+        finally:
+            if within is None:
+                stop_ray()
+        context.journal.end("completed")
+    if manifest.run != run:
+        quietly(name_flow_run, title, manifest.run)
+    quietly(show_in_prefect, manifest, _rows(manifest), _places(opened, manifest))
+    if within is None:
+        eviction.let_go(opened, shared.passing, resources, say=context.note)
+    if (finished := _finished.get()) is not None:
+        finished.append(manifest)
+    return manifest
+
+
+def _rows(run: RunRecord) -> list[dict[str, str]]:
+    """Return the findings of a run as `memlib show` prints them, by column."""
+    rows = [(row, json.loads(row.params)) for row in run.findings]
+    varying = varying_params([params for _, params in rows])
+    return [
+        {
+            "setting": ", ".join(format_setting(name, params[name]) for name in varying if name in params),
+            "metric": row.metric,
+            "value": format_value(row.value),
+            "95 % interval": format_interval(row),
+            "p": format_p(row.p_value),
+            "p adjusted": format_p(row.p_adjusted),
+            "n": str(row.n),
+            "verdict": row.verdict or "",
+        }
+        for row, params in rows
+    ]
+
+
+def _places(store: Store, run: RunRecord) -> dict[str, str]:
+    """Return the addresses of a run's report and tables."""
+    paths = {"report": page_path(run)} | {f"table {name}": results_path(name, run.audit, run.run) for name in run.results}
+    root = store.uri.rstrip("/")
+    return {name: f"{root}/{path}" for name, path in paths.items()} | {"open": f"memlib open {run.run} --store {store.uri}"}
+
+
+@contextmanager
+def sharing(shared: Shared) -> Iterator[None]:
+    """Make runs in this block share the state of a sweep, such as its stage locks; the sweep itself stops Ray."""
+    token = _shared.set(shared)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
+    """Run an audit's flow; if Prefect's server is lost, finish without Prefect and without repeating finished work."""
+    if is_gone():
+        return _run_of(flow.fn(*arguments))
+    finished: list[RunRecord] = []
+    token = _finished.set(finished)
+    try:
+        return _run_of(flow(*arguments))
+    except Exception as error:
+        if isinstance(error, UserError | RunError) or not is_gone(error):
+            raise
+        return finished[-1] if finished else _run_of(flow.fn(*arguments))
+    finally:
+        _finished.reset(token)
+
+
+def _run_of(found: Any) -> RunRecord:
+    """Return a run's manifest with its type: Prefect's flows are untyped, and bodies return None only in a plan."""
+    assert isinstance(found, RunRecord)
+    return found

@@ -1,0 +1,77 @@
+"""The arrangement of each audit: flows/<audit>.py defines its stages (STAGES) and the function that runs them (audit).
+
+Arrangements are loaded by their place beside this package, never by the name `flows`: a user's project may have one, too.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from memlib.audits import AUDITS, PACKAGES
+from memlib.audits.base import Audit
+from memlib.errors import UserError
+
+if TYPE_CHECKING:
+    from memlib.pipeline.stage import AnyStage, Runner
+    from memlib.runs.records import RunRecord
+
+
+FOLDER = Path(__file__).parents[2] / "flows"
+
+
+class Body(Protocol):
+    """A function that runs the stages of an audit; it returns the run's manifest, or None in a plan."""
+
+    def __call__(self, runner: "Runner", recipe: Any, /) -> "RunRecord | None":
+        """Run an audit."""
+        ...
+
+
+def body_of(audit: Audit) -> Body:
+    """Return the function that runs an audit, given a runner and a recipe."""
+    body: Body = _module(audit).audit
+    return body
+
+
+def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
+    """Return the stages that an audit can have, in order."""
+    stages: tuple[type[AnyStage], ...] = _module(audit).STAGES
+    return stages
+
+
+def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
+    """Return the names of an audit's stages, as in keys and in the store; given a recipe, only those that it may use."""
+    absent: Callable[[Any], Collection[type[AnyStage]]] | None = getattr(_module(audit), "absent", None)
+    left_out = absent(recipe) if absent is not None and recipe is not None else ()
+    return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit) if stage not in left_out))
+
+
+def check_stages(audit: Audit, named: Iterable[str]) -> None:
+    """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be cells."""
+    audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
+    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
+    for stage in named:
+        if stage not in known:
+            raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")
+
+
+def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's content; including the content of other recipes that it refers to."""
+    return dict(_module(audit).resolved(content)) if audit.holds_others else content
+
+
+def _module(audit: Audit) -> Any:
+    return _loaded(PACKAGES[audit.name].rpartition(".")[2])
+
+
+@functools.cache
+def _loaded(name: str) -> Any:
+    """Load a module of the folder flows/ beside this package."""
+    place = spec_from_file_location(f"memlib_flows_{name}", FOLDER / f"{name}.py")
+    assert place is not None
+    assert place.loader is not None
+    module = module_from_spec(place)
+    place.loader.exec_module(module)
+    return module

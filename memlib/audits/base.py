@@ -1,0 +1,125 @@
+"""Interface between an audit and the rest of memlib: each package below memlib.audits declares one `Audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.runs.records import RunRecord
+from memlib.specs import Spec
+from memlib.store import Store
+from memlib.tables import Table
+
+if TYPE_CHECKING:
+    from memlib.runs.run import Run
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a sweep, as passed to `Audit.compare`.
+
+    Attributes:
+        name: name of the cell.
+        run: manifest of the cell's run.
+        units: first part of the run's units table, which contains the units of the headline.
+    """
+
+    name: str
+    run: RunRecord
+    units: pa.Table
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A gate's decision about a finding.
+
+    Attributes:
+        outcome: passed, failed or undecided.
+        reason: the numbers behind it, in words.
+    """
+
+    outcome: Literal["passed", "failed", "undecided"]
+    reason: str
+
+
+Revealed = dict[str, list[dict[str, Any]]]
+
+
+def _none(recipe: Any) -> Iterable[str]:
+    return ()
+
+
+def _no_rule(run: Run, row: Mapping[str, Any], limit: float) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The images handed to the owner of external encoders.
+
+    Attributes:
+        pictures: id and pixels, uint8 (height, width, channels), of each image that the audit embeds, read one at a time.
+        count: number of pictures.
+        sets: set (A, B, C or X) of each example by id, needed to train the encoders.
+        encoders: training sets of each encoder that the audit needs, by the encoder's name in recipes.
+    """
+
+    pictures: Iterable[tuple[str, NDArray[np.uint8]]]
+    count: int
+    sets: Mapping[str, str]
+    encoders: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)  # one instance per audit, compared by identity
+class Audit:
+    """An audit as declared by its package; importing the declaration loads neither torch nor scipy, which are slow to load.
+
+    Attributes:
+        name: name of the audit on the command line.
+        question: the question that the audit answers, in plain words.
+        recipe: schema of the audit's recipes.
+        tables: published tables by name, except the summary and the curves.
+        headlines: families of tests that decide the word of a run, see `memlib.findings.word_of`.
+        in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
+            the headline.
+        limits: function that yields the limitations of a recipe that do not depend on the data, such as tests that are too
+            small to reject, or missing controls.
+        revealed: function that returns the secrets of a run in plain text, for audits that have secrets: takes the store and
+            the recipe and artifacts of the run's manifest, and returns rows by title.
+        asked: function that returns the examples on which a model's owner must run the model, for audits that accept supplied
+            outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
+        columns: metrics that a sweep shows side by side; by default the first ones.
+        compare: function that compares each pair of sweep cells that audit the same examples, and returns settled rows.
+        exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
+            takes a runner and the recipe.
+        gate: function that compares a headline finding with a limit: takes the finished run, the row of its summary, with
+            params as a mapping, and the limit; returns None for rows on which it has no rule of its own.
+        holds_others: whether the audit's recipes contain or name recipes of other audits.
+    """
+
+    name: str
+    question: str
+    recipe: type[Spec]
+    tables: Mapping[str, Table]
+    in_brief: Callable[[Params, Params], bool]
+    headlines: tuple[str, ...] = ()
+    limits: Callable[[Any], Iterable[str]] = _none
+    revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
+    asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
+    columns: tuple[str, ...] = ()
+    compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
+    exported: Callable[[Any, Any], Exported] | None = None
+    gate: Callable[[Run, Mapping[str, Any], float], Judgement | None] = _no_rule
+    holds_others: bool = False
+
+    @property
+    def field(self) -> str:
+        """The audit's name in recipes, results and module names."""
+        return self.name.replace("-", "_")

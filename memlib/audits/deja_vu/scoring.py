@@ -1,0 +1,252 @@
+"""Stages that score a decoding setting and the whole audit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from memlib.audits.deja_vu.curves import curves
+from memlib.audits.deja_vu.gains import change_rows
+from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
+from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
+from memlib.audits.deja_vu.tables import UNITS
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, ScoresStage
+from memlib.data.splits import REFERENCE, TARGET, select
+from memlib.data.stages import members_of
+from memlib.findings import Row
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place
+from memlib.pipeline.tables import PARTS_FILE, Tables
+from memlib.store import Attempt
+from memlib.tables import CURVES, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.audits.deja_vu.backgrounds import Backgrounds
+    from memlib.audits.deja_vu.stability import Compared
+from memlib.audits.deja_vu.embedding import ROLE_OF, EmbeddedView
+from memlib.audits.deja_vu.searching import Found
+
+
+@dataclass(frozen=True)
+class Searches:
+    """The neighbours at one setting for one pair of models, or for a single model.
+
+    Attributes:
+        pair, layer, epoch, crop: the setting.
+        by_model: the neighbours under the model trained on A and, if there is one, under the model trained on B.
+        public: embeddings of the public images, for their ids.
+        backgrounds: answers of the classifiers that replace the second model; None with two models.
+    """
+
+    pair: int
+    layer: str
+    epoch: int
+    crop: str
+    by_model: tuple[Found, ...]
+    public: EmbeddedView
+    backgrounds: Backgrounds | None = None
+
+
+MOST_UNITS = 2**20  # rows of units up to which all settings are scored by one stage
+
+
+@dataclass(frozen=True)
+class ScoreSetting(ScoresStage):
+    """Score one layer, epoch, crop and k of a large audit: units, curves, and findings that are not settled yet.
+
+    Attributes:
+        searches: neighbours of all pairs.
+        config: the configuration with this k only.
+        headline: whether this is the run's first setting.
+    """
+
+    declared: ClassVar[Declared] = Declared("score_setting", 3)
+    title: ClassVar[str] = "score a setting of déjà vu"
+    place: ClassVar[Place] = "cores"
+
+    searches: Sequence[Searches]
+    splits: Artifact[pa.Table]
+    class_names: Sequence[str]
+    config: Config
+    headline: bool
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Decoding, and the setting."""
+        return _scored(self) | {"headline": self.headline}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Searches and splits."""
+        return _read(self)
+
+    @property
+    def label(self) -> str:
+        """The setting."""
+        first = self.searches[0]
+        return f"{first.layer}, epoch {first.epoch}, {first.crop}, k {self.config.k[0]}"
+
+    @property
+    def units(self) -> float:
+        """Number of pairs of models."""
+        return float(len(self.searches))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, the rows of the summary, and curves."""
+        units, classes = score(_decodings(self), self.class_names, self.config), len(self.class_names)
+        reference = _stands(self)
+        rows = rows_of(units, self.config, num_classes=classes, headline=self.headline, reference=reference)
+        write_table(units, UNITS, attempt.path(UNITS_FILE))
+        write_table(pa.Table.from_pylist(rows, schema=SUMMARY.arrow), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(curves(units, alone=reference is not None), CURVES, attempt.path(CURVES_FILE))
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Compute votes, categories, curves and findings from the neighbours.
+
+    Attributes:
+        by_chance: whether images were assigned to A and B at random.
+        checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
+        fine_tuned: whether to report changes since the first epoch.
+        parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
+    """
+
+    declared: ClassVar[Declared] = Declared("score", 11)
+    title: ClassVar[str] = "score déjà vu"
+    place: ClassVar[Place] = "cores"
+
+    searches: Sequence[Searches]
+    probes: Sequence[Artifact[pa.Table]]
+    splits: Artifact[pa.Table]
+    class_names: Sequence[str]
+    config: Config
+    stability: Sequence[Compared] = ()
+    fine_tuned: bool = False
+    by_chance: bool = True
+    checks: Artifact[pa.Table] | None = None
+    parts: tuple[Artifact[Tables], ...] = ()
+
+    def in_parts(self) -> list[ScoreSetting]:
+        """Return one stage per setting; none for a small audit."""
+        audited = members_of(self.splits, TARGET, REFERENCE).num_rows
+        if audited * len(self.searches) * len(self.config.k) <= MOST_UNITS:
+            return []
+        settings: dict[tuple[Any, ...], list[Searches]] = {}
+        for one in self.searches:
+            settings.setdefault((one.layer, one.epoch, one.crop), []).append(one)
+        return [
+            ScoreSetting(
+                searches, self.splits, self.class_names, self.config.model_copy(update={"k": (k,)}), number == place == 0
+            )
+            for number, searches in enumerate(settings.values())
+            for place, k in enumerate(self.config.k)
+        ]
+
+    def _of(self, k: int) -> Config:
+        return self.config.model_copy(update={"k": (k,)})
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Decoding, and the settings."""
+        flags = ({"fine_tuned": True} if self.fine_tuned else {}) | ({} if self.by_chance else {"by_chance": False})
+        return _scored(self) | flags
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Searches, probes, splits and distances between views."""
+        stability = {"stability": [one.key for one in self.stability]} if self.stability else {}
+        checks = {} if self.checks is None else {"checks": self.checks.key}
+        return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability | checks
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write units, summary and curves; if `parts` were scored separately, write a list of them instead of units."""
+        rows: list[Row] = []
+        if self.parts:
+            listed = {"units": [str(part) for part in self.parts]}
+            attempt.path(PARTS_FILE).write_text(json.dumps(listed), encoding="utf-8")
+            points = pa.concat_tables([part.content["curves"] for part in self.parts])
+            for part in self.parts:
+                rows += part.content["summary"].to_pylist()
+        else:
+            units = score(_decodings(self), self.class_names, self.config)
+            write_table(units, UNITS, attempt.path(UNITS_FILE))
+            reference = _stands(self)
+            rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
+            points = curves(units, alone=reference is not None)
+        if self.fine_tuned:
+            tables = [units] if not self.parts else [next(part.content.parts("units")) for part in self.parts]
+            headline = {"crop": self.searches[0].crop, "k": self.config.k[0]}
+            alone = _stands(self) is not None
+            rows += change_rows(pa.concat_tables(tables), headline, alone=alone, seed=self.config.seed)
+        rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
+        if self.stability:
+            from memlib.audits.deja_vu.stability import stability_rows
+
+            layers = dict.fromkeys(one.layer for one in self.searches)
+            rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
+        if self.checks is not None:
+            from memlib.audits.deja_vu.sets import check_rows
+
+            rows += check_rows(self.checks.content)
+        write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(points, CURVES, attempt.path(CURVES_FILE))
+
+
+def _scored(stage: Score | ScoreSetting) -> dict[str, Any]:
+    described = [[s.pair, s.layer, s.epoch, s.crop] for s in stage.searches]
+    return {"config": stage.config.model_dump(mode="json"), "classes": list(stage.class_names), "searches": described}
+
+
+def _read(stage: Score | ScoreSetting) -> dict[str, Any]:
+    return {
+        "searches": [
+            [found.key for found in s.by_model] + ([s.backgrounds.key] if s.backgrounds else []) for s in stage.searches
+        ],
+        "public": [s.public.key for s in stage.searches],
+        "splits": stage.splits.key,
+    }
+
+
+def _stands(stage: Score | ScoreSetting) -> str | None:
+    """Return the kind of the classifiers that replace the second models; None with two models."""
+    backgrounds = stage.searches[0].backgrounds
+    return None if backgrounds is None else backgrounds.kind
+
+
+def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
+    for searches in stage.searches:
+        public_labels = searches.public.ids["label"].to_numpy().astype(np.int32)  # int32 halves the memory of the votes
+        ids = searches.by_model[0].ids
+        assert all(ids.equals(other.ids) for other in searches.by_model[1:]), "the two models were shown different crops"
+        labels = ids["label"].to_numpy()
+        classes = [public_labels[neighbors.rows[:, : max(stage.config.k)]] for neighbors in searches.by_model]
+        known = None if searches.backgrounds is None else searches.backgrounds.answers(ids["example_id"])
+        for direction in DIRECTIONS:
+            audited = select(stage.splits.content, ROLE_OF[direction])
+            places = pc.index_in(ids["example_id"], value_set=audited["example_id"].combine_chunks())
+            rows = np.flatnonzero(pc.is_valid(places).to_numpy())
+            target = classes[0 if direction == "A" or known else 1][rows]
+            reference = classes[1 if direction == "A" else 0][rows] if known is None else known.of(rows)
+            members = audited.take(places.take(rows))
+            yield Decoding(
+                direction=direction,
+                pair=searches.pair,
+                layer=searches.layer,
+                epoch=searches.epoch,
+                crop=searches.crop,
+                example_ids=ids["example_id"].take(rows),
+                labels=labels[rows],
+                target=target,
+                reference=reference,
+                groups=members["group"] if "group" in members.column_names else None,  # older splits have no groups
+            )

@@ -1,0 +1,81 @@
+"""The last two stages of every audit: one writes tables of scores, the other draws the page from these tables."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
+from memlib.pipeline.tables import Tables
+from memlib.specs import Spec
+from memlib.specs.asks import run_name
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.report.page import Page
+
+UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
+
+
+class ScoresStage(Stage[Tables]):
+    """A stage that writes an audit's scores: units.parquet, curves.parquet, summary.parquet, and the audit's other tables."""
+
+    @classmethod
+    def open(cls, artifact: Artifact[Tables]) -> Tables:
+        """Return the tables by name."""
+        return Tables(artifact.store, artifact.ref)
+
+
+class PageStage(Stage[Path]):
+    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and *.png.
+
+    Attributes:
+        recipe: recipe of the run.
+        run: id of the run.
+        scores: artifact of the run's tables.
+    """
+
+    recipe: Spec
+    run: str
+    scores: Artifact[Tables]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The whole recipe, which the page shows, and the run's id."""
+        return {"recipe": self.recipe.model_dump(mode="json"), "run": self.run}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """The data artifacts of the run; the end of the page describes their content."""
+        return ()
+
+    @abstractmethod
+    def page(self, attempt: Attempt) -> Page:
+        """Draw the figures and compose the page."""
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the page and its figures."""
+        from memlib.report.imprint import signed
+        from memlib.report.page import render  # matplotlib is slow to load
+        from memlib.report.read import what_was_read
+
+        page, section = self.page(attempt), what_was_read(self.read)
+        if section is not None:
+            page = replace(page, sections=(*page.sections, section))
+        page = signed(page, self.recipe, self.scores.store, self.read)
+        attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
+
+    @classmethod
+    def open(cls, artifact: Artifact[Path]) -> Path:
+        """Return the page."""
+        return artifact.path(REPORT_FILE)
+
+
+def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
+    """Return a run's id, which depends on its scores and on its recipe without data locations and presentation."""
+    return run_name(recipe.model_dump(mode="json"), scores.key)

@@ -1,0 +1,37 @@
+"""Digests of a run's data sources and of their examples."""
+
+import hashlib
+from collections.abc import Iterable
+
+from memlib.identity import canonical_json
+from memlib.pipeline.stage import AnyArtifact
+
+DATA_STAGES = ("decode", "secret/corpus")
+KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and their length
+
+
+def examples_of(artifacts: Iterable[AnyArtifact]) -> list[str]:
+    """Return the smallest digests of the examples in a run's decoded sources; those of overlapping sources overlap.
+
+    Args:
+        artifacts: artifacts of the run.
+    """
+    found: set[str] = set()
+    for artifact in {artifact.ref: artifact for artifact in artifacts if artifact.ref.stage == DATA_STAGES[0]}.values():
+        for digest in artifact.content.index["digest"].drop_null().to_pylist():
+            found.add(hashlib.sha256(digest.encode()).hexdigest()[:LENGTH])
+    return sorted(found)[:KEPT]
+
+
+def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
+    """Return a digest of the content of a run's data sources, independent of the decoded size; "" if it has no sources.
+
+    Args:
+        artifacts: artifacts of the run, including its decoded sources and corpora.
+    """
+    sources = []
+    for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
+        if ref.stage in DATA_STAGES:
+            manifest = store.artifacts.manifest(ref)
+            sources.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
+    return hashlib.sha256(canonical_json(sorted(sources, key=canonical_json)).encode()).hexdigest() if sources else ""

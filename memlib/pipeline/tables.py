@@ -1,0 +1,36 @@
+"""Tables of scores, opened by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from memlib.store import Ref, Store
+from memlib.tables import read_table
+
+PARTS_FILE = "parts.json"  # lists, for each table, the artifacts that hold its parts
+
+
+class Tables:
+    """The tables of an artifact, read on access by name; the parts of a large table may lie in other artifacts."""
+
+    def __init__(self, store: Store, ref: Ref) -> None:
+        self._artifacts, self._ref = store.artifacts, ref
+
+    def __getitem__(self, name: str) -> pa.Table:
+        return pa.concat_tables(self.parts(name))
+
+    def parts(self, name: str) -> Iterator[pa.Table]:
+        """Yield the parts of a table; most tables have only one part."""
+        return map(read_table, self.paths(name))
+
+    def paths(self, name: str) -> Iterator[Path]:
+        """Yield the local files of the parts of a table."""
+        artifacts, listed = self._artifacts, {}
+        if PARTS_FILE in artifacts.manifest(self._ref).files:
+            listed = json.loads(artifacts.local_path(self._ref, PARTS_FILE).read_text(encoding="utf-8"))
+        for ref in map(Ref.parse, listed.get(name, [str(self._ref)])):
+            yield artifacts.local_path(ref, f"{name}.parquet")

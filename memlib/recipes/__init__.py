@@ -1,0 +1,1 @@
+"""Recipes: the YAML files, their inheritance and changes, and the request that they become."""

@@ -1,0 +1,1 @@
+"""Who carries stages out in this process, plans them, publishes and verifies runs."""

@@ -1,0 +1,204 @@
+"""The functions of `memlib`: audits in the calling process, without Prefect and Ray, and operations on finished runs."""
+
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from memlib.audits.arrangement import body_of
+from memlib.audits.gates import Decision, decide
+from memlib.errors import UserError
+from memlib.pipeline import user_code
+from memlib.pipeline.stage import AnyStage
+from memlib.recipes.named_files import require_files
+from memlib.recipes.request import AnyRecipe, read
+from memlib.running.comparison import Comparison, compare
+from memlib.running.eviction import let_go
+from memlib.running.finished import finished
+from memlib.running.finished import plan as planned
+from memlib.running.planning import Plan
+from memlib.running.runners import PlainRunner
+from memlib.runs import index
+from memlib.runs.requests import announced
+from memlib.runs.run import ListedRun, Run, open
+from memlib.store import Ref, Store, chosen_store
+
+if TYPE_CHECKING:
+    from memlib.running.verification import Verification
+
+
+def run(
+    recipe: AnyRecipe,
+    *,
+    store: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    quiet: bool = False,
+) -> Run:
+    """Run an audit in this process, or continue one that was interrupted. Artifacts in the store are reused.
+
+    Stages run one after another on one device; `flows.run` is the same call on Prefect and Ray. Limits of the recipe and
+    peculiarities of the data are reported as Python warnings. A recipe that names code (`package.module:function`) runs that
+    code.
+
+    Args:
+        recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
+        store: folder or s3:// prefix for artifacts, results and reports; by default MEMLIB_STORE, or memlib-store in
+            the current folder.
+        changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
+        device: device on which PyTorch computes, such as "cpu" or "cuda".
+        quiet: do not print a line to standard error for each computed stage.
+
+    Returns:
+        the finished run, with its verdict, tables and page.
+
+    Raises:
+        UserError: if the recipe, the data or the store cannot be used as they are.
+        RunError: if a stage fails.
+    """
+    asked = read(recipe, changes)
+    audit, spec, resources = asked.audit, asked.recipe, asked.resources
+    if audit.holds_others:
+        raise UserError(f"a {audit.name} runs its cells on Prefect and Ray: use flows.run")
+    user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
+    opened = Store(chosen_store(store))
+    opened.check_writable()
+    record = finished(audit, spec, opened, resources, say=_warn)
+    if record is None:
+        require_files(spec)
+        import torch
+
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UserError(f"device is {device!r}, but PyTorch finds no GPU on this machine; use 'cpu'")
+        runner = _Announcing(opened, torch.device(device), resources, quiet=quiet)
+        with announced(opened, audit.name, spec, resources, runner.computed, say=_warn):
+            record = body_of(audit)(runner, spec)
+        assert record is not None  # only plans return None
+        for line in dict.fromkeys((*audit.limits(spec), *runner.warnings)):
+            _warn(line)
+        let_go(opened, runner.passing, resources, say=_warn)
+    return Run(opened, record)
+
+
+def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, Any] | None = None) -> Plan:
+    """List what an audit would compute: its stages, their keys, which of them the store holds, and estimated costs.
+
+    Nothing is computed or written to the store, and no code of the recipe runs. A data set that the recipe says to download
+    is downloaded, and a missing secret file for canaries is created.
+
+    Args:
+        recipe, store, changes: as for `memlib.run`.
+
+    Raises:
+        UserError: if the recipe or the store cannot be used as they are.
+    """
+    asked = read(recipe, changes)
+    return planned(asked.audit, asked.recipe, chosen_store(store), asked.resources)
+
+
+def list_runs(*, store: str | None = None) -> list[ListedRun]:
+    """List the finished runs of a store, newest first.
+
+    Runs whose manifests cannot be read are left out, with a Python warning.
+
+    Args:
+        store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
+
+    Raises:
+        UserError: if there is no store.
+    """
+    listed = index.list_runs(_existing(store))
+    if listed.damaged:
+        _warn(listed.warning())
+    return [ListedRun.of(entry) for entry in listed.entries]
+
+
+def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Comparison:
+    """Compare the recipes, findings and artifacts of two finished runs of the same audit.
+
+    Findings are matched by metric and by those params that do not differ with the recipes. Their differences are not tested.
+
+    Args:
+        first, second: runs, or names of runs or unique prefixes of the names.
+        store: store of the runs that are given by name; see `memlib.list_runs`.
+
+    Raises:
+        UserError: for runs of different audits, or when no run or more than one matches.
+    """
+    return compare(_run_of(first, store).record, _run_of(second, store).record)
+
+
+def check(
+    run: Run | str,
+    *,
+    fail_above: Mapping[str, float] | None = None,
+    fail_on: Literal["shown"] | None = None,
+    store: str | None = None,
+) -> Decision:
+    """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
+
+    Only a test can pass or fail a gate; a run that cannot tell is undecided, and so is its decision.
+
+    Args:
+        run: a run, or the name of one or a unique prefix of the name.
+        fail_above: largest accepted values, as in {"share_excess": 0.05}: the headline of that metric decides.
+            "METRIC[KEY=VALUE,...]" asks for the findings with these params instead.
+        fail_on: "shown": fail if the run shows memorization, pass only if its verdict is bounded.
+        store: store of a run that is given by name; see `memlib.list_runs`.
+
+    Returns:
+        the decision: its `outcome` is passed, failed or undecided, and `findings` gives the reasons.
+
+    Raises:
+        UserError: without a limit and `fail_on`, or if a limit matches no finding of the run.
+    """
+    gates = [f"{metric}={limit}" for metric, limit in (fail_above or {}).items()]
+    return decide(_run_of(run, store), fail_above=gates, fail_on=fail_on)
+
+
+def verify(run: Run | str | None = None, *, trust: str | Path | None = None, store: str | None = None) -> "Verification":
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
+
+    Args:
+        run: a run, or the name of one or a unique prefix of the name; by default all runs and artifacts are checked.
+        trust: file with a public key (Ed25519, PEM) from outside the store; runs must be signed with its private key.
+        store: the store; see `memlib.list_runs`. A run that is given as an object is checked in its own store.
+
+    Returns:
+        the result: its `outcome` is unchanged, changed, or unchecked if something cannot be checked; `problems` names what.
+
+    Raises:
+        UserError: if there is nothing to verify, no run or more than one matches, or the key cannot be used.
+    """
+    from memlib.running.verification import verified  # loads scipy
+
+    opened = run.store if isinstance(run, Run) else _existing(store)
+    return verified(opened, run.id if isinstance(run, Run) else run, trust=None if trust is None else Path(trust))
+
+
+def _existing(store: str | None) -> Store:
+    opened = Store(chosen_store(store))
+    opened.check_known()
+    return opened
+
+
+def _run_of(run: Run | str, store: str | None) -> Run:
+    return run if isinstance(run, Run) else open(run, store=store)
+
+
+class _Announcing(PlainRunner):
+    """A runner that prints the title of each stage that it computes."""
+
+    def __init__(self, *arguments: Any, quiet: bool) -> None:
+        super().__init__(*arguments)
+        self._quiet = quiet
+
+    def _make(self, stage: AnyStage, ref: Ref) -> None:
+        if not self._quiet:
+            print(f"{stage.title} ({ref})", file=sys.stderr, flush=True)
+        super()._make(stage, ref)
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=3)

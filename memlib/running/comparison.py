@@ -1,0 +1,182 @@
+"""Differences between two runs: recipes, findings, and artifacts."""
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from memlib.audits import audit_of
+from memlib.errors import UserError
+from memlib.identity import flat
+from memlib.runs.records import Finding, RunRecord
+
+Key = tuple[str, frozenset[tuple[str, str | None]]]  # metric, and params with their values
+
+
+class RecipeChange(TypedDict):
+    """A dotted recipe key and its two different values; a value is None if that recipe lacks the key."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class FindingChange:
+    """One finding in two runs; a run that lacks it has None."""
+
+    first: Finding | None
+    second: Finding | None
+
+    @property
+    def metric(self) -> str:
+        """Name of the finding's metric."""
+        return next(row.metric for row in (self.first, self.second) if row is not None)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The params on which both runs agree; all params of a finding that one run lacks."""
+        a, b = (_params(row) for row in (self.first or self.second, self.second or self.first))
+        return {name: value for name, value in a.items() if name in b and b[name] == value}
+
+    @property
+    def difference(self) -> float | None:
+        """Value of the second run minus that of the first; None if either has none."""
+        before, after = _value(self.first), _value(self.second)
+        return None if before is None or after is None else after - before
+
+    @property
+    def apart(self) -> bool:
+        """True if the intervals do not overlap; this is no test of the difference, as runs share data and seeds."""
+        return _lies_above(self.first, self.second) or _lies_above(self.second, self.first)
+
+    @property
+    def is_same(self) -> bool:
+        """True if both runs say the same: value, interval, p-values and verdict."""
+        if self.first is None or self.second is None:
+            return False
+        said = {"value", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"}
+        return self.first.model_dump(include=said) == self.second.model_dump(include=said)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as plain JSON, with the whole row of each run in `rows`."""
+        rows = [None if row is None else row.model_dump() | {"params": _params(row)} for row in (self.first, self.second)]
+        return {
+            "metric": self.metric, "params": self.params, "first": _value(self.first), "second": _value(self.second),
+            "difference": self.difference, "apart": self.apart, "rows": rows,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two runs of the same audit. Their differences are described, and not tested.
+
+    Attributes:
+        first, second: manifests of the runs.
+        recipe: values of the recipes that differ.
+        findings: findings of either run, matched, see `finding_changes`.
+        artifacts: names of artifacts, see `shared_artifacts`.
+    """
+
+    first: RunRecord
+    second: RunRecord
+    recipe: list[RecipeChange]
+    findings: list[FindingChange]
+    artifacts: dict[str, list[str]]
+
+    def __repr__(self) -> str:
+        differing = sum(not change.is_same for change in self.findings)
+        counts = f"{len(self.recipe)} recipe values and {differing} findings differ"
+        return f"<memlib diff of {self.first.run} and {self.second.run}: {counts}>"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON."""
+        runs = [run.model_dump(include={"run", "title", "finished", "verdict"}) for run in (self.first, self.second)]
+        findings = [change.as_json() for change in self.findings]
+        return {"runs": runs, "recipe": self.recipe, "findings": findings, "tested": False, "artifacts": self.artifacts}
+
+
+def compare(first: RunRecord, second: RunRecord) -> Comparison:
+    """Compare the recipes, findings and artifacts of two runs.
+
+    Raises:
+        UserError: for runs of different audits.
+    """
+    if first.audit != second.audit:
+        named = " and ".join(f"{run.run} ({audit_of(run.audit)})" for run in (first, second))
+        raise UserError(f"cannot compare runs of different audits: {named}")
+    parts = recipe_changes(first, second), finding_changes(first, second), shared_artifacts(first, second)
+    return Comparison(first, second, *parts)
+
+
+def recipe_changes(first: RunRecord, second: RunRecord) -> list[RecipeChange]:
+    """Return the dotted recipe keys whose values differ, with both values; None if a recipe lacks the key."""
+    a, b = (dict(flat(run.recipe)) for run in (first, second))
+    names = dict.fromkeys([*a, *b])
+    return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
+
+
+def finding_changes(first: RunRecord, second: RunRecord) -> list[FindingChange]:
+    """Return the findings of either run, matched by metric and by params.
+
+    A value of a param that occurs in one run alone, such as the number of epochs where it was changed, matches any such value
+    of the other run. Counts that are recorded as params can coincide by chance: findings that are left over are matched by
+    the params whose values are the same in both runs. Findings that still tie are matched in order.
+    """
+    a, b = (_values(run.findings) for run in (first, second))
+    common = {name: a[name] & b[name] for name in a.keys() & b.keys()}
+    equal = {name: values for name, values in common.items() if a[name] == b[name]}
+    matches: dict[int, int] = {}
+    for known in (common, equal):
+        taken, waiting = set(matches.values()), defaultdict[Key, deque[int]](deque)
+        for place, row in enumerate(second.findings):
+            if place not in taken:
+                waiting[_key(row, known)].append(place)
+        for place, row in enumerate(first.findings):
+            if place not in matches and (found := waiting[_key(row, known)]):
+                matches[place] = found.popleft()
+    others = dict(enumerate(second.findings))
+    changes = [FindingChange(row, others.pop(matches.get(place, -1), None)) for place, row in enumerate(first.findings)]
+    return [*changes, *(FindingChange(None, row) for row in others.values())]
+
+
+def _values(rows: Iterable[Finding]) -> dict[str, set[str]]:
+    """Return the values of each param, as JSON."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in _params(row).items():
+            values.setdefault(name, set()).add(json.dumps(value, sort_keys=True))
+    return values
+
+
+def _key(row: Finding, known: Mapping[str, set[str]]) -> Key:
+    """Return what a finding is matched by; values that the other run does not know count as equal."""
+    params = {name: json.dumps(value, sort_keys=True) for name, value in _params(row).items() if name in known}
+    return row.metric, frozenset((name, value if value in known[name] else None) for name, value in params.items())
+
+
+def _lies_above(row: Finding | None, other: Finding | None) -> bool:
+    """Return whether a finding's interval lies above that of another one."""
+    if row is None or other is None or row.ci_low is None or other.ci_high is None:
+        return False
+    return row.ci_low > other.ci_high
+
+
+def _params(row: Finding | None) -> dict[str, Any]:
+    return {} if row is None else dict(json.loads(row.params))
+
+
+def _value(row: Finding | None) -> float | None:
+    return None if row is None else row.value
+
+
+def shared_artifacts(first: RunRecord, second: RunRecord) -> dict[str, list[str]]:
+    """Return artifact names in four groups: same in both runs, different, only in the first, only in the second."""
+    a, b = first.artifacts, second.artifacts
+    return {
+        "same": sorted(name for name in a if a[name] == b.get(name)),
+        "differ": sorted(name for name in a if name in b and a[name] != b[name]),
+        "first only": sorted(a.keys() - b.keys()),
+        "second only": sorted(b.keys() - a.keys()),
+    }

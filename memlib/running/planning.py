@@ -1,0 +1,303 @@
+"""Plan of a run: the stages with their keys, whether each is already committed, and estimated costs; nothing is computed."""
+
+import contextlib
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memlib.errors import CorruptArtifact, MissingArtifact, UnknownUntilRun
+from memlib.identity import flat
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
+from memlib.pipeline.tables import Tables
+from memlib.specs import Resources, Spec
+from memlib.store import Ref, Store
+
+SAMPLE, NEIGHBORS = 50, 5
+MEASURABLE = 0.5  # seconds; a lower bound below it says nothing
+
+
+def in_time(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= MEASURABLE else "less than 1 s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One part of a stage in a plan.
+
+    Attributes:
+        ref: address of the part's artifact.
+        hit: whether the artifact is committed.
+        seconds: estimated time on one worker, based on existing artifacts of the same stage; None if the part need not be
+            computed, or if the store has no such artifacts.
+        after: earlier stages that will be computed; if their outputs differ from the ones that this part was computed from,
+            the part is recomputed as well.
+    """
+
+    ref: Ref
+    hit: bool
+    seconds: float | None
+    after: tuple[str, ...] = ()
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the artifact is committed and no earlier stage can invalidate it."""
+        return self.hit and not self.after
+
+
+class Costs:
+    """Cost estimates from the seconds per unit of work of the most similar artifacts in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, list[tuple[dict[str, Any], float]]] = {}
+
+    def estimate(self, stage: str, spec: Any, units: float) -> float | None:
+        """Estimate the seconds that the work takes on one worker; None when the store has no artifacts of the stage.
+
+        Args:
+            stage: name of the stage.
+            spec: spec of the work; the estimate is based on the artifacts whose specs agree with it in the most keys.
+            units: amount of work, in the stage's own units.
+        """
+        if stage not in self._known:
+            manifests = self._store.artifacts.manifests(stage, limit=SAMPLE)
+            self._known[stage] = [(dict(flat(m.spec)), m.metrics.seconds / max(m.metrics.units, 1e-9)) for m in manifests]
+        known, wanted = self._known[stage], dict(flat(spec))
+        if not known:
+            return None
+        alike = sorted(known, key=lambda other: -sum(wanted.get(name) == value for name, value in other[0].items()))
+        return float(statistics.median(rate for _, rate in alike[:NEIGHBORS]) * units)
+
+
+@dataclass
+class Plan:
+    """The work that a flow would do, recorded by running it with a `PlanRunner`, which computes nothing.
+
+    Attributes:
+        store: the store in which artifacts are looked up.
+        parts: the parts recorded so far, one per artifact.
+        blocked: missing artifacts without which the plan cannot continue, each with the stages after that point.
+        problems: cells of a sweep that cannot run, with the reasons.
+        limits: limitations of the recipe, including values that are unknown before the run.
+        read: lines that describe the content of the data, or its likely content before decoding, by stage.
+        old_code: stages whose artifacts are reused although their code has changed.
+        is_partial: whether stages are missing from the plan, because a flow could not be followed to its end.
+    """
+
+    store: Store
+    parts: dict[Ref, Planned] = field(default_factory=dict)
+    blocked: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    limits: list[str] = field(default_factory=list)
+    read: dict[str, list[str]] = field(default_factory=dict)
+    old_code: OldCode = field(default_factory=OldCode)
+    is_partial: bool = False
+
+    def __str__(self) -> str:
+        lines = [
+            f"{stage}: {sum(part.hit for part in parts)} of {len(parts)} in the store" for stage, parts in self.by_stage()
+        ]
+        return "\n".join([*lines, *self.unknown, *self.all_limits, self.cost])
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """True if more may have to be computed than the known estimates account for."""
+        return self.is_partial or self._has_unknown or bool(self.problems) or bool(self.cascade())
+
+    @property
+    def seconds(self) -> float | None:
+        """Sum of the known estimates; None if it says nothing about the time that the run takes."""
+        known = sum(part.seconds or 0.0 for part in self.parts.values())
+        return None if self.is_lower_bound and known < MEASURABLE else known
+
+    @property
+    def cost(self) -> str:
+        """One line on the time that the run takes, as far as it is known."""
+        if self.seconds is None:
+            unplanned = "the stages to compute are not known before the run"
+            return f"no cost estimate: {'this store has no similar artifacts yet' if self._has_unknown else unplanned}"
+        if all(part.hit for part in self.parts.values()):
+            return "nothing to compute: all stages are in the store"
+        least = "at least " if self.is_lower_bound else ""
+        return f"to compute: {least}{in_time(self.seconds)} on one worker, estimated from similar stages in this store"
+
+    @property
+    def _has_unknown(self) -> bool:
+        return any(part.seconds is None and not part.hit for part in self.parts.values())
+
+    @property
+    def unknown(self) -> list[str]:
+        """Lines on the stages whose keys depend on artifacts that are not computed yet."""
+        return [
+            f"unknown until {ref.stage} {ref.key[:12]} is computed: {', '.join(later)}" for ref, later in self.blocked.items()
+        ]
+
+    def __post_init__(self) -> None:
+        self._costs = Costs(self.store)
+        self._seen: set[str] = set()
+
+    def note(self, ref: Ref, spec: Any, units: float, *, before: Sequence[Ref] = (), forced: bool = False) -> None:
+        """Record one part of a stage.
+
+        Args:
+            ref: address of the part's artifact.
+            spec, units: spec and amount of the work.
+            before: addresses of the artifacts that the part reads.
+            forced: whether the part is recomputed even if its artifact is committed.
+        """
+        self._seen.add(ref.stage)
+        if ref not in self.parts:
+            hit = self.store.artifacts.has(ref) and not forced
+            seconds = None if hit else self._costs.estimate(ref.stage, spec, units)
+            again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
+            self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
+
+    def again(self, ref: Ref, spec: Any, units: float) -> None:
+        """Record that an artifact is recomputed because a later stage reads files that were evicted from it."""
+        self.parts[ref] = Planned(ref, False, self._costs.estimate(ref.stage, spec, units))
+
+    def saw(self, stage: str) -> None:
+        """Record that a flow has reached a stage."""
+        self._seen.add(stage)
+
+    @contextlib.contextmanager
+    def following(self, stages: Sequence[str]) -> Iterator[None]:
+        """Follow one flow to its end, or to the first missing artifact or value that it needs.
+
+        Args:
+            stages: the stages of the flow, in order.
+        """
+        self._seen = set()
+        try:
+            yield
+        except MissingArtifact as missing:
+            self.is_partial = True
+            self.blocked[missing.ref] = self._after(stages)
+        except UnknownUntilRun as unknown:
+            self.is_partial = True
+            message = f"not known before the run: {unknown}"
+            later = self._after(stages)
+            self.limits.append(f"{message}; stages after it: {', '.join(later)}" if later else message)
+
+    def _after(self, stages: Sequence[str]) -> tuple[str, ...]:
+        """Return the stages of a flow after the last one that was reached."""
+        reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
+        return tuple(stages[reached + 1 :])
+
+    def by_stage(self) -> Iterator[tuple[str, list[Planned]]]:
+        """Yield each stage with its parts, in order of first appearance."""
+        for stage in dict.fromkeys(ref.stage for ref in self.parts):
+            yield stage, [part for part in self.parts.values() if part.ref.stage == stage]
+
+    @property
+    def all_limits(self) -> list[str]:
+        """The limits of the recipe, and lines about stages that are reused although their code has changed."""
+        return [*self.limits, *self.old_code.lines]
+
+    def cascade(self) -> dict[str, list[str]]:
+        """Return the earlier stages whose new outputs may invalidate a committed stage, by name of the committed stage."""
+        stages: dict[str, dict[str, None]] = {}
+        for part in self.parts.values():
+            if part.after:
+                stages.setdefault(part.ref.stage, {}).update(dict.fromkeys(part.after))
+        return {stage: list(after) for stage, after in stages.items()}
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return the whole plan as plain JSON."""
+        parts = [
+            {
+                "stage": part.ref.stage,
+                "key": part.ref.key,
+                "hit": part.hit,
+                "seconds": part.seconds,
+                "after": list(part.after),
+            }
+            for part in self.parts.values()
+        ]
+        blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
+        rest = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
+        return {"parts": parts, **rest, "seconds": self.seconds, "is_lower_bound": self.is_lower_bound}
+
+
+class PlanRunner:
+    """A runner that records the stages of an audit in a plan instead of running them.
+
+    Args:
+        plan: the plan to fill.
+        resources: machines and limits of the run.
+        forced: stages that would be recomputed even if they are committed.
+    """
+
+    def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
+        self.plan, self._resources, self._forced = plan, resources or Resources(), forced
+        self._known = Known()
+        self._artifacts: dict[Ref, AnyArtifact] = {}
+        self._stages: dict[Ref, AnyStage] = {}
+
+    @property
+    def store(self) -> Store:
+        """The store of the artifacts."""
+        return self.plan.store
+
+    @property
+    def resources(self) -> Resources:
+        """The machines and limits, which do not affect results."""
+        return self._resources
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Record a stage, and return its artifact, which may not exist."""
+        return self.run_all([stage])[0]
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Record the parts of a step, and return their artifacts, which may not exist."""
+        for stage in stages:
+            self._known.add(stage.identity.ref)
+        for stage in stages:
+            self._note(stage)
+        return [self._artifact(stage) for stage in stages]
+
+    def _artifact(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Return the artifact of a stage, shared by all cells of a sweep so that its content is read once."""
+        artifact: Artifact[Out] = self._artifacts.setdefault(
+            stage.identity.ref, Artifact(self.store, stage.identity.ref, type(stage))
+        )
+        return artifact
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Evict nothing."""
+
+    def warn(self, text: str) -> None:
+        """Add a line to the limits of the plan."""
+        self.plan.limits.append(text)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> None:
+        """Publish nothing."""
+
+    def _note(self, stage: AnyStage) -> None:
+        ref, plan = stage.identity.ref, self.plan
+        if ref in plan.parts:  # shared with another cell of the sweep
+            plan.saw(ref.stage)
+            return
+        stale = False
+        with contextlib.suppress(CorruptArtifact):
+            stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
+        before = self._known.named_in(stage.identity.inputs)
+        plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
+        if stage.passing:
+            self._stages[ref] = stage
+        for artifact in () if plan.parts[ref].hit else stage.reads_passing:
+            if plan.parts[artifact.ref].hit and self.store.artifacts.let_go_of(artifact.ref):
+                evicted = self._stages[artifact.ref]
+                plan.again(artifact.ref, evicted.identity.spec, evicted.units)
+        with contextlib.suppress(CorruptArtifact):
+            committed = self._artifact(stage) if plan.parts[ref].hit else None
+            plan.read.setdefault(stage.title, []).extend(stage.preview() if committed is None else stage.described(committed))
+        if not stale:
+            plan.old_code.note(self.store, ref, stage)

@@ -1,0 +1,225 @@
+"""Publication of a run's results: tables below results/, page and figures below runs/<run>/, the manifest last."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import memlib
+from memlib.audits import tables_of
+from memlib.audits.last_stages import REPORT_FILE, run_id
+from memlib.errors import RunError
+from memlib.findings import verdict_of
+from memlib.identity import file_digest
+from memlib.pipeline import sources
+from memlib.pipeline.provenance import software, source_state, who
+from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.tables import Tables
+from memlib.runs import ledger
+from memlib.runs.index import HISTORY, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path
+from memlib.runs.records import Finding, HistoryRecord, Ledger, Publication, RunRecord, VerdictRecord
+from memlib.specs import Resources
+from memlib.specs.asks import asks_digest
+from memlib.store import MANIFEST, Store
+from memlib.store.permissions import scratch
+from memlib.store.records import DIGEST, Unreadable, parse, sealed
+from memlib.tables import copy_table
+
+
+@dataclass
+class Work:
+    """Resources and artifacts that a run has used so far.
+
+    Attributes:
+        resources: machines and limits of the run.
+        started: start time, in seconds since 1970.
+        computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
+        look: id of the sweep whose cell the run is; "" for a run of its own.
+    """
+
+    resources: Resources = field(default_factory=Resources)
+    started: float = field(default_factory=time.time)
+    computed: list[str] = field(default_factory=list)
+    reused: list[str] = field(default_factory=list)
+    look: str = ""
+
+
+def publish_audit(
+    store: Store,
+    work: Work,
+    recipe: Any,
+    scores: Artifact[Tables],
+    report: Artifact[Path],
+    artifacts: Mapping[str, AnyArtifact],
+) -> RunRecord:
+    """Publish the tables below results/, the page and figures below runs/<run>/, and the run's manifest last.
+
+    Args:
+        store: the store to publish in.
+        work: resources and artifacts that the run has used.
+        recipe: the recipe of the run.
+        scores, report: the artifacts of the run's tables and of its page.
+        artifacts: the run's other artifacts, by their names in the manifest.
+
+    Returns:
+        the manifest.
+    """
+    run = run_id(recipe, scores)
+    named = {**artifacts, "scores": scores, "report": report}
+    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
+    results: dict[str, str] = {}
+    pages, published = {}, {}
+    with scratch("publish") as folder:
+        for name, schema in tables_of(recipe.audit).items():
+            for number, source in enumerate(scores.content.paths(name)):
+                part = folder / f"{name}.parquet"
+                copy_table(source, schema, part, metadata=metadata)
+                path = results_path(name, recipe.audit, run, number)
+                place, published[path] = store.publish(path, part), file_digest(part)
+                results.setdefault(name, place)
+    summary = scores.content["summary"].to_pylist()
+    looked = _ledger(store, work, run, recipe, named.values())
+    for name, file in report.files.items():
+        path, content = f"runs/{run}/{name}", None
+        if name == REPORT_FILE and summary[0]["role"] == "test":
+            from memlib.report.page import said_on_page
+
+            content = said_on_page(report.path(name).read_bytes(), ledger.look_in_words(looked, recipe.audit))
+        pages[name] = store.publish(path, report.path(name) if content is None else content, secret=True)
+        published[path] = file.sha256 if content is None else hashlib.sha256(content).hexdigest()
+    record = RunRecord(
+        run=run,
+        audit=recipe.audit,
+        title=recipe.title,
+        finished=time.time(),
+        recipe=recipe.model_dump(mode="json"),
+        verdict=VerdictRecord(**asdict(verdict_of(summary))),
+        ledger=looked,
+        findings=[Finding(**row) for row in findings_of(summary)],
+        results=results,
+        report=pages[REPORT_FILE],
+        artifacts={name: str(artifact) for name, artifact in named.items()},
+        scores=str(scores),
+        computed=work.computed,
+        reused=work.reused,
+        published=published,
+    )
+    return publish_run(store, work, record)
+
+
+def publish_again(
+    store: Store, work: Work, name: str, recipe: Any, cells: Mapping[str, str] = MappingProxyType({})
+) -> RunRecord | None:
+    """Record that a run was already finished; return None if it must be republished because it has changed or lacks files.
+
+    The record is a file of its own: the run's manifest, which may be signed, stays as it is. In a local store the published
+    files are compared by digest; in a remote store only their presence is checked.
+
+    Args:
+        store: the store to publish in.
+        work: resources and artifacts that the run has used; none of the artifacts was computed.
+        name: id of the run.
+        recipe: the recipe of the run.
+        cells: for a sweep: digests of its cells' manifests, by run.
+
+    Returns:
+        the manifest, or None.
+    """
+    run = _published_before(store, name)
+    if run is None or run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
+        return None
+    if run.problems or run.cell_digests != cells:
+        return None
+    folders = {path.rpartition("/")[0] for path in run.published}
+    existing = {path for folder in folders for path in store.listing(folder)}
+    if not run.published or not run.published.keys() <= existing:
+        return None
+    if store.is_local and any(_digest(store, path) != digest for path, digest in run.published.items()):
+        return None
+    later = [*_later(store, run.run), _publication(work)]
+    store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
+    history, seconds = [*run.history, *later], later[-1].seconds
+    return run.model_copy(update={"computed": [], "reused": work.reused, "history": history, "seconds": seconds})
+
+
+def _are_pinned(store: Store, run: RunRecord) -> bool:
+    """Return whether a run's artifacts are those that it pins; older pins do not record how they were made."""
+    now = pins_of(store, refs_of(run))
+    older = {name: pin.model_copy(update={"made": None}) for name, pin in now.items()}
+    return now.keys() == run.pins.keys() and all(pin in (now[name], older[name]) for name, pin in run.pins.items())
+
+
+def _digest(store: Store, path: str) -> str:
+    return hashlib.sha256(store.published(path) or b"").hexdigest()
+
+
+def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable[AnyArtifact]) -> Ledger:
+    """Return the ledger of a run: its data, and the audits of the same data that were published before it.
+
+    A ledger that was recorded for the same data by an earlier publication of the run is kept.
+    """
+    used, before = list(artifacts), _published_before(store, run)
+    data = sources.data_digest(used)
+    if not data:
+        return Ledger()
+    if before is not None and before.ledger.data == data:
+        return before.ledger
+    planned = ledger.planned_looks(recipe.model_dump(mode="json"))
+    now = Ledger(data=data, examples=sources.examples_of(used), look=work.look or run, planned=planned)
+    return ledger.entry(list_runs(store).entries, run, now)
+
+
+def _published_before(store: Store, run: str) -> RunRecord | None:
+    """Return the manifest of an earlier publication of the run; None if it is missing or unreadable."""
+    with contextlib.suppress(RunError):
+        return read_run(store, run)
+    return None
+
+
+def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
+    """Complete a run's manifest with its history, pins, machines and software, publish it, and return it."""
+    whole = run.model_copy(
+        update={
+            "asks": asks_digest(run.recipe),
+            "pins": pins_of(store, refs_of(run)),
+            "resources": work.resources.model_dump(mode="json"),
+            "history": _history(store, work, run.run),
+            "seconds": round(time.time() - work.started, 1),
+            "finished": time.time(),
+            "software": dict(software()),
+            "source": dict(source_state()),
+        }
+    )
+    written = sealed(whole.model_dump())
+    store.publish(f"runs/{run.run}/{MANIFEST}", json.dumps(written, indent=1).encode())
+    store.drop(f"runs/{run.run}/{HISTORY}")  # the manifest holds it all
+    publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run.run])
+    return whole.model_copy(update={DIGEST: written[DIGEST]})
+
+
+def _history(store: Store, work: Work, run: str) -> list[Publication]:
+    """Return all publications of the run, oldest first, including this one even if it computed nothing."""
+    before = _published_before(store, run)
+    return [*([] if before is None else [*before.history, *_later(store, run)]), _publication(work)]
+
+
+def _publication(work: Work) -> Publication:
+    return Publication(
+        who=who(),
+        started=work.started,
+        seconds=round(time.time() - work.started, 1),
+        computed=len(work.computed),
+        reused=len(work.reused),
+    )
+
+
+def _later(store: Store, run: str) -> list[Publication]:
+    """Return the publications of a run after its manifest was written; none if their file is missing or damaged."""
+    with contextlib.suppress(Unreadable):
+        return parse(HistoryRecord, store.published(f"runs/{run}/{HISTORY}") or b"{}").publications
+    return []

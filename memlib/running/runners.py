@@ -1,0 +1,138 @@
+"""Runners for one process, without Prefect and Ray: one computes an audit, the other only republishes a finished one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memlib.audits.last_stages import run_id
+from memlib.errors import RunError
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
+from memlib.pipeline.tables import Tables
+from memlib.running.precision import be_exact
+from memlib.running.publishing import Work, publish_again, publish_audit
+from memlib.runs.records import RunRecord
+from memlib.specs import Resources, Spec
+from memlib.store import Ref, Store
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PlainRunner:
+    """A runner that executes stages one by one in this process, for notebooks and tests; committed artifacts are reused.
+
+    Args:
+        store: store of the artifacts.
+        device: device to compute on; the CPU by default.
+        resources: machines and limits, recorded in the run's manifest.
+
+    Attributes:
+        warnings: warnings for the user.
+        passing: artifacts with files that may be evicted, see `memlib.running.eviction.let_go`.
+        old_code: stages whose artifacts were reused although their code has changed.
+    """
+
+    def __init__(self, store: Store, device: torch.device | None = None, resources: Resources = Resources()) -> None:
+        self._store, self._device = store, device
+        self._known, self._work = Known(), Work(resources)
+        self._stages: dict[Ref, AnyStage] = {}
+        self.warnings: list[str] = []
+        self.old_code = OldCode()
+        self.passing: list[AnyArtifact] = []
+
+    @property
+    def store(self) -> Store:
+        """The store of the artifacts."""
+        return self._store
+
+    @property
+    def resources(self) -> Resources:
+        """The machines and limits, which do not affect results."""
+        return self._work.resources
+
+    @property
+    def computed(self) -> Sequence[str]:
+        """The addresses of the artifacts computed so far."""
+        return self._work.computed
+
+    @property
+    def reused(self) -> Sequence[str]:
+        """The addresses of the artifacts found in the store so far."""
+        return self._work.reused
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Run a stage unless its artifact is committed.
+
+        Raises:
+            CorruptArtifact: when the committed artifact is damaged.
+            RunError: when the content of the artifact's inputs has changed since the artifact was computed.
+        """
+        ref = stage.identity.ref
+        self._known.add(ref)
+        self._stages[ref] = stage
+        if self._store.artifacts.lookup(ref.stage, ref.key) is None:
+            self._make(stage, ref)
+            self._work.computed.append(str(ref))
+            return Artifact(self._store, ref, type(stage))
+        if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
+            raise RunError(
+                f"{ref} was computed from an earlier version of {changed[0]}; delete {ref} from the store to recompute it"
+            )
+        self._reuse(stage, ref)
+        return Artifact(self._store, ref, type(stage))
+
+    def _make(self, stage: AnyStage, ref: Ref) -> None:
+        import torch
+
+        for artifact in stage.reads_passing:
+            if not self._store.artifacts.is_whole(artifact.ref):
+                self._store.artifacts.discard(artifact.ref)
+                self._known.forget_content(artifact.ref)
+                self._make(self._stages[artifact.ref], artifact.ref)
+        be_exact()
+        record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
+        with self._store.artifacts.write(ref, **record) as attempt:
+            attempt.warn = self.warn
+            stage.write(attempt, self._device or torch.device("cpu"))
+
+    def _reuse(self, stage: AnyStage, ref: Ref) -> None:
+        self._work.reused.append(str(ref))
+        self.old_code.note(self._store, ref, stage)
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Run the parts of a step in the given order."""
+        return [self.run(stage) for stage in stages]
+
+    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Append artifacts to `passing`."""
+        self.passing += artifacts
+
+    def warn(self, text: str) -> None:
+        """Append a warning to `warnings`."""
+        self.warnings.append(text)
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> RunRecord:
+        """Publish a run's tables and page, and return its manifest."""
+        return publish_audit(self._store, self._work, recipe, scores, report, artifacts)
+
+
+class Unfinished(RunError):
+    """A run that cannot be republished because one of its artifacts has yet to be computed."""
+
+
+class FinishedRunner(PlainRunner):
+    """A runner that republishes an audit whose artifacts are all committed; it computes nothing."""
+
+    def publish(
+        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+    ) -> RunRecord:
+        """Record that the run was already finished; publish it in full if it has changed or lacks files."""
+        manifest = publish_again(self._store, self._work, run_id(recipe, scores), recipe)
+        return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
+
+    def _make(self, stage: AnyStage, ref: Ref) -> None:
+        raise Unfinished(f"{ref} is not committed")

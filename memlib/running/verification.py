@@ -1,0 +1,542 @@
+"""Verification of stores and runs: every byte, every digest, and every number that is derived from another.
+
+Anyone with write access to a store can consistently change a run and everything on which it is based. Only a signature made
+with a key that is kept outside the store reveals such changes.
+"""
+
+import base64
+import contextlib
+import hashlib
+import math
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import memlib
+from memlib.audits import published_tables, tables_of
+from memlib.audits.last_stages import REPORT_FILE
+from memlib.audits.sweep.compared import compare, run_of, text_of
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import Outcome
+from memlib.audits.sweep.tables import SWEEP
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
+from memlib.findings import Verdict, verdict_of
+from memlib.identity import canonical_json
+from memlib.pipeline.provenance import source_state
+from memlib.pipeline.stage import Identity, Known
+from memlib.pipeline.tables import Tables
+from memlib.report.imprint import signed
+from memlib.report.page import render, said_on_page
+from memlib.runs import ledger
+from memlib.runs.garbage import committed, under_way
+from memlib.runs.index import (
+    HISTORY,
+    INDEX,
+    find_run,
+    findings_of,
+    list_runs,
+    pin_of,
+    read_run,
+    refs_of,
+    results_path,
+    rows_of,
+)
+from memlib.runs.records import RunRecord, SignatureRecord
+from memlib.specs.asks import asks_digest, run_name
+from memlib.store import MANIFEST, Ref, Store
+from memlib.store.permissions import scratch
+from memlib.store.records import ArtifactRecord, Unreadable, parse
+from memlib.tables import RUNS, read_table, write_table
+
+SIGNATURE = "signature.json"
+SUMMARY_FILE = "summary.parquet"
+OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
+ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A deviation from the committed state, or an item that cannot be checked.
+
+    Attributes:
+        what: the artifact, file below the store's root, or run.
+        problem: description of the problem.
+        is_unchecked: whether nothing was found, as the item cannot be checked with what is here.
+    """
+
+    what: str
+    problem: str
+    is_unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of verifying a store, or one run in it.
+
+    Attributes:
+        artifacts, runs: numbers of artifacts and runs that were checked.
+        of_no_run: number of these artifacts that belong to no run; 0 if one run was verified.
+        problems: deviations from the committed state, and items that cannot be checked.
+    """
+
+    artifacts: int
+    runs: int
+    of_no_run: int
+    problems: list[Problem]
+
+    @property
+    def outcome(self) -> Literal["unchanged", "changed", "unchecked"]:
+        """The result in one word; unchecked if nothing has changed, but something cannot be checked."""
+        return "changed" if self.changed else "unchecked" if self.problems else "unchanged"
+
+    @property
+    def changed(self) -> set[str]:
+        """Artifacts, files and runs that deviate from the committed state."""
+        return {problem.what for problem in self.problems if not problem.is_unchecked}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON."""
+        return asdict(self)
+
+
+def verified(store: Store, run: str | None = None, *, trust: Path | None = None) -> Verification:
+    """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
+
+    Args:
+        store: the store to verify.
+        run: name of a run, or a unique prefix of it; by default all runs and artifacts are checked.
+        trust: file with an Ed25519 public key (PEM) from outside the store; runs must be signed with its private key.
+
+    Raises:
+        UserError: when there is nothing to verify, no run or more than one matches, or the key cannot be used.
+    """
+    problems: list[Problem] = []
+    listed, whole = list_runs(store, indexed=False), committed(store)
+    if list_runs(store) != listed:
+        problems.append(Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
+    if run is None:
+        problems += [Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
+        runs, refs = [read_run(store, entry["run"]) for entry in listed.entries], whole
+        if not (runs or refs or problems):
+            raise UserError(f"{store.uri} is empty: there is nothing to verify")
+    else:
+        runs = [find_run(store, run)]
+        refs = sorted(refs_of(runs[0]), key=str)
+    if trust is not None and not runs:
+        raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
+    if run is None:
+        problems += check_layout(store, runs, since=min(under_way(store, days=1).values(), default=math.inf))
+    problems += check_artifacts(store, refs)
+    rows, known = rows_of(listed.entries), known_of(whole)
+    for one in runs:
+        problems += check_run(store, one, rows, known=known, made=trust is not None)
+        problems += check_signature(store, one, trust) if trust is not None else ()
+    return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems)
+
+
+def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
+    """Check artifacts byte by byte, in the store itself, against their manifests, and their keys against their identities."""
+    for ref in refs:
+        try:
+            manifest = store.artifacts.manifest(ref)
+            problems = [*store.artifacts.problems(ref), *_unlike_its_key(ref, manifest)]
+        except CorruptArtifact as error:
+            problems = [str(error)]
+        for problem in problems:
+            yield Problem(str(ref), problem)
+
+
+def _unlike_its_key(ref: Ref, manifest: ArtifactRecord) -> Iterator[str]:
+    """Yield a problem if the key is not the digest of stage, version, spec and inputs; manifests without a version pass."""
+    try:
+        identity = Identity.recorded(ref, manifest)
+        same = identity is None or identity.ref == ref
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        yield "its spec, inputs or version do not match its key"
+
+
+def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> Iterator[Problem]:
+    """Check that runs/ and results/ hold the files of finished runs and no others, and that nothing is a link.
+
+    Readers of the tables count every part that they find, so a part of no run is as bad as a changed one.
+
+    Args:
+        store: the store.
+        runs: all runs whose manifests can be read.
+        since: files written after this time may be those of a run under way, which publishes its manifest last.
+    """
+    for path in store.links():
+        yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
+    named = set()
+    for run in runs:
+        named |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
+        named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY)}
+    for folder in ("runs", "results"):
+        for path, (_, written) in sorted(store.listing(folder).items()):
+            if path in named or OF_RUN.fullmatch(path):  # damaged manifests of runs are reported
+                continue
+            if written < since:
+                problem = "belongs to no run whose manifest can be read; run its audit again, or memlib gc --lost RUN"
+                yield Problem(path, problem)
+            else:
+                problem = "belongs to no finished run; a run under way may be publishing it: verify again when it has ended"
+                yield Problem(path, problem, is_unchecked=True)
+
+
+def check_run(
+    store: Store,
+    run: RunRecord,
+    rows: Mapping[str, Mapping[str, Any]],
+    *,
+    known: Known | None = None,
+    made: bool = False,
+) -> Iterator[Problem]:
+    """Check a run's manifest against its sources: artifacts, tables, page, findings, verdict, and its own id.
+
+    Args:
+        store: store of the run.
+        run: manifest of the run.
+        rows: rows of all runs of the store, see `runs.rows_of`.
+        known: all committed artifacts of the store; listed if not given.
+        made: whether to check as well how the artifacts were made.
+    """
+    name = f"run {run.run}"
+    if not is_checkable(run):
+        yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
+        return
+    known = known_of(committed(store)) if known is None else known
+    yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
+    yield from _check_row(store, run, rows.get(run.run))
+    yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
+    if run.audit == "sweep":
+        yield from _unlike_its_cells(store, run)
+    for ref_name, pin in run.pins.items():
+        try:
+            manifest = store.artifacts.manifest(Ref.parse(ref_name))
+        except MissingArtifact:
+            yield Problem(ref_name, "no longer exists")
+            continue
+        except CorruptArtifact:
+            continue  # reported by check_artifacts
+        current = pin_of(manifest)
+        if current.facts != (pin.facts or current.facts) and current.files == pin.files:
+            yield Problem(ref_name, f"has a manifest that has been changed since {name} was published; run its audit again")
+        elif made and pin.made is not None and current.made != pin.made:
+            yield Problem(ref_name, f"records another code, commit, software, spec or reads than when {name} was published")
+        if current.files != pin.files:
+            yield Problem(
+                ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
+            )
+    for path, digest in run.published.items():
+        content = store.published(path)
+        if content is None:
+            yield Problem(path, "is missing")
+        elif hashlib.sha256(content).hexdigest() != digest:
+            yield Problem(path, "has been changed since it was published")
+
+
+def is_checkable(run: RunRecord) -> bool:
+    """Return whether a run's manifest records its artifacts and its own digest."""
+    return bool(run.pins) and run.digest is not None
+
+
+def known_of(refs: Iterable[Ref]) -> Known:
+    """Return artifacts as they can be looked up by the keys in a stage's inputs."""
+    known = Known()
+    for ref in refs:
+        known.add(ref)
+    return known
+
+
+def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
+    """Yield what a run's manifest should name and does not: artifacts that it rests on, its tables, its page."""
+    if run.scores is None:  # a sweep, whose cells are checked as runs
+        return
+    ends = [Ref.parse(run.artifacts[name]) for name in ("scores", "report") if name in run.artifacts]
+    if len(ends) < 2 or str(ends[0]) != run.scores:
+        yield "names no scores or no report among its artifacts"
+        return
+    waiting, closure = list(ends), set()
+    while waiting:
+        ref = waiting.pop()
+        if ref in closure:
+            continue
+        closure.add(ref)
+        with contextlib.suppress(CorruptArtifact):  # reported elsewhere
+            waiting += known.named_in(store.artifacts.manifest(ref).inputs)
+    if unpinned := sorted(str(ref) for ref in closure if str(ref) not in run.pins):
+        yield f"does not pin {unpinned[0]}, on which it rests{_and_more(unpinned)}"
+    with contextlib.suppress(CorruptArtifact):
+        page = {f"runs/{run.run}/{name}" for name in store.artifacts.manifest(ends[1]).files}
+        expected = page | {results_path(table, run.audit, run.run) for table in tables_of(run.audit)}
+        if absent := sorted(expected - run.published.keys()):
+            yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
+    """Yield the contradictions between a run's manifest, its recipe and its scores."""
+    try:
+        asked = asks_digest(run.recipe)
+    except ValueError as error:
+        yield f"its recipe is none: {error}"
+        return
+    if run.asks != asked:
+        yield "its recipe differs from the recipe with which it was published"
+    if run.title != run.recipe.get("title", run.title):
+        yield "its title differs from its recipe's"
+    named = [(uri, results_path(table, run.audit, run.run)) for table, uri in run.results.items()]
+    for uri, place in (*named, (run.report, f"runs/{run.run}/{REPORT_FILE}")):
+        if not f"/{uri}".endswith(f"/{place}"):
+            yield f"it names {uri or 'nothing'} in place of {place}"
+    if run.scores is None:  # a sweep
+        return
+    yield from _unlike_its_page(store, run)
+    scores = Ref.parse(run.scores)
+    if run_name(run.recipe, scores.key) != run.run:
+        yield "its name does not match its recipe and scores"
+    try:
+        summary = read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
+    except (CorruptArtifact, KeyError) as error:  # or the manifest is another artifact's
+        yield f"its findings cannot be checked: {error}"
+        return
+    rows = summary.to_pylist()
+    yield from _said_otherwise(run, findings_of(rows), verdict_of(rows), "scores")
+    published = published_tables()
+    for table in published.keys() & run.results.keys():
+        try:
+            parts = list(Tables(store, scores).paths(table))
+        except (CorruptArtifact, KeyError, ValueError):  # reported by check_artifacts, or not a table of the scores
+            continue
+        for number, part in enumerate(parts):
+            path = results_path(table, run.audit, run.run, number)
+            if path in run.published and not _same_table(store, path, part):
+                yield f"{path} differs from its scores"
+
+
+def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdict: Verdict, source: str) -> Iterator[str]:
+    """Yield where a manifest's findings or verdict differ from those that its scores, or its cells, give."""
+    if not _alike([finding.model_dump() for finding in run.findings], findings):
+        yield f"its findings differ from its {source}"
+    said = run.verdict
+    if said is None or (said.word, said.sentence, said.explanation) != astuple(verdict):
+        yield f"its verdict differs from its {source}"
+
+
+def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
+    """Yield the published files of a page that differ from the report artifact, with the line about looks at the data."""
+    report = Ref.parse(run.artifacts.get("report", run.scores or ""))
+    try:
+        manifest = store.artifacts.manifest(report)
+        if isinstance(manifest.spec, Mapping) and manifest.spec.get("recipe", run.recipe) != run.recipe:
+            yield "its recipe differs from that of its report"
+        for name, file in manifest.files.items():
+            expected = {file.sha256}
+            if name == REPORT_FILE:
+                page = store.artifacts.local_path(report, name).read_bytes()
+                text = ledger.look_in_words(run.ledger, run.audit)
+                expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
+            if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
+                yield f"runs/{run.run}/{name} differs from its report"
+    except (CorruptArtifact, KeyError):  # reported by check_artifacts
+        return
+
+
+def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
+    """Yield where a sweep differs from the manifests and scores of its cells; for its figures, only the digest vouches."""
+    name = f"run {run.run}"
+    if not run.cell_digests and any(run.cells.values()):
+        problem = "was published before sweeps recorded their cells' manifests; run it again, or verify its cells themselves"
+        yield Problem(name, problem, is_unchecked=True)
+        return
+    try:
+        recipe = Recipe.model_validate(run.recipe)
+        changes = {cell: change for cell, _, change in recipe.changes()}
+    except ValueError as error:
+        yield Problem(name, f"has a recipe that cannot be read ({str(error).splitlines()[0]})")
+        return
+    if run_of(recipe) != run.run or changes.keys() != run.cells.keys():
+        yield Problem(name, "its name or its cells do not match its recipe")
+        return
+    table_path = results_path(SWEEP.name, run.audit, run.run)
+    audits = _audits_of_cells(store, table_path)
+    outcomes = []
+    for cell, one in run.cells.items():
+        try:
+            found = None if one is None else read_run(store, one)
+        except RunError as error:
+            yield Problem(name, f"{error} (cell {cell})")
+            return
+        if found is not None and found.digest != run.cell_digests.get(found.run):
+            yield Problem(name, f"its cell {cell}, run {one}, has been published again since; run the sweep again")
+            return
+        audit = audits.get(cell, "") if found is None else found.audit
+        outcomes.append(Outcome(cell, audit, changes[cell], found, run.problems.get(cell, "")))
+    try:
+        compared = compare(store, outcomes)
+        for problem in _said_otherwise(run, compared.findings, compared.verdict, "cells'"):
+            yield Problem(name, problem)
+        with scratch("verify") as folder:
+            write_table(compared.table, SWEEP, folder / "sweep.parquet")
+            if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):
+                yield Problem(name, f"{table_path} differs from its cells' findings")
+            page = render(signed(compared.page(recipe, run.run, folder), recipe, store, ())).encode()
+    except CorruptArtifact:  # reported by check_artifacts
+        return
+    path = f"runs/{run.run}/{REPORT_FILE}"
+    if path in run.published and text_of(store.published(path) or b"") != text_of(page):
+        here = dict(source_state())
+        other = run.source != here or here.get("dirty") or run.software.get("memlib") != memlib.__version__
+        problem = "was drawn by another version of memlib, which can compare its text" if other else "differs from its cells"
+        yield Problem(path, problem, is_unchecked=bool(other))
+    if unnamed := {table_path, path} - run.published.keys():
+        yield Problem(name, f"does not name {min(unnamed)} among its published files")
+
+
+def _audits_of_cells(store: Store, path: str) -> dict[str, str]:
+    """Return the audit of each cell as the published table names it: a cell that failed has no other record of it."""
+    try:
+        rows = pq.read_table(pa.BufferReader(store.published(path) or b""), columns=["cell", "cell_audit"]).to_pylist()
+    except (pa.ArrowException, OSError, ValueError):
+        return {}
+    return {row["cell"]: row["cell_audit"] for row in rows}
+
+
+def _alike(said: Any, expected: Any) -> bool:
+    """Return whether two values are equal as JSON; NaN equals NaN."""
+    return repr(_plain(said)) == repr(_plain(expected))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in sorted(value.items()) if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+    return float(value) if is_number else value
+
+
+def _same_table(store: Store, path: str, part: Path) -> bool:
+    content = store.published(path)
+    if content is None:
+        return True  # reported as missing by check_run
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+        expected = read_table(part).select(table.column_names)
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return False
+    if table.num_rows != expected.num_rows:
+        return False
+    return all(
+        repr(table.slice(start, ROWS).to_pylist()) == repr(expected.slice(start, ROWS).to_pylist())
+        for start in range(0, table.num_rows, ROWS)
+    )
+
+
+def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Check a run's row of the table of runs, without which its other tables are not counted."""
+    path = results_path(RUNS.name, run.audit, run.run)
+    content = store.published(path)
+    if content is None:
+        yield Problem(path, "is missing, so the tables of its run are not counted; run its audit again")
+        return
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+        table.validate(full=True)
+        found = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError):
+        yield Problem(path, "is not a readable Parquet file")
+        return
+    row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
+    if row is None or not table.schema.equals(row.schema) or not _alike(found, row.to_pylist()):
+        yield Problem(path, f"does not match run {run.run}")
+
+
+def sign(store: Store, run: RunRecord, key: Path) -> str:
+    """Sign a run's manifest, which pins everything on which the run is based, and return the URI of the signature.
+
+    Args:
+        store: store of the run.
+        run: manifest of the run.
+        key: file with an Ed25519 private key (PEM) that only its owner can read.
+
+    Raises:
+        UserError: when the file does not hold such a key, or others can read it.
+        RunError: for a run whose manifest records too little to be signed.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if not is_checkable(run):
+        raise RunError(f"run {run.run} has a manifest without pins or digest and cannot be signed; run its audit again")
+    try:
+        mode, content = key.stat().st_mode, key.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the key {key} ({error.strerror})") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"others can read the key {key} (mode {stat.S_IMODE(mode):o}); run chmod 600 {key}")
+    try:
+        private = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        problem = f"{key} holds no private key (PEM, without a password); openssl genpkey -algorithm ed25519 creates one"
+        raise UserError(problem) from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise UserError(f"{key} holds a private key that is not Ed25519; openssl genpkey -algorithm ed25519 creates one")
+    signature = base64.b64encode(private.sign(_signed(run))).decode()
+    record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
+    return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
+
+
+def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Problem]:
+    """Check that a run's manifest was signed by the holder of a trusted key.
+
+    Args:
+        store: store of the run.
+        run: manifest of the run.
+        trusted: file with the Ed25519 public key (PEM), from outside the store.
+
+    Raises:
+        UserError: when the file does not hold such a key, or lies in the store.
+    """
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    if store.is_local and trusted.resolve().is_relative_to(Path(store.root).resolve()):
+        raise UserError(f"{trusted} lies in the store that it is to vouch for; keep the public key elsewhere")
+    try:
+        public = load_pem_public_key(trusted.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read the public key {trusted} ({error.strerror})") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{trusted} holds no public key in PEM format; openssl pkey -in KEY -pubout prints it") from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise UserError(f"{trusted} holds a public key that is not Ed25519")
+    name, content = f"run {run.run}", store.published(f"runs/{run.run}/{SIGNATURE}")
+    if content is None:
+        yield Problem(name, "is not signed")
+        return
+    try:
+        record = parse(SignatureRecord, content)
+        public.verify(base64.b64decode(record.signature, validate=True), _signed(run))
+    except (Unreadable, ValueError) as error:
+        yield Problem(name, f"has a signature that cannot be read ({error})")
+    except InvalidSignature:
+        yield Problem(name, "differs from what was signed, or was signed with another key")
+
+
+def _signed(run: RunRecord) -> bytes:
+    """Return the bytes to sign: a fixed prefix, the run's id, and the manifest's digest, which covers all other fields."""
+    return f"memlib run {run.run} {run.digest}".encode()

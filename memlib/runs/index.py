@@ -1,0 +1,292 @@
+"""The finished runs of a store: an index, rebuilt where it is missing or stale, and the manifest of each run.
+
+The index holds the fields that listings and garbage collection need, so that ten thousand runs can be listed by reading one
+file. Each entry records the size and modification time of a manifest; a manifest that differs from its entry is read again.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from memlib.errors import RunError, UserError
+from memlib.identity import canonical_json
+from memlib.runs.records import DamagedEntry, IndexedRun, Pin, RunEntry, RunRecord, parse_index
+from memlib.store import MANIFEST, Ref, Store
+from memlib.store.permissions import scratch
+from memlib.store.records import NAME, ArtifactRecord, Unreadable, parse
+from memlib.tables import RUNS, write_table
+
+INDEX = "index/runs.json"
+HISTORY = "history.json"  # of the publications of a run after its first one; its manifest is not rewritten
+FORMAT = 1
+SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The finished runs of a store.
+
+    Attributes:
+        entries: the readable runs, newest first.
+        damaged: reasons why manifests cannot be read, by run.
+    """
+
+    entries: Sequence[RunEntry]
+    damaged: Mapping[str, str]
+
+    def warning(self) -> str:
+        """Return one line about the manifests that cannot be read; "" if there are none."""
+        if not self.damaged:
+            return ""
+        name, problem = next(iter(self.damaged.items()))
+        others = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
+        return f"the manifest of run {name}{others} cannot be read ({problem})"
+
+
+def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple[int, float]] | None = None) -> Runs:
+    """Return all finished runs, and the runs whose manifests cannot be read.
+
+    Args:
+        store: the store to list.
+        indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
+        listing: the store's listing of "runs", if the caller already has it.
+    """
+    files = store.listing("runs") if listing is None else listing
+    marks = {path.split("/")[1]: facts for path, facts in files.items() if _is_manifest(path)}
+    known, written = _read_index(store) if indexed else ({}, 0.0)
+    entries: dict[str, RunEntry | DamagedEntry] = {}
+    for name, mark in marks.items():
+        entry = known.get(name)
+        if entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS:
+            entries[name] = entry
+    missing = [name for name in marks if name not in entries]
+    for start in range(0, len(missing), BATCH):
+        batch = missing[start : start + BATCH]
+        contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
+        for name in batch:
+            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, marks[name])
+    if indexed and (missing or len(known) != len(entries)):
+        _write_index(store, entries)
+    whole = [entry for entry in entries.values() if "problem" not in entry]
+    damaged = {name: entry["problem"] for name, entry in sorted(entries.items()) if "problem" in entry}
+    return Runs(sorted(whole, key=lambda entry: -entry["finished"]), damaged)
+
+
+def _is_manifest(path: str) -> bool:
+    parts = path.split("/")
+    return len(parts) == 3 and parts[2] == MANIFEST
+
+
+def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntry | DamagedEntry:
+    """Return the index entry of a run, or the problem with its manifest."""
+    if content is None:  # deleted in the meantime, or not a readable file
+        return {"problem": "it is not a regular file", "mark": mark}
+    try:
+        run = parse(RunRecord, content)
+    except Unreadable as error:
+        return {"problem": str(error), "mark": mark}
+    if run.run != name:
+        return {"problem": f"it belongs to run {run.run}", "mark": mark}
+    first = run.findings[0]
+    return {
+        "run": run.run,
+        "audit": run.audit,
+        "title": run.title,
+        "finished": run.finished,
+        "verdict": None if run.verdict is None else {"word": run.verdict.word, "sentence": run.verdict.sentence},
+        "findings": [
+            {
+                "metric": first.metric,
+                "params": first.params,
+                "value": first.value,
+                "p_value": first.p_value,
+                "verdict": first.verdict,
+            }
+        ],
+        "ledger": {
+            "data": run.ledger.data,
+            "examples": run.ledger.examples,
+            "look": run.ledger.look,
+            "planned": run.ledger.planned,
+        },
+        "cells": run.cells,
+        "scores": run.scores,
+        "asks": run.asks,
+        "memlib": str(run.software.get("memlib", "")),
+        "refs": sorted(map(str, refs_of(run))),
+        "mark": mark,
+    }
+
+
+def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float]:
+    """Return the index entries by run, and when the index was written; no entries if it is missing or of another format."""
+    written = next((when for path, (_, when) in store.listing("index").items() if path == INDEX), 0.0)
+    content = store.published(INDEX) if written else None
+    with contextlib.suppress(Unreadable, IndexError):
+        index = parse_index(content or b"")
+        if index["format"] == FORMAT:
+            refs = index["refs"]
+            entries: dict[str, RunEntry | DamagedEntry] = {}
+            for name, entry in index["entries"].items():
+                if "problem" in entry:
+                    entries[name] = entry
+                else:
+                    entries[name] = RunEntry({**entry, "refs": [refs[place] for place in entry["refs"]]})
+            return entries, written
+    return {}, 0.0
+
+
+def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -> None:
+    """Write the index; ignore failures, as in a read-only store, because without an index listings are merely slower."""
+    places: dict[str, int] = {}
+    brief: dict[str, IndexedRun | DamagedEntry] = {}
+    for name, entry in entries.items():
+        if "problem" in entry:
+            brief[name] = entry
+        else:
+            brief[name] = IndexedRun({**entry, "refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]})
+    with contextlib.suppress(OSError, RunError, UserError):
+        text = json.dumps({"format": FORMAT, "refs": list(places), "entries": brief})
+        store.publish(INDEX, text.encode(), secret=True)
+
+
+def read_run(store: Store, name: str) -> RunRecord:
+    """Return the whole manifest of a finished run.
+
+    Raises:
+        RunError: when the manifest is missing or cannot be read.
+    """
+    content = store.published(f"runs/{name}/{MANIFEST}")
+    if content is None:
+        raise RunError(f"run {name} has no manifest in {store.uri}")
+    try:
+        return parse(RunRecord, content)
+    except Unreadable as error:
+        raise RunError(f"the manifest of run {name} cannot be read ({error}); run its audit again to rewrite it") from error
+
+
+def find_run(store: Store, prefix: str) -> RunRecord:
+    """Read the manifest of the only finished run whose name starts with a prefix.
+
+    Raises:
+        UserError: when no name, or more than one, starts with it.
+        RunError: when the manifest cannot be read.
+    """
+    return read_run(store, only_name(store, prefix, run_names(store)))
+
+
+def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
+    """Return the only name of a run that starts with a prefix.
+
+    Raises:
+        UserError: when no name, or more than one, starts with it.
+    """
+    matches = list(dict.fromkeys(name for name in names if name.startswith(prefix)))
+    if len(matches) != 1:
+        count = "no run id" if not matches else f"{len(matches)} run ids"
+        raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs")
+    return matches[0]
+
+
+def page_path(run: RunRecord) -> str:
+    """Return the path of a run's page below the root of its store, wherever the store is now."""
+    return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
+
+
+def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
+    """Return the pin of each artifact by address; a pin distinguishes the artifact from any recomputed version."""
+    return {str(ref): pin_of(manifest) for ref, manifest in sorted(store.artifacts.manifests_of(refs).items(), key=str)}
+
+
+def pin_of(manifest: ArtifactRecord) -> Pin:
+    """Return the pin of an artifact: its attempt, and digests of its files, its facts except the worker, and its making."""
+    files = {name: file.sha256 for name, file in manifest.files.items()}
+    facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
+    made = {name: value for name, value in manifest.model_dump().items() if name in _MADE}
+    return Pin(
+        attempt=manifest.attempt,
+        files=hashlib.sha256(canonical_json(files).encode()).hexdigest(),
+        facts=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+        made=hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+_MADE = frozenset({"version", "definitions", "code", "named", "spec", "inputs", "reads", "content", "software", "source"})
+
+
+def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the summary rows that a run's manifest repeats: all except those of single classes."""
+    return [dict(row) for row in summary if '"class"' not in row["params"]]
+
+
+def results_path(table: str, audit: str, run: str, part: int = 0) -> str:
+    """Return the path of one part of a run's published table below the store's root; large tables have several parts."""
+    return f"results/table={table}/audit={audit}/run={run}/part-{part}.parquet"
+
+
+def rows_of(entries: Iterable[RunEntry]) -> dict[str, dict[str, Any]]:
+    """Return each run's row of the table of runs; among runs with the same recipe and data, the newest is current.
+
+    Args:
+        entries: all runs of a store, newest first, as `list_runs` returns them.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    newest: set[tuple[str, str]] = set()
+    for entry in entries:
+        verdict = entry["verdict"] or {"word": "", "sentence": ""}
+        rows[entry["run"]] = {
+            "finished": datetime.fromtimestamp(entry["finished"], tz=UTC),
+            "title": entry["title"],
+            "data": entry["ledger"]["data"],
+            "asks": entry["asks"],
+            "scores": entry["scores"],
+            "current": _question(entry) not in newest,
+            "verdict": verdict["word"],
+            "sentence": verdict["sentence"],
+            "memlib": entry["memlib"],
+        }
+        newest.add(_question(entry))
+    return rows
+
+
+def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
+    """Rewrite the rows of runs that were published or deleted, and of all runs with the same recipe and data.
+
+    A run's other tables are counted only once its row exists.
+
+    Args:
+        store: store of the runs.
+        changed: entries of the changed runs, as `list_runs` returned them.
+    """
+    questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without `asks` predate the table of runs
+    entries = list_runs(store).entries
+    rows = rows_of(entries)
+    with scratch("publish") as folder:
+        for entry in entries:
+            if _question(entry) in questions:
+                write_table(pa.Table.from_pylist([rows[entry["run"]]], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
+                store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
+
+
+def _question(entry: RunEntry) -> tuple[str, str]:
+    return entry["asks"], entry["ledger"]["data"]
+
+
+def run_names(store: Store) -> list[str]:
+    """Return the names of all run folders, finished or not."""
+    return sorted(name for name in store.names("runs") if NAME.fullmatch(name))
+
+
+def refs_of(*runs: RunRecord | RunEntry) -> set[Ref]:
+    """Return all artifacts that the manifests or index entries of runs name."""
+    named: set[str] = set()
+    for run in runs:
+        named.update([*run.artifacts.values(), *run.computed, *run.reused] if isinstance(run, RunRecord) else run["refs"])
+    return {Ref.parse(name) for name in named}

@@ -1,0 +1,80 @@
+"""Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memlib.runs.records import EarlierAudit, Ledger, RunEntry
+
+ALIKE = 2  # number of common digests from which on two audits are said to be of the same examples
+
+
+def entry(runs: Sequence[RunEntry], run: str, now: Ledger) -> Ledger:
+    """Return the ledger that a run records when it is first published: its data, and earlier audits of that data.
+
+    Data are the same if their sources are, or if they share a considerable part of their examples.
+
+    Args:
+        runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
+        run: id of this run.
+        now: the run's data, look and planned looks.
+    """
+    earlier = [one for one in runs if one["run"] != run and _is_same(one, now)]
+    lines = [_line(one) for one in sorted(earlier, key=lambda one: one["finished"])]
+    return now.model_copy(update={"earlier": lines})
+
+
+def _is_same(one: RunEntry, now: Ledger) -> bool:
+    recorded = one["ledger"]
+    return recorded["data"] == now.data or len(set(recorded.get("examples", [])) & set(now.examples)) >= ALIKE
+
+
+def _line(run: RunEntry) -> EarlierAudit:
+    first = run["findings"][0]
+    return EarlierAudit(
+        run=run["run"],
+        audit=run["audit"],
+        finished=run["finished"],
+        headline=first["metric"],
+        p_value=first["p_value"],
+        verdict=None if run["verdict"] is None else run["verdict"]["word"],
+        look=run["ledger"].get("look", ""),
+        planned=run["ledger"].get("planned", 1),
+    )
+
+
+def in_words(earlier: Sequence[EarlierAudit]) -> str:
+    """Return one line of text about the earlier audits."""
+    count = len(earlier)
+    tests = [one for one in earlier if one.p_value is not None]
+    shown = sum(one.verdict == "shown" for one in tests)
+    audits = f"{count} earlier audit{'s' if count > 1 else ''} of the same data"
+    return (
+        f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
+        "Their p-values are not adjusted jointly."
+    )
+
+
+def look_in_words(ledger: Ledger, audit: str) -> str:
+    """Return which look at these data a run of an audit is, and how it is paid for; "" for the first one, if none is planned.
+
+    Args:
+        ledger: ledger of a run that tests something.
+        audit: name of its audit; other audits ask other questions.
+    """
+    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
+    before.pop(ledger.look, None)
+    number, planned = len(before) + 1, ledger.planned
+    if number <= planned and all(others >= planned for others in before.values()):
+        return (
+            "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
+        )
+    more = f", of which {planned} were planned now" if planned > 1 else ""
+    return (
+        f"Look {number} at these data in this store{more}; unadjusted for earlier looks: whoever looks often enough finds "
+        "something by chance. Looks count as planned only if the recipe of the first states their number (looks)."
+    )
+
+
+def planned_looks(recipe: Mapping[str, Any]) -> int:
+    """Return the number of looks that a recipe plans, in the section that holds its level; 1 by default."""
+    return max((part["looks"] for part in recipe.values() if isinstance(part, Mapping) and "looks" in part), default=1)

@@ -1,0 +1,294 @@
+"""Schemas of all JSON files that memlib reads back; a file that violates its schema is reported as damaged.
+
+Unknown fields are kept unchanged, as later versions may add some.
+"""
+
+from typing import Annotated, Any, NotRequired, final
+
+from pydantic import Field, FiniteFloat, TypeAdapter
+from typing_extensions import TypedDict
+
+from memlib.store.records import Address, Inside, JsonObject, Name, Record, Seconds, Sha256, Shown, _validated
+
+
+class Finding(Record):
+    """A row of the summary; tables.SUMMARY documents its columns."""
+
+    metric: Shown
+    params: JsonObject
+    role: str | None = None
+    value: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    null_value: float | None = None
+    p_value: float | None = None
+    family: str | None = None
+    p_adjusted: float | None = None
+    alpha: float | None = None
+    verdict: Shown | None = None
+    n: int | None = None
+
+
+class VerdictRecord(Record):
+    """The run's verdict in one word and one sentence."""
+
+    word: Shown
+    sentence: Shown
+    explanation: Shown = ""
+
+
+class EarlierAudit(Record):
+    """An earlier audit of the same data, as listed in the ledger."""
+
+    run: str
+    audit: str = ""
+    finished: Seconds = 0.0
+    headline: str = ""
+    p_value: FiniteFloat | None = None
+    verdict: str | None = None
+    look: str = ""
+    planned: int = 1
+
+
+class Ledger(Record):
+    """The data that a run audits, and the earlier audits of the same data.
+
+    Attributes:
+        data: digest of the sources.
+        examples: the smallest digests of single examples, by which data in other files are recognized.
+        look: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
+        planned: number of looks that the recipe plans.
+        earlier: audits that were published before.
+    """
+
+    data: str = ""
+    examples: list[str] = Field(default_factory=list)
+    look: str = ""
+    planned: int = 1
+    earlier: list[EarlierAudit] = Field(default_factory=list)
+
+
+class Pin(Record):
+    """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts.
+
+    `made` is a digest of how it was made: spec, inputs, what it read, code, commit and libraries; None in older pins.
+    """
+
+    attempt: Name
+    files: Sha256
+    facts: Sha256 | None = None
+    made: Sha256 | None = None
+
+
+class Publication(Record):
+    """One publication of a run: user and host, time, duration, and numbers of computed and reused artifacts."""
+
+    who: str = ""
+    started: Seconds = 0.0
+    seconds: Seconds = 0.0
+    computed: int = 0
+    reused: int = 0
+
+
+class HistoryRecord(Record):
+    """The publications of a run since its manifest was written."""
+
+    publications: list[Publication] = Field(default_factory=list)
+
+
+class RunRecord(Record):
+    """The manifest of a finished run.
+
+    Attributes:
+        run, audit, title: id of the run, name of its audit, title from its recipe.
+        finished, seconds: time of its last publication, and the seconds that the publishing run took.
+        recipe, resources: recipe and machines, as plain JSON.
+        findings: rows of its summary, the headline first.
+        verdict: the verdict in words; None for runs from before verdicts were recorded.
+        ledger: digest of the data, and earlier audits of the same data.
+        results, report: URIs of its tables by name, and of its page.
+        artifacts: addresses of its artifacts by readable names.
+        scores: address of its scores; None for a sweep.
+        computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
+        cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
+        cell_digests: for a sweep: digest of each cell's manifest, by run.
+        history: its publications, oldest first.
+        asks: digest of its recipe without data locations and presentation, see memlib.specs.asks.asks_digest.
+        software, source: versions of libraries, and the commit that memlib ran from.
+        pins: pin of each artifact on which the run is based, by address.
+        published: sha256 of each published file, by path.
+        digest: digest of all other fields; None for runs from before manifests were sealed.
+    """
+
+    run: Name
+    audit: Name
+    title: Shown
+    finished: Seconds
+    seconds: Seconds = 0.0
+    findings: Annotated[list[Finding], Field(min_length=1)]
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, Any] = Field(default_factory=dict)
+    verdict: VerdictRecord | None = None
+    ledger: Ledger = Field(default_factory=Ledger)
+    results: dict[str, str] = Field(default_factory=dict)
+    report: str = ""
+    artifacts: dict[str, Address] = Field(default_factory=dict)
+    computed: list[Address] = Field(default_factory=list)
+    reused: list[Address] = Field(default_factory=list)
+    cells: dict[str, Name | None] = Field(default_factory=dict)
+    cell_digests: dict[Name, Sha256] = Field(default_factory=dict)
+    problems: dict[str, str] = Field(default_factory=dict)
+    history: list[Publication] = Field(default_factory=list)
+    scores: Address | None = None
+    asks: str = ""
+    software: dict[str, Any] = Field(default_factory=dict)
+    source: dict[str, Any] = Field(default_factory=dict)
+    pins: dict[Address, Pin] = Field(default_factory=dict)
+    published: dict[Inside, Sha256] = Field(default_factory=dict)
+    digest: str | None = None
+
+
+class Headline(TypedDict):
+    """A run's first finding, as stored in the index of runs."""
+
+    metric: Shown
+    params: JsonObject
+    value: float | None
+    p_value: float | None
+    verdict: Shown | None
+
+
+class VerdictEntry(TypedDict):
+    """A run's verdict, as stored in the index of runs."""
+
+    word: Shown
+    sentence: Shown
+
+
+class LedgerEntry(TypedDict):
+    """A run's data from the ledger, as stored in the index of runs."""
+
+    data: str
+    examples: NotRequired[list[str]]
+    look: NotRequired[str]
+    planned: NotRequired[int]
+
+
+@final
+class RunEntry(TypedDict):
+    """An entry of the list of runs, with the fields that listings and garbage collection need.
+
+    `refs` holds the addresses of all artifacts of the run; `mark` is the size and modification time of the run's manifest.
+    """
+
+    run: Name
+    audit: Name
+    title: Shown
+    finished: Seconds
+    verdict: VerdictEntry | None
+    findings: Annotated[list[Headline], Field(min_length=1)]
+    ledger: LedgerEntry
+    cells: dict[str, Name | None]
+    scores: Address | None
+    asks: str
+    memlib: str
+    refs: list[Address]
+    mark: tuple[int, FiniteFloat]
+
+
+@final
+class IndexedRun(TypedDict):
+    """A `RunEntry` as stored in the index of runs; artifacts are given as positions in the index's list of addresses."""
+
+    run: Name
+    audit: Name
+    title: Shown
+    finished: Seconds
+    verdict: VerdictEntry | None
+    findings: Annotated[list[Headline], Field(min_length=1)]
+    ledger: LedgerEntry
+    cells: dict[str, Name | None]
+    scores: Address | None
+    asks: str
+    memlib: str
+    refs: list[Annotated[int, Field(ge=0, strict=True)]]
+    mark: tuple[int, FiniteFloat]
+
+
+@final
+class DamagedEntry(TypedDict):
+    """A run whose manifest could not be read."""
+
+    problem: Shown
+    mark: tuple[int, FiniteFloat]
+
+
+class IndexRecord(TypedDict):
+    """The index of runs, with one list of artifact addresses for all entries, as runs share most of their artifacts.
+
+    Entries are dictionaries: pydantic models of 10,000 runs take three times as long to validate.
+    """
+
+    format: int
+    refs: list[Address]
+    entries: dict[Name, Annotated[IndexedRun | DamagedEntry, Field(union_mode="left_to_right")]]
+
+
+class RequestRecord(Record):
+    """The request file of a run that has not ended.
+
+    Attributes:
+        started, began: start time of its driver, by the driver's clock and by the store's clock.
+        host, pid: host and process id of the driver.
+    """
+
+    run: Name
+    audit: Name
+    title: Shown
+    started: Seconds
+    began: Seconds | None = None
+    host: str = ""
+    pid: int = -1
+    finished: None = None
+    recipe: dict[str, Any]
+    resources: dict[str, Any] = Field(default_factory=dict)
+
+
+class StageStatus(Record):
+    """Progress of a stage."""
+
+    state: Shown
+    note: Shown = ""
+    computed: int = 0
+    cached: int = 0
+    done: int = 0
+    total: int | None = None
+
+
+class StatusRecord(Record):
+    """Progress of a run."""
+
+    run: Name
+    state: Shown
+    title: Shown = ""
+    updated: Seconds
+    started: Seconds = 0.0
+    problem: Shown | None = None
+    stages: dict[Shown, StageStatus] = Field(default_factory=dict)
+
+
+class SignatureRecord(Record):
+    """A signature of a run's manifest."""
+
+    run: Name
+    manifest: Sha256
+    signature: str = Field(max_length=1000)
+
+
+def parse_index(content: bytes) -> IndexRecord:
+    """Parse the content of a file as the index of runs.
+
+    Raises:
+        Unreadable: when the content violates the schema.
+    """
+    return _validated(TypeAdapter(IndexRecord).validate_python, content)

@@ -1,0 +1,37 @@
+"""The question that a recipe asks, without the places of its data and its presentation, and the run's name."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from memlib.identity import canonical_json, content_key
+from memlib.specs.base import whereabouts_of
+
+PRESENTATION = ("title", "report")  # keys of a recipe that affect no numbers
+NAME_LENGTH = 12
+
+
+def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data section of a recipe without the locations of its files."""
+    described: dict[str, Any] = json.loads(json.dumps(data))
+    for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
+        for name in whereabouts_of(source["kind"]):
+            source.pop(name, None)
+    return described
+
+
+def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe (plain JSON) without data locations and presentation: the part that determines the results."""
+    kept = {key: value for key, value in recipe.items() if key not in PRESENTATION}
+    return kept | ({"data": without_whereabouts(recipe["data"])} if "data" in recipe else {})
+
+
+def asks_digest(recipe: Mapping[str, Any]) -> str:
+    """Return a digest of `asks`; it is equal for recipes that differ only in titles, galleries and data locations."""
+    return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
+
+
+def run_name(recipe: Mapping[str, Any], scores: str) -> str:
+    """Return the id of a run, derived from `asks` of its recipe and the key of its scores."""
+    return content_key("run", version=2, spec=asks(recipe), inputs={"scores": scores})[:NAME_LENGTH]

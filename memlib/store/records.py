@@ -1,0 +1,182 @@
+"""Records of a store: JSON of fixed shape, checked when it is read."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from memlib.sanitize import plain
+
+MANIFEST = "manifest.json"  # manifest of an artifact, a resume state or a run; it names the other files and is written last
+MOST_BYTES = 256 * 2**20  # size limit of JSON files; memlib writes no larger ones
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+DIGEST = "digest"
+
+
+class Unreadable(ValueError):
+    """A file that violates its schema; the message says how, without quoting its content."""
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative file name stays inside its folder."""
+    path = PurePosixPath(name)
+    inside = bool(name) and not path.is_absolute() and ".." not in path.parts
+    return inside and "\\" not in name and "\0" not in name and name == str(path) != "."
+
+
+def _inside(name: str) -> str:
+    if not is_inside(name):
+        raise ValueError("names a file outside its folder")
+    return name
+
+
+def _address(text: str) -> str:
+    if not all(NAME.fullmatch(part) for part in text.split("/")) or "/" not in text:
+        raise ValueError("names no artifact")
+    return text
+
+
+def _json_object(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("is not a JSON object")
+    return text
+
+
+JsonObject = Annotated[str, AfterValidator(_json_object)]
+Shown = Annotated[str, AfterValidator(plain)]
+Inside = Annotated[str, AfterValidator(_inside)]
+Address = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[FiniteFloat, Field(ge=0, lt=2.5e11)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
+
+
+class Record(BaseModel):
+    """A JSON object with some known fields; unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
+
+
+class FileRecord(Record):
+    """One file of an artifact, as it was committed."""
+
+    size: int = Field(ge=0, lt=2**60, strict=True)
+    sha256: Sha256
+
+
+class Metrics(Record):
+    """Resources spent on computing an artifact."""
+
+    seconds: Seconds = 0.0
+    cpu_seconds: Seconds = 0.0
+    bytes_in: Seconds = 0.0
+    bytes_out: Seconds = 0.0
+    units: FiniteFloat = 1.0
+    peak_memory_bytes: FiniteFloat | None = None
+    gpu_peak_memory_bytes: FiniteFloat | None = None
+
+
+class ArtifactRecord(Record):
+    """The manifest of an artifact.
+
+    Attributes:
+        attempt: name of the attempt whose files form the artifact.
+        files: size and digest of each file, by path.
+        version: version of the stage's code; None for artifacts from before versions were recorded.
+        definitions: digest of the definitions that the stage's code reaches, see memlib.pipeline.definitions.
+        code: digest of whole modules, in artifacts from before `definitions`.
+        named: identities of the code that the recipe names.
+        spec: configuration of the stage.
+        inputs: keys of the artifacts that the stage read, by role.
+        facts: facts that the stage recorded.
+        metrics: resources spent on computing the artifact.
+        reads: content digests of the artifacts that the stage read, by key.
+        content: the artifact's own content digest, see memlib.store.content.content_digest.
+        log: path of the log below the store's root.
+    """
+
+    attempt: Name
+    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
+    version: int | None = None
+    definitions: str | None = None
+    code: str | None = None
+    named: dict[str, str] = Field(default_factory=dict)
+    spec: Any = None
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    metrics: Metrics = Field(default_factory=Metrics)
+    reads: dict[str, str] = Field(default_factory=dict)
+    content: str | None = None
+    log: str | None = None
+
+
+class ResumeRecord(Record):
+    """The manifest of a resume state."""
+
+    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
+
+
+class MarkerRecord(Record):
+    """The marker file of a store: its format, id and access mode."""
+
+    format: int = Field(ge=1, strict=True)
+    id: Name
+    mode: str = "private"
+
+
+Kind = TypeVar("Kind", bound=Record)
+Valid = TypeVar("Valid")
+
+
+def parse(kind: type[Kind], content: bytes) -> Kind:
+    """Parse the content of a file as a record of the given kind.
+
+    Raises:
+        Unreadable: when the content violates the schema, or its digest does not match the other fields.
+    """
+    return _validated(kind.model_validate, content)
+
+
+def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
+    try:
+        value = json.loads(content, object_pairs_hook=_once)
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
+        raise Unreadable("it is not JSON") from error
+    if not isinstance(value, dict):
+        raise Unreadable("it is not a JSON object")
+    try:
+        if DIGEST in value and value[DIGEST] != digest_of(value):
+            raise Unreadable("it has been changed since it was written (its digest differs)")
+        return validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:3])[:80]
+        raise Unreadable(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from error
+    except RecursionError as error:
+        raise Unreadable("it is nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose keys occur once: of equal keys, readers keep the first or the last."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise Unreadable("it names a key twice")
+    return value
+
+
+def digest_of(value: Mapping[str, Any]) -> str:
+    """Return the sha256 of a JSON object without its digest field; NaN, which findings may hold, is written as `NaN`."""
+    plain = {name: item for name, item in value.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its digest added."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return {**plain, DIGEST: digest_of(plain)}
