@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from memlib.audits.arrangement import prefect_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
 from memlib.audits.deja_vu.page import Report
@@ -303,3 +304,8 @@ class _Observations:
 
 def _queries(crop: CropSpec) -> View:
     return View((TARGET, REFERENCE), crop)
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `deja_vu` when it is asked for."""
+    return prefect_flow("deja_vu", name)

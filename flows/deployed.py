@@ -1,9 +1,10 @@
-"""The flow that all deployments run: any audit, selected by its recipe. Its signature is the form in Prefect's UI."""
+"""The flows that deployments run: one per audit, and one for any audit. Their signature is the form in Prefect's UI."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, runtime, tags
+from prefect import Flow, flow, runtime, tags
 from prefect.states import Crashed, Failed
 
 from flows.engine import TAG, flow_of
@@ -34,11 +35,42 @@ def audit(
         The run's manifest or, after an error, a state with a one-line message: Crashed if a machine or the store was lost (an
         automation then starts the run again), else Failed.
     """
+    return _run(recipe, changes, store, resources)
+
+
+@functools.cache
+def audit_flow(audit: str, question: str) -> Flow[Any, Any]:
+    """Return the Prefect flow of one audit, `flows.<audit>.<audit>`, which refuses recipes of other audits.
+
+    Args:
+        audit: the audit's name on the command line.
+        question: the question that it answers, shown in Prefect's UI.
+    """
+
+    def run(
+        recipe: str,
+        changes: dict[str, Any] = {},  # noqa: B006
+        store: str = DEFAULT_STORE,
+        resources: Resources = Resources(),
+    ) -> Any:
+        return _run(recipe, changes, store, resources, audit)
+
+    run.__name__ = run.__qualname__ = audit.replace("-", "_")
+    run.__module__ = f"flows.{run.__name__}"  # the place from which workers load it
+    _, _, parameters = (globals()["audit"].fn.__doc__ or "").partition("\n")
+    run.__doc__ = f"{question}\n{parameters}"
+    return flow(name=audit, validate_parameters=True)(run)
+
+
+def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources, expected: str = "") -> Any:
     try:
         asked = read(recipe, changes, resources)
+        if expected and asked.audit.name != expected:
+            raise UserError(f"recipe {recipe} is for the {asked.audit.name} audit, not {expected}")
         _check_lasting(store)
         with tags(TAG):
-            return flow_of(asked.audit)(asked.recipe, store, asked.resources, True)
+            own = flow_of(asked.audit)
+            return (own.fn if expected else own)(asked.recipe, store, asked.resources, True)
     except (EngineLost, StoreUnreachable) as error:
         return Crashed(message=str(error), data=error)
     except (UserError, RunError) as error:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from memlib.audits.arrangement import prefect_flow
 from memlib.audits.exposure.asking import Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
 from memlib.audits.exposure.ranks import Asked, FitLaw, law_stages, rank_stages
@@ -181,3 +183,8 @@ def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
                 for group in groups
             ]
     return searches
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `exposure` when it is asked for."""
+    return prefect_flow("exposure", name)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from memlib.audits.arrangement import prefect_flow
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
 from memlib.audits.last_stages import run_id
@@ -121,3 +123,8 @@ def _observe(
     shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in external]
     shown += [Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, GivenOutputs)]
     return shown
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `forgetting` when it is asked for."""
+    return prefect_flow("forgetting", name)

@@ -1,5 +1,8 @@
 """The self-influence audit (TracInCP, Pruthi 2020) of every training example, from data to report."""
 
+from typing import Any
+
+from memlib.audits.arrangement import prefect_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.self_influence.influence import influence_of, influence_of_external
 from memlib.audits.self_influence.recipe import Recipe
@@ -29,3 +32,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
             models = {"model": model}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **models})
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `self_influence` when it is asked for."""
+    return prefect_flow("self_influence", name)

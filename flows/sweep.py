@@ -3,7 +3,7 @@
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.arrangement import body_of, stage_names
+from memlib.audits.arrangement import body_of, prefect_flow, stage_names
 from memlib.audits.base import Audit
 from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import RunError, UserError
@@ -79,3 +79,8 @@ def cells_of(recipe: Recipe) -> Cells:
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
     return cells
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `sweep` when it is asked for."""
+    return prefect_flow("sweep", name)

@@ -5,11 +5,12 @@ Arrangements are loaded by their place beside this package, never by the name `f
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memlib.audits import AUDITS, PACKAGES
+from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.base import Audit
 from memlib.errors import UserError
 
@@ -60,6 +61,27 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's content; including the content of other recipes that it refers to."""
     return dict(_module(audit).resolved(content)) if audit.holds_others else content
+
+
+def prefect_flow(module: str, name: str) -> Any:
+    """Return the Prefect flow of an arrangement, which has the name of its module; Prefect is loaded only now.
+
+    Args:
+        module: name of the audit's module in flows/.
+        name: the name that was asked for, as in the module's `__getattr__`.
+
+    Raises:
+        AttributeError: for any other name.
+        UserError: if another package named flows hides the one beside memlib.
+    """
+    if name != module:
+        raise AttributeError(f"module 'flows.{module}' has no attribute {name!r}")
+    place = find_spec("flows")
+    if place is None or FOLDER not in map(Path, place.submodule_search_locations or ()):
+        found = "missing" if place is None else f"hidden by {', '.join(place.submodule_search_locations or ())}"
+        raise UserError(f"memlib's package flows is {found}; deploy from another folder")
+    audit = AUDITS[audit_of(module)]
+    return import_module("flows.deployed").audit_flow(audit.name, audit.question)
 
 
 def _module(audit: Audit) -> Any:
