@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import Verdict, verdict_of
-from memlib.identity import canonical_json
+from memlib.identity import KEY_LENGTH, canonical_json
 from memlib.pipeline.provenance import source_state
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
@@ -58,6 +58,8 @@ SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000
+KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
+FREE = frozenset({"source", "prefix", "suffix"})  # inputs that are no keys, but which a user may choose to look like one
 
 
 @dataclass(frozen=True)
@@ -264,14 +266,21 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
     if len(ends) < 2 or str(ends[0]) != run.scores:
         yield "names no scores or no report among its artifacts"
         return
-    waiting, closure = list(ends), set()
+    waiting, closure, absent_keys = list(ends), set[Ref](), dict[str, Ref]()
     while waiting:
         ref = waiting.pop()
         if ref in closure:
             continue
         closure.add(ref)
         with contextlib.suppress(CorruptArtifact):  # reported elsewhere
-            waiting += known.named_in(store.artifacts.manifest(ref).inputs)
+            manifest = store.artifacts.manifest(ref)
+            keys = {*manifest.reads, *_keys_in(manifest.inputs)}
+            found = known.named_in(sorted(keys))
+            waiting += found
+            absent_keys |= dict.fromkeys(keys - {one.key for one in found}, ref)
+    if absent_keys:
+        key = min(absent_keys)
+        yield f"rests on artifact {key}, which {absent_keys[key]} read and which no longer exists{_and_more(absent_keys)}"
     if unpinned := sorted(str(ref) for ref in closure if str(ref) not in run.pins):
         yield f"does not pin {unpinned[0]}, on which it rests{_and_more(unpinned)}"
     with contextlib.suppress(CorruptArtifact):
@@ -281,7 +290,21 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
             yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
 
 
-def _and_more(names: Sequence[str]) -> str:
+def _keys_in(inputs: Any) -> Iterator[str]:
+    """Yield the keys of artifacts among a stage's inputs, at any depth: digests of content are longer than keys."""
+    if isinstance(inputs, str):
+        if KEY.fullmatch(inputs):
+            yield inputs
+    elif isinstance(inputs, Mapping):
+        for role, inner in inputs.items():
+            if role not in FREE:
+                yield from _keys_in(inner)
+    elif isinstance(inputs, list | tuple):
+        for inner in inputs:
+            yield from _keys_in(inner)
+
+
+def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 

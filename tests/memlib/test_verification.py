@@ -38,7 +38,7 @@ from memlib.store import Ref, Store
 from memlib.store.records import sealed
 from memlib.tables import SUMMARY, write_table
 
-SPEC, INPUTS = {"alpha": 0.05}, {"search": "a" * 32}
+SPEC, INPUTS = {"alpha": 0.05}, {"examples": "a" * 64}
 SCORES = Ref("score", content_key("score", version=4, spec=SPEC, inputs=INPUTS))
 RECIPE = {"audit": "deja_vu", "title": "t", "data": {"source": {"kind": "scenes", "path": "/here"}}, "report": {"gallery": 3}}
 
@@ -446,6 +446,33 @@ def test_a_manifest_must_name_what_the_run_rests_on_and_publishes(
     assert f"does not pin {SCORES}" in problems(store)
     reseal(store, pins=pins)
     assert problems(store) == ""
+
+
+@pytest.mark.parametrize("recorded", ["as an input", "as read"])
+def test_what_a_run_rests_on_must_be_there_and_pinned(
+    store: Store, keys: dict[str, Path], recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = only_run(store)
+    shard = Ref("decode", content_key("decode", version=1, spec={}, inputs={"source": "b" * 32}))
+    with store.artifacts.write(shard, spec={}, inputs={"source": "b" * 32}, provenance={"version": 1}) as attempt:
+        attempt.path("x").write_bytes(b"x")
+    inputs, reads = ({"scores": [{"of": SCORES.key}, shard.key]}, {}) if recorded == "as an input" else ({}, {shard.key: "c"})
+    report = Ref("report", content_key("report", version=1, spec=OF_PAGE, inputs=inputs))
+    with store.artifacts.write(report, spec=OF_PAGE, inputs=inputs, provenance={"version": 1, "reads": reads}) as attempt:
+        attempt.path("report.html").write_text("<p>a page</p>")
+    pins = {name: pin.model_dump() for name, pin in pins_of(store, [SCORES, report, shard]).items()}
+    named = {"scores": str(SCORES), "report": str(report), "shard": str(shard)}
+    reseal(store, pins=pins, artifacts=named)
+    assert problems(store) == ""
+    unpinned = {name: pin for name, pin in pins.items() if name != str(shard)}
+    without = {name: ref for name, ref in named.items() if name != "shard"}
+    reseal(store, pins=unpinned, artifacts=without)
+    assert f"does not pin {shard}" in problems(store)
+    store.artifacts.discard(shard)
+    shutil.rmtree(Path(store.root) / shard.folder, ignore_errors=True)
+    assert f"rests on artifact {shard.key}, which {report} read and which no longer exists" in problems(store)
+    signing = ("sign", run.run, "--key", str(keys["mine"]), "--store", store.uri)
+    assert "nothing was signed" in said_by(capsys, *signing)
 
 
 def test_how_an_artifact_was_made_is_signed_with_it(
