@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import math
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors
+import torch
 
 from memlib.errors import UserError
 
@@ -44,7 +46,9 @@ def transformers_for(folder: str, what: str) -> Any:
     transformers.utils.logging.set_verbosity_error()  # else it prints tables of what is refused in a line below
     check_folder(folder, what)
     with loading(folder, what):
-        _check_declared(Path(folder))
+        numbers = _check_declared(Path(folder))
+    if numbers:
+        _check_tensors(transformers, folder, what, numbers)
     return transformers
 
 
@@ -165,10 +169,13 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300]
 
 
-def _check_declared(folder: Path) -> None:
-    """Raise UserError if the config declares more layers than the weights have tensors, or sizes beyond all their numbers.
+def _check_declared(folder: Path) -> int:
+    """Return the number of all numbers in the weights; 0 if there are none, of which transformers says what is missing.
 
     transformers builds the declared modules one by one, and some tensors in memory, before it compares them with the weights.
+
+    Raises:
+        UserError: when the config declares more layers than the weights have tensors, or sizes beyond all their numbers.
     """
     tensors, numbers = 0, 0
     for path in sorted(folder.glob("*.safetensors")):
@@ -179,15 +186,37 @@ def _check_declared(folder: Path) -> None:
                     size *= length
                 tensors, numbers = tensors + 1, numbers + size
     if not tensors:
-        return  # transformers says which file it misses
+        return 0
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name, value in _integers(config):
         most = max(tensors, FEW_LAYERS) if name.endswith(("layers", "layer")) else numbers
         if value > most and name not in NOT_SIZES and not name.endswith("_id"):
             weights = f"its weights are {tensors:,} tensors with {numbers:,} numbers"
             raise UserError(f"config.json in {folder} declares {name} {value:,}, but {weights}")
+    return numbers
 
 
+def _check_tensors(transformers: Any, folder: str, what: str, numbers: int) -> None:
+    """Raise UserError if one tensor of the declared model, such as a table of positions, is larger than all its weights.
+
+    transformers allocates and fills tensors whose shapes differ from the weights' before it names them.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = getattr(transformers, CLASSES[what]).from_config(config, trust_remote_code=False)
+        sizes = {name: tuple(value.shape) for name, value in (*model.named_parameters(), *model.named_buffers())}
+    except Exception:  # whoever loads the model says what is wrong
+        return
+    for name, shape in sizes.items():
+        if (size := math.prod(shape)) > max(numbers, FEW_NUMBERS):
+            raise UserError(
+                f"config.json in {folder} declares the tensor {name} of shape {shape}, {size:,} numbers, but its weights are "
+                f"{numbers:,} numbers; take both files from the same model"
+            )
+
+
+FEW_NUMBERS = 2**22  # so many are allocated in no time
 FEW_LAYERS = 64  # so many are built in no time, whether they have weights or not
 NOT_SIZES = frozenset(
     {"max_position_embeddings", "model_max_length", "n_positions", "n_ctx", "seq_length", "sliding_window", "rope_theta",

@@ -382,6 +382,30 @@ def test_a_config_that_declares_more_than_the_weights_hold_is_refused_at_once(
         HuggingFace(str(copied))
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_table_of_positions_beyond_the_weights_is_refused_before_it_is_allocated(
+    folder: Path, tmp_path: Path, bidirectional: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    copied = bert(tmp_path, rows=60) if bidirectional else Path(shutil.copytree(folder, tmp_path / "copied"))
+    changed(copied, "config.json", **{"max_position_embeddings" if bidirectional else "n_positions": 3 * 10**8})
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(UserError, match=r"declares the tensor \S+ of shape \(300000000, 16\), .* but its weights are"):
+        load_model(str(copied))
+
+
+def test_positions_without_a_table_may_be_many(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=3 * 10**8,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).config.max_position_embeddings == 3 * 10**8
+
+
 def bert(folder: Path, *, rows: int) -> Path:
     import transformers
 
