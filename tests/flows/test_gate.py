@@ -15,8 +15,9 @@ import pytest
 from benchmarks.validity.gate import RECIPE, answers
 from flows.cli.app import main
 from memlib.audits.deja_vu import gate as deja_vu
+from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.exposure import gate as exposure
-from memlib.audits.gates import judge
+from memlib.audits.gates import decide, judge
 from memlib.findings import Interval, estimate, settle, summary_table, tested, with_params
 from memlib.findings import Verdict as Said
 from memlib.runs.index import results_path
@@ -79,6 +80,22 @@ def test_only_a_bound_passes_and_only_what_is_shown_fails(changes: dict[str, Any
     assert judge(row(**changes), limit, decides=True).outcome == outcome
     assert judge(row(**changes), limit, decides=False).outcome == "undecided"
     assert judge(estimate("m", {}, 0.0, n=9, interval=Interval(0, 0.001, "x")), limit, decides=True).outcome == "undecided"
+
+
+def test_only_the_headline_of_the_share_excess_decides_a_gate() -> None:
+    """A single direction is no test: asked for or not, it passes and fails nothing; the headline is what METRIC=VALUE asks."""
+    units = answers(np.random.default_rng(3), 400, None, 0.5, 0.0)
+    summary = summarize(units, RECIPE.decode.model_copy(update={"replicates": 100}), num_classes=3)
+    run = SimpleNamespace(
+        id="r", audit="deja-vu", summary=summary, tables={"summary": ""}, units=units, recipe=RECIPE.model_dump(mode="json"),
+    )  # fmt: skip
+    whole = decide(run, fail_above=["share_excess=0.05"])  # type: ignore[arg-type]
+    assert [(judged.params["direction"], judged.outcome) for judged in whole.findings] == [("both", "failed")]
+    assert whole.outcome == "failed"
+    of_one = decide(run, fail_above=["share_excess[direction=A]=0.05"])  # type: ignore[arg-type]
+    assert [judged.outcome for judged in of_one.findings] == ["undecided"]
+    assert "not tested" in of_one.findings[0].reason
+    assert decide(run, fail_above=["share_excess[direction=B]=0.99"]).outcome == "undecided"  # type: ignore[arg-type]
 
 
 def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: float | None = None) -> dict[str, Any]:

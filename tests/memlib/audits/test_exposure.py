@@ -19,7 +19,7 @@ from memlib.audits.exposure.scores import Scored, canary_p, choose_method, expos
 from memlib.audits.exposure.summary import sign_flip_p, summarize
 from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.report.page import render
+from memlib.report.page import Page, render
 from memlib.stats.tails import goodness_of_fit
 from tests.chance import least_of, most_of
 
@@ -275,11 +275,24 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
             {"variants": {"b": {"data.window": 50}}},
             "may only change model, training, quantize and the known prefix and suffix",
         ),
+        (
+            {"canaries": {"format": "the {w}", "alphabets": {"w": ["a", "apple"]}}},
+            r"canaries\.alphabets\.w contains 'apple', but data\.unit is character",
+        ),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         recipe(**changes)
+
+
+def test_words_are_symbols_of_texts_of_words_and_characters_of_texts_of_characters() -> None:
+    words = {"format": "the {w}", "alphabets": {"w": ["apple", "pear"]}}
+    assert recipe(canaries=words, data={"source": {"kind": "topics"}, "unit": "word"}).canaries.alphabets["w"] == (
+        "apple",
+        "pear",
+    )
+    assert recipe(canaries={"format": "the {w}", "alphabets": {"w": ["a", "p"]}}).canaries.alphabets["w"] == ("a", "p")
 
 
 def test_variants_are_cells() -> None:
@@ -342,6 +355,32 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
     assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows[0]["explanation"]
     assert {row["params"]["canary"] for row in rows if row["family"] == "canaries" and row["verdict"] == "shown"} == {0}
     assert all(row["role"] == "estimate" for row in rows if row["metric"] == "exposure")
+
+
+EXTERNAL = OF_A_FILE | {"training": None, "trained": {"kind": "import", "model": "their.module:factory"}}
+
+
+def page_of(models: list[Scored], said: Recipe, folder: Path) -> Page:
+    units = score(models, SIZE, Config(replicates=20))
+    tables = {
+        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(),
+        "summary": summarize(models, units, empty_extractions(), said, size=SIZE),
+        "curves": curves(models, units, empty_extractions(), said),
+    }  # fmt: skip
+    return build_page(said, "a", tables, {}, folder)
+
+
+@pytest.mark.usefixtures("no_law")
+@pytest.mark.parametrize("external", [True, False])
+def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path, external: bool) -> None:
+    unseen = skewed_costs(np.random.default_rng(0), 400)
+    model = given(np.array([4.0, *np.quantile(unseen, (0.3, 0.6))]), [9, 1, 1], unseen)
+    page = page_of([model], recipe(**(EXTERNAL if external else OF_A_FILE)), tmp_path)
+    names = [name for _, name, _ in page.numbers]
+    assert any("listed as seen 9x" in name for name in names) == external
+    assert any(name.endswith("listed as seen") for name in names) == external  # nobody said how often
+    assert any(name.endswith(", seen 9x") for name in names) == (not external)
+    assert ("is listed as having occurred 9 times" in page.lead) == external
 
 
 def test_without_unseen_secrets_nothing_can_be_said() -> None:

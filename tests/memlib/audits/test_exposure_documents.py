@@ -10,6 +10,7 @@ import pytest
 from memlib.audits.exposure.asking import beginnings, chosen_documents, shared_beginnings
 from memlib.audits.exposure.documents import GAP, SHARE, document_rows, said_of_documents
 from memlib.audits.exposure.recipe import DiscoverableSpec, Recipe
+from memlib.audits.exposure.report import _gained
 from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import UserError
@@ -95,6 +96,17 @@ def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
     nothing = verdict(settled(documents_of(rng)), recipe, size=10_000)
     assert nothing.word == INCONCLUSIVE
     assert nothing.sentence == f"{missing} It was not shown to remember documents that it was trained on."
+
+
+def test_who_is_shown_to_remember_documents_alone_gives_no_secrets_away() -> None:
+    rows = settled(documents_of(np.random.default_rng(1), gap=25.0))
+    gained = _gained(rows)
+    assert gained.startswith("Whoever knows the beginning of a document can let the model continue it")
+    assert "secret" not in gained
+    (head,) = (row for row in rows if row["metric"] == GAP)
+    both = _gained([*rows, head | {"family": "headline"}])
+    assert "can guess the exposed secrets" in both
+    assert "beginning of a document" in both
 
 
 def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:

@@ -51,6 +51,25 @@ def test_the_headline_has_an_interval_over_examples_and_no_verdict() -> None:
     assert "95 % interval" in verdict_of(rows).sentence
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_influence_that_is_not_finite_is_said_instead_of_printed(broken: float) -> None:
+    norms = np.array([[broken, *np.ones(29)]])
+    units = score([f"e{n}" for n in range(30)], np.zeros(30, np.int64), ["x"] * 30, norms, [1.0], [1])
+    said = verdict_of(summarize(units).to_pylist())
+    assert said.word == "descriptive"
+    assert said.sentence == "Self-influence could not be compared, because it is not a finite number for every example."
+    assert "lower learning rate" in said.explanation
+    assert not any(text in said.sentence + said.explanation for text in ("nan", "inf "))
+
+
+@pytest.mark.parametrize(("count", "named"), [(20, "The most influential of 20 "), (300, "The 3 most influential of 300 ")])
+def test_the_sentence_counts_the_examples_behind_the_most_influential_per_cent(count: int, named: str) -> None:
+    values = np.random.default_rng(0).lognormal(0, 1.5, count)
+    units = score([f"e{n}" for n in range(count)], np.zeros(count, np.int64), ["x"] * count, values[None], [1.0], [1])
+    assert verdict_of(summarize(units).to_pylist()).sentence.startswith(named)
+
+
 def test_resampled_shares_equal_copies() -> None:
     values = np.array([5.0, 1, 1, 1, 1, 1, 1, 1, 1, 1] * 3)
     rng = np.random.default_rng(0)

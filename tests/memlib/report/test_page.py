@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import memlib
 from memlib.audits.deja_vu.curves import curves
 from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.report import Facts, Shown, build_page
@@ -70,6 +71,36 @@ def test_every_term_of_a_page_is_defined_and_every_definition_is_a_sentence() ->
         assert text.endswith("."), term
     with pytest.raises(KeyError, match="no definition of riddle"):
         defined(["riddle"])
+
+
+@pytest.mark.parametrize(
+    ("term", "said", "wrong"),
+    [
+        ("A, B, C, X", "C trains both", "seen by neither"),  # Meehan 2023: the attacked encoders share C
+        ("white box, grey box, black box", "the training data and the feature's label", "outputs in full"),  # Hartley 2023
+        ("M", "for examples with a feature than for the same examples without it", "in other places"),
+        ("D_C", "from the same domain as D_Q", "known not to have been used"),  # Liu 2020
+        ("exposure", "2^(e - 1) times sooner", "1/2^e"),  # Carlini 2019: |R| / 2 guesses on average without the model
+    ],
+)
+def test_terms_are_those_of_the_papers(term: str, said: str, wrong: str) -> None:
+    assert said in terms()[term]
+    assert wrong not in terms()[term]
+
+
+def test_no_page_and_no_document_repeats_what_the_papers_do_not_say() -> None:
+    root = Path(memlib.__file__).parents[1]
+    texts = [*(root / "memlib").rglob("*.py"), *(root / "docs").rglob("*.md")]
+    assert len(texts) > 100
+    for path in texts:
+        text = " ".join(path.read_text(encoding="utf-8").replace('"', " ").split())
+        for wrong in (
+            "one in 2^e of the guesses",
+            "1/2^e of the guesses",
+            "egularization may reduce memory",
+            "decisions alone",
+        ):
+            assert wrong not in text, f"{path}: {wrong}"
 
 
 class Loads(HTMLParser):

@@ -9,6 +9,7 @@ import pytest
 
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report import Boundary, Material, build_page
+from memlib.audits.unique_feature.report.curves import picture_section
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Interval, Row, Verdict, settle, summary_table
@@ -72,6 +73,17 @@ def test_absence_is_never_claimed() -> None:
     assert "A difference of 0.1 would have been found with a power of 80 %" in missed
     assert "With 95 % confidence the difference is below 0.9" in missed
     assert "points the wrong way" in found(difference(-0.2, -0.1, 1.0)).sentence
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_pictures_are_said_to_be_what_they_are(own: bool) -> None:
+    """memlib does not know which examples an external model saw, and that model has no controls."""
+    material = Material(pictures=[(np.zeros((8, 8, 1), np.uint8), "x")], boundaries=[], facts={})
+    section = picture_section(material, own=own)
+    assert section is not None
+    said = " ".join(section.paragraphs)
+    assert ("as the models saw them" in said) == ("controls" in said) == (not own)
+    assert ("Examples on which the model was asked" in said) == own
 
 
 def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:
