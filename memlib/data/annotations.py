@@ -1,6 +1,5 @@
 """Objects annotated in images: Pascal VOC and ImageNet XML, COCO and LabelMe JSON, YOLO text files."""
 
-import json
 import math
 import re
 import unicodedata
@@ -19,6 +18,7 @@ from memlib.data.bounds import MOST_PIXELS
 from memlib.data.examples import check_no_fractions, is_hidden, list_files, numbered_classes, open_location
 from memlib.data.pictures import Picture, Undecodable, turned_boxes
 from memlib.errors import UserError
+from memlib.store.records import json_once
 
 AnnotationFormat = Literal["voc", "coco", "yolo", "labelme"]
 SUFFIXES = {"voc": ".xml", "coco": ".json", "yolo": ".txt", "labelme": ".json"}
@@ -401,7 +401,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
 
 
 def _json(data: bytes) -> Any:
-    content = json.loads(data)
+    content = json_once(data)
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__} instead of an object")
     return content

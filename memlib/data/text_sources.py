@@ -2,7 +2,6 @@
 
 import email.policy
 import importlib
-import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -26,6 +25,7 @@ from memlib.data.examples import find_files, is_hidden, open_location
 from memlib.data.streams import LINE_END, LONGEST, UNREADABLE, Text, read_file
 from memlib.errors import UserError
 from memlib.specs import JsonLinesSource, MailSource, PairsFileSource, TextFileSource, TextParquetSource, TextSource
+from memlib.store.records import Unreadable, json_once
 
 ROWS_READ = 1000  # documents per read
 HEADERS = ("From", "To", "Cc", "Date", "Subject")
@@ -191,7 +191,9 @@ class JsonLines(Records):
                     continue
                 place = f"line {number} of {path}"
                 try:
-                    record = json.loads(line)
+                    record = json_once(line)
+                except Unreadable as error:
+                    raise UserError(f"{place} names a key twice; keep one of the values") from error
                 except (ValueError, RecursionError) as error:
                     raise UserError(f"{place} is not JSON; each line needs one whole record") from error
                 if not isinstance(record, Mapping):

@@ -12,7 +12,15 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.hugging import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MERGE_BY_PEFT, adapter_files, loading
+from memlib.models.hugging import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MERGE_BY_PEFT,
+    adapter_files,
+    loading,
+    read_json,
+)
 
 PREFIX = "base_model.model."  # of all names in peft's files
 FACTOR = re.compile(r"(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))")
@@ -85,11 +93,15 @@ def _read_config(path: Path, folder: str) -> _Config:
         UserError: for settings that are missing or not supported.
     """
     try:
-        config = _Config.model_validate_json(path.read_bytes())
+        config = _Config.model_validate(read_json(path))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = f" ({'.'.join(map(str, first['loc']))})" if first["loc"] else ""
         raise UserError(f"cannot read {ADAPTER_CONFIG} in {folder}: {first['msg']}{place}; save the adapter again") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"cannot read {ADAPTER_CONFIG} in {folder}: Invalid JSON; save the adapter again") from error
     others = [name for name, value in (config.model_extra or {}).items() if value and name not in NO_EFFECT]
     if config.peft_type != "LORA":
         others = [f"peft_type: {config.peft_type}"]

@@ -1,7 +1,6 @@
 """External models: calls of the user's factory, and digests for keys. This module does not import PyTorch."""
 
 import inspect
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder
+from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder, read_json
 from memlib.pipeline.user_code import load, source_file
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
 from memlib.specs.encoders import (
@@ -98,10 +97,12 @@ def scale_of(folder: str) -> float:
     """Return the number by which an image processor multiplies pixels in [0, 1]: 1, or 255 if it takes 0 to 255.
 
     Raises:
-        UserError: when the folder's preprocessor_config.json states a scale that is no number above 0.
+        UserError: when the folder's preprocessor_config.json states a scale that is no number above 0, or names a key twice.
     """
     try:
-        prepared = json.loads((Path(folder) / "preprocessor_config.json").read_text(encoding="utf-8"))
+        prepared = read_json(Path(folder) / "preprocessor_config.json")
+    except UserError:
+        raise
     except (OSError, ValueError):
         return 1.0  # whoever loads the encoder says what is wrong
     if not isinstance(prepared, Mapping) or not prepared.get("do_rescale", True):

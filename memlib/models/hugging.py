@@ -15,6 +15,7 @@ import safetensors
 import torch
 
 from memlib.errors import UserError
+from memlib.store.records import Unreadable, json_once
 
 Out = TypeVar("Out")
 PANIC = "pyo3_runtime"  # module of the exception for a panic in Rust, which is no Exception
@@ -115,10 +116,24 @@ def adapter_files(folder: str) -> dict[str, Path]:
     return files
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file of a model's folder.
+
+    Raises:
+        UserError: when it names a key twice, of which libraries take the last.
+        OSError: when it cannot be read.
+        ValueError: when it is not JSON.
+    """
+    try:
+        return json_once(path.read_text(encoding="utf-8"))
+    except Unreadable as error:
+        raise UserError(f"{path.name} in {path.parent} names a key twice; keep one of the values") from error
+
+
 def _base_of(root: Path) -> str:
     """Return the base model that an adapter's config names, in parentheses for a message; it is never opened."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        named = json.loads((root / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        named = read_json(root / ADAPTER_CONFIG).get("base_model_name_or_path")
         return f" ({str(named)[:200]})" if named else ""
     return ""
 
@@ -187,7 +202,7 @@ def _check_declared(folder: Path) -> int:
                 tensors, numbers = tensors + 1, numbers + size
     if not tensors:
         return 0
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     for name, value in _integers(config):
         most = max(tensors, FEW_LAYERS) if name.endswith(("layers", "layer")) else numbers
         if value > most and name not in NOT_SIZES and not name.endswith("_id"):

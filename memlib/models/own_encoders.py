@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.external import made, scale_of
-from memlib.models.hugging import ENCODER, loading, transformers_for
+from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
 from memlib.models.own import loaded, with_weights
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
@@ -186,7 +185,7 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
 def _transformers(spec: TransformersEncoder) -> OwnEncoder:
     transformers, folder = transformers_for(spec.path, ENCODER), Path(spec.path)
     with loading(spec.path, ENCODER):
-        prepared = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+        prepared = read_json(folder / "preprocessor_config.json")
         model, found = transformers.AutoModel.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
@@ -194,6 +193,8 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
     unpooled = bool(missing) and all(name.startswith("pooler.") for name in missing)
     if missing and not unpooled:
         raise UserError(f"the Hugging Face encoder in {spec.path} lacks weights ({missing[0]})")
+    if not isinstance(prepared, Mapping):
+        raise UserError(f"preprocessor_config.json in {spec.path} is no JSON object; save the image processor again")
     size = prepared.get("crop_size") if prepared.get("do_center_crop") else None
     size = size or prepared.get("size") or {}
     side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))

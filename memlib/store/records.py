@@ -143,7 +143,7 @@ def parse(kind: type[Kind], content: bytes) -> Kind:
 
 def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
     try:
-        value = json.loads(content, object_pairs_hook=_once)
+        value = json_once(content)
     except Unreadable:
         raise
     except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
@@ -160,6 +160,17 @@ def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
         raise Unreadable(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from error
     except RecursionError as error:
         raise Unreadable("it is nested too deeply") from error
+
+
+def json_once(content: str | bytes) -> Any:
+    """Parse JSON of which no object names a key twice.
+
+    Raises:
+        Unreadable: when one does.
+        ValueError: when the content is not JSON; Unreadable is one as well.
+        RecursionError: when it is nested too deeply.
+    """
+    return json.loads(content, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -234,6 +234,13 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | {"rescale_factor": -1}))
     with pytest.raises(UserError, match="states rescale_factor -1"):
         load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+    for content, said in (('{"size": 16, "size": 32}', "vit names a key twice"), ("[]", "vit is no JSON object")):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(content)
+        with pytest.raises(UserError, match=f"preprocessor_config.json in .*{said}"):
+            load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+    (tmp_path / "vit" / "preprocessor_config.json").write_text('{"size": 16, "size": 32}')
+    with pytest.raises(UserError, match="names a key twice"):
+        encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     (tmp_path / "vit" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"cannot load the Hugging Face encoder"):
         load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.annotations import match_files, parse_labelme, parse_voc, parse_yolo
+from memlib.data.annotations import match_files, parse_coco, parse_labelme, parse_voc, parse_yolo
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.understood import preview
@@ -263,3 +263,15 @@ def test_only_boxes_that_end_within_a_pixel_mark_the_digest(tmp_path: Path) -> N
     source = open_source(spec.model_copy(update={"path": str(tmp_path / "part")}))
     assert source.content_digest().endswith(":3")
     assert source[0].boxes.tolist() == [[5, 5, 19, 19]]
+
+
+def test_a_key_that_occurs_twice_is_refused() -> None:
+    shape = '{"label": "cat", "label": "dog", "points": [[1, 1], [6, 6]]}'
+    with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(it names a key twice\)"):
+        parse_labelme(f'{{"shapes": [{shape}]}}'.encode(), "a.json")
+    for content in (
+        '{"images": [], "annotations": [], "annotations": [], "categories": []}',
+        '{"images": [], "annotations": [], "categories": [{"id": 1, "id": 2, "name": "cat"}]}',
+    ):
+        with pytest.raises(UserError, match=r"a.json is not a COCO file of instances \(it names a key twice\)"):
+            parse_coco(content.encode(), "a.json")

@@ -76,6 +76,8 @@ def test_json_lines_have_a_document_per_record(tmp_path: Path) -> None:
         ('["a"]', "line 1 of .* is a list, not a record"),
         (json.dumps({"text": CHATS[0]}), "holds chat messages; set data.source.template"),
         ("", "no record of .* has the field 'text'"),
+        ('{"text": "a"}\n{"text": "b", "text": "c"}', "line 2 of .* names a key twice"),
+        ('{"text": "a", "more": {"x": 1, "x": 2}}', "line 1 of .* names a key twice"),
         ("[" * 100_000, "line 1 of .* is not JSON"),
     ],
 )

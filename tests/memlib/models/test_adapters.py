@@ -202,6 +202,8 @@ def test_damaged_adapters_are_one_line(folder: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").write_bytes(whole)
     (adapter / "adapter_config.json").write_text("{")
     refused("cannot read adapter_config.json in .*lora: Invalid JSON", folder, adapter)
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "r": 3}')
+    refused("adapter_config.json in .*lora names a key twice", folder, adapter)
     (adapter / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}')
     refused("sets peft_type: PREFIX_TUNING, which memlib cannot merge", folder, adapter)
     refused(r"no LoRA adapter in .*gpt\d* \(no adapter_config.json\)", folder, folder)

@@ -395,6 +395,14 @@ def test_a_table_of_positions_beyond_the_weights_is_refused_before_it_is_allocat
         load_model(str(copied))
 
 
+def test_a_config_that_names_a_key_twice_is_refused(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    content = (copied / "config.json").read_text()
+    (copied / "config.json").write_text(content.replace("{", '{"n_positions": 16, ', 1))
+    with pytest.raises(UserError, match="config.json in .*copied names a key twice"):
+        load_model(str(copied))
+
+
 def test_positions_without_a_table_may_be_many(tmp_path: Path) -> None:
     import transformers
 
