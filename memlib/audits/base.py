@@ -102,6 +102,12 @@ class Audit:
         gate: function that compares a headline finding with a limit: takes the finished run, the row of its summary, with
             params as a mapping, and the limit; returns None for rows on which it has no rule of its own.
         holds_others: whether the audit's recipes contain or name recipes of other audits.
+
+    Example:
+        >>> from memlib.audits import AUDITS
+        >>> audit = AUDITS["self-influence"]
+        >>> audit.field, sorted(audit.tables), audit.recipe.model_fields["audit"].default
+        ('self_influence', ['units'], 'self_influence')
     """
 
     name: str

@@ -17,6 +17,16 @@ class Objective(nn.Module, ABC):
 
     Parameters, buffers and sub-modules (an EMA teacher, a centre) are the objective's state: they are
     saved in the resume state, and `after_step` may update them.
+
+    Example:
+        >>> import torch
+        >>> from memlib.objectives import build_objective
+        >>> from memlib.specs import SupervisedSpec
+        >>> objective = build_objective(SupervisedSpec(kind="supervised"))
+        >>> scores = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> terms = objective(torch.nn.Identity(), [scores], torch.tensor([0, 1]))
+        >>> round(float(terms["loss"]), 2), float(terms["training_accuracy"])
+        (0.13, 1.0)
     """
 
     num_views: int = 1

@@ -77,6 +77,16 @@ class Artifact(Generic[Out]):
         store: store of the artifact.
         ref: address of the artifact.
         stage: class of the stage that writes the artifact and can open it.
+
+    Example:
+        >>> from memlib.data.stages import Decode
+        >>> from memlib.running.runners import PlainRunner
+        >>> from memlib.specs import DataSpec
+        >>> from memlib.store import Store
+        >>> stage = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 60}}))
+        >>> shard = PlainRunner(Store("memlib-store")).run(stage)
+        >>> shard.key == stage.identity.ref.key, shard.content.index.num_rows, "index.parquet" in shard.files
+        (True, 60, True)
     """
 
     store: Store = field(compare=False, repr=False)
@@ -159,6 +169,16 @@ class Stage(ABC, Generic[Out]):
         place: where the stage is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but
             on CPU cores only, for work that a GPU would not speed up; or "fleet", a group of workers that train together.
         passing: pattern of the names of transient files, which may be evicted once all stages that read them are done.
+
+    Example:
+        >>> from memlib.data.stages import Decode
+        >>> from memlib.specs import DataSpec
+        >>> data = DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 60}})
+        >>> stage = Decode(data)
+        >>> stage.declared.name, stage.place, stage.spec["source"]["num_examples"]
+        ('decode', 'driver', 60)
+        >>> Decode(data).identity.ref == stage.identity.ref  # equal stages share one artifact
+        True
     """
 
     declared: ClassVar[Declared]

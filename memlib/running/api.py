@@ -56,6 +56,16 @@ def run(
     Raises:
         UserError: if the recipe, the data or the store cannot be used as they are.
         RunError: if a stage fails.
+
+    Example:
+        >>> import memlib
+        >>> moons = {
+        ...     "audit": "self_influence", "title": "moons", "data": {"source": {"kind": "two_moons", "num_examples": 60}},
+        ...     "split": {"train_per_class": 20}, "model": {"architecture": "mlp", "widths": [8]},
+        ...     "training": {"objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 5, "augment": None},
+        ... } | {"influence": {"checkpoints": 2}}
+        >>> memlib.run(moons, quiet=True).verdict.word
+        'descriptive'
     """
     asked = read(recipe, changes)
     audit, spec, resources = asked.audit, asked.recipe, asked.resources
@@ -92,6 +102,12 @@ def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, A
 
     Raises:
         UserError: if the recipe or the store cannot be used as they are.
+
+    Example:
+        >>> import memlib
+        >>> plan = memlib.plan("moons.yaml", changes={"training.epochs": 8})  # after a run with 4 epochs
+        >>> [stage for stage, parts in plan.by_stage() if all(part.hit for part in parts)]
+        ['decode', 'hold_out']
     """
     asked = read(recipe, changes)
     return planned(asked.audit, asked.recipe, chosen_store(store), asked.resources)
@@ -107,6 +123,11 @@ def list_runs(*, store: str | None = None) -> list[ListedRun]:
 
     Raises:
         UserError: if there is no store.
+
+    Example:
+        >>> import memlib
+        >>> [(run.audit, run.verdict, run.headline) for run in memlib.list_runs()]
+        [('self_influence', 'descriptive', 'influence_share')]
     """
     listed = index.list_runs(_existing(store))
     if listed.damaged:
@@ -125,6 +146,13 @@ def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Co
 
     Raises:
         UserError: for runs of different audits, or when no run or more than one matches.
+
+    Example:
+        >>> import memlib
+        >>> run = memlib.list_runs()[0].id
+        >>> comparison = memlib.diff(run, run)
+        >>> comparison.recipe, max(abs(change.difference) for change in comparison.findings)
+        ([], 0.0)
     """
     return compare(_run_of(first, store).record, _run_of(second, store).record)
 
@@ -152,6 +180,11 @@ def check(
 
     Raises:
         UserError: without a limit and `fail_on`, or if a limit matches no finding of the run.
+
+    Example:
+        >>> import memlib
+        >>> memlib.check(memlib.list_runs()[0].id, fail_on="shown").outcome  # the run tests nothing, so that it cannot tell
+        'undecided'
     """
     gates = [f"{metric}={limit}" for metric, limit in (fail_above or {}).items()]
     return decide(_run_of(run, store), fail_above=gates, fail_on=fail_on)
@@ -170,6 +203,11 @@ def verify(run: Run | str | None = None, *, trust: str | Path | None = None, sto
 
     Raises:
         UserError: if there is nothing to verify, no run or more than one matches, or the key cannot be used.
+
+    Example:
+        >>> import memlib
+        >>> memlib.verify().outcome
+        'unchanged'
     """
     from memlib.running.verification import verified  # loads scipy
 

@@ -87,6 +87,14 @@ class Plan:
         read: lines that describe the content of the data, or its likely content before decoding, by stage.
         old_code: stages whose artifacts are reused although their code has changed.
         is_partial: whether stages are missing from the plan, because a flow could not be followed to its end.
+
+    Example:
+        >>> import memlib
+        >>> plan = memlib.plan("moons.yaml")
+        >>> plan.cost  # after a run
+        'nothing to compute: all stages are in the store'
+        >>> {stage: len(parts) for stage, parts in plan.by_stage()}["gradient_norms"]  # one part per checkpoint
+        2
     """
 
     store: Store

@@ -33,6 +33,14 @@ class Run:
     Attributes:
         store: the store that holds the run.
         record: the run's manifest, with the recipe, the artifacts, and the user and time of each publication.
+
+    Example:
+        >>> import memlib
+        >>> run = memlib.open(memlib.list_runs()[0].id)
+        >>> run.title, run.verdict.word, sorted(run.tables)
+        ('moons', 'descriptive', ['curves', 'summary', 'units'])
+        >>> run.units.num_rows, run.report.name
+        (40, 'report.html')
     """
 
     def __init__(self, store: Store, record: RunRecord) -> None:
@@ -201,6 +209,11 @@ def open(run: str, *, store: str | None = None) -> Run:
     Raises:
         UserError: when there is no store, or when no run or more than one run in it matches.
         RunError: when the run's manifest cannot be read.
+
+    Example:
+        >>> import memlib
+        >>> memlib.open(memlib.list_runs()[0].id[:6]).audit
+        'self_influence'
     """
     opened = Store(chosen_store(store))
     opened.check_known()

@@ -14,6 +14,15 @@ class Spec(BaseModel):
     A field that was added after content keys existed is listed in `added_later` of its class: a default value is left out
     of the key, so that existing keys do not change. A renamed field is mapped from its new to its old name in `hashed_as`:
     it is hashed and written under the old name, and read under either name.
+
+    Example:
+        >>> from memlib.specs import OptimizerSpec, changed
+        >>> adam = OptimizerSpec(learning_rate=0.01)
+        >>> changed(adam, {"learning_rate": 0.1}).learning_rate, adam == OptimizerSpec(learning_rate=0.01)
+        (0.1, True)
+        >>> OptimizerSpec(learning_speed=0.01)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        ValidationError: Extra inputs are not permitted
     """
 
     model_config = ConfigDict(
@@ -64,6 +73,12 @@ class Source(Spec):
     """A source of examples or of text. Keys contain the digest of the files' content, but not their location.
 
     Each class lists in `whereabouts` the fields that state the location.
+
+    Example:
+        >>> from memlib.specs import ImageFolderSource
+        >>> source = ImageFolderSource(kind="image_folder", path="photos")
+        >>> "path" in source.whereabouts  # the location of the files is part of no key
+        True
     """
 
     whereabouts: ClassVar[frozenset[str]] = frozenset()

@@ -14,6 +14,12 @@ def ks_gap(a: NDArray[np.floating], b: NDArray[np.floating]) -> tuple[float, flo
 
     Args:
         a, b: (count,) each, with at least one number.
+
+    Example:
+        >>> import numpy as np
+        >>> gap, place = ks_gap(np.array([0.1, 0.2, 0.9]), np.array([0.8, 0.9, 0.95]))
+        >>> round(gap, 2), place  # two of three numbers of `a` lie at or below .2, and none of `b`
+        (0.67, 0.2)
     """
     points = np.unique(np.concatenate([a, b]))
     gaps = np.abs(_share_below(a, points) - _share_below(b, points))
@@ -35,6 +41,12 @@ def weighted_ks(a: NDArray[np.floating], b: NDArray[np.floating], weights: NDArr
 
     Returns:
         (num_replicates,) distances.
+
+    Example:
+        >>> import numpy as np
+        >>> a, b = np.array([0.1, 0.2, 0.9]), np.array([0.8, 0.9, 0.95])
+        >>> weighted_ks(a, b, np.array([[1.0, 1.0, 1.0], [3.0, 0.0, 0.0]])).round(2).tolist()
+        [0.67, 1.0]
     """
     both = np.concatenate([a, b])
     order = np.argsort(both, kind="stable")

@@ -13,7 +13,12 @@ _ROUNDING = 1e-3  # rounding error of sums of bootstrap weights, in units
 
 
 def mcnemar_p(wins: int, losses: int) -> float:
-    """Return the p-value of the exact one-sided McNemar test, P(Binomial(wins + losses, 1/2) >= wins); 1 if both are 0."""
+    """Return the p-value of the exact one-sided McNemar test, P(Binomial(wins + losses, 1/2) >= wins); 1 if both are 0.
+
+    Example:
+        >>> mcnemar_p(wins=4, losses=0)  # (1/2)^4
+        0.0625
+    """
     return float(scipy.stats.binom.sf(wins - 1, wins + losses, 0.5)) if wins + losses else 1.0
 
 
@@ -54,6 +59,13 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
         replicates: number of bootstrap replicates.
         seed: seed of the draws.
         level: coverage.
+
+    Example:
+        >>> import numpy as np
+        >>> values = np.random.default_rng(0).normal(size=200)
+        >>> low, high = mean_interval(values, replicates=999, seed=0)
+        >>> bool(low < values.mean() < high), 0.2 < high - low < 0.4
+        (True, True)
     """
     count = len(values)
     assert count >= 2, "an interval needs two units"
@@ -77,6 +89,11 @@ def largest_mean(values: NDArray[np.float64], *, level: float = 0.05) -> float:
     Args:
         values: (num_units,), at least 1, none above 1.
         level: one minus the confidence level.
+
+    Example:
+        >>> import numpy as np
+        >>> round(largest_mean(np.zeros(59)), 2)  # 1 - .05^(1/59)
+        0.05
     """
     mean, limit = float(np.clip(values, 0, 1).mean()), -math.log(level) / len(values)
 
@@ -93,6 +110,10 @@ def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[flo
 
     Units may also be proportions themselves, with `hits` as their sum: no variable in [0, 1] varies more than binary hits, so
     the interval is wide enough even if all units are equal.
+
+    Example:
+        >>> [round(end, 3) for end in exact_interval(0, 10)]
+        [0.0, 0.308]
     """
     tail = (1 - level) / 2
     low = float(scipy.stats.beta.ppf(tail, hits, count - hits + 1)) if hits > 0 else 0.0
@@ -125,6 +146,10 @@ def threshold_rank(num_controls: int, alpha: float) -> int:
 
     With n controls the probability is k / (n + 1). k is 0 if even the largest control is exceeded more often, that is,
     with fewer than 1 / alpha - 1 controls.
+
+    Example:
+        >>> threshold_rank(99, alpha=0.05), threshold_rank(18, alpha=0.05)  # 18 controls are too few
+        (5, 0)
     """
     return math.floor(alpha * (num_controls + 1) * (1 + 1e-12))
 
@@ -134,6 +159,10 @@ def exceedance_p(hits: int, count: int, *, rank: int, num_controls: int) -> floa
 
     As this threshold is itself estimated, the number of exceedances of exchangeable scores is distributed as
     BetaBinomial(count, rank, num_controls + 1 - rank), which is wider than a binomial.
+
+    Example:
+        >>> round(exceedance_p(1, 1, rank=5, num_controls=99), 2)  # 5 / 100
+        0.05
     """
     return float(scipy.stats.betabinom.sf(hits - 1, count, rank, num_controls + 1 - rank))
 
@@ -178,7 +207,13 @@ def _chunks(total: int, width: int) -> Iterator[int]:
 
 
 def permutation_p(observed: float, null: NDArray[np.float64]) -> float:
-    """Return the one-sided permutation p-value (1 + b) / (1 + B), where b of the B null values are at least as large."""
+    """Return the one-sided permutation p-value (1 + b) / (1 + B), where b of the B null values are at least as large.
+
+    Example:
+        >>> import numpy as np
+        >>> permutation_p(3.0, np.arange(9))  # 6 of the 9 reach 3
+        0.7
+    """
     reached = int((null >= observed - 1e-12).sum())
     return (1 + reached) / (1 + len(null))
 

@@ -18,6 +18,11 @@ def log_odds(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.floa
     Args:
         scores: (num_examples, num_classes) logits or log-probabilities.
         labels: (num_examples,).
+
+    Example:
+        >>> import numpy as np
+        >>> log_odds(np.log([[0.8, 0.1, 0.1]]), np.array([0])).round(2).tolist()  # log 4
+        [1.39]
     """
     values = scores.astype(np.float64)
     rows = np.arange(len(values))

@@ -15,6 +15,10 @@ def holm(p_values: Sequence[float]) -> NDArray[np.float64]:
 
     Returns:
         (num_tests,) adjusted p-values in the given order.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03]).round(2).tolist()  # 3, 2 and 1 times; none falls below a smaller one's
+        [0.03, 0.06, 0.06]
     """
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")
@@ -36,6 +40,10 @@ def holm_over_families(families: Sequence[Sequence[float]]) -> list[NDArray[np.f
 
     Returns:
         the adjusted p-values of each family, in the given order.
+
+    Example:
+        >>> [p.round(2).tolist() for p in holm_over_families([[0.01, 0.2], [0.03]])]
+        [[0.02, 0.4], [0.03]]
     """
     adjusted = [np.asarray(values, dtype=np.float64) for values in families]
     reached = 0.0
@@ -50,6 +58,10 @@ def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
 
     Args:
         p_values: (num_tests,) p-values of one family, independent or positively dependent.
+
+    Example:
+        >>> benjamini_hochberg([0.01, 0.02, 0.5]).round(2).tolist()
+        [0.03, 0.03, 0.5]
     """
     if not len(p_values):
         return np.zeros(0)
@@ -71,6 +83,12 @@ def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray
 
     Returns:
         (num_tests,) p-values, (1 + b) / (1 + num_permutations); 1 for a statistic that no permutation changes.
+
+    Example:
+        >>> import numpy as np
+        >>> null = np.random.default_rng(0).normal(size=(999, 3))
+        >>> max_t_p(np.array([9.0, 0.0, -9.0]), null).round(3)[[0, 2]].tolist()
+        [0.001, 1.0]
     """
     scale = null.std(axis=0)
     moves = scale > 1e-12 * np.maximum(1.0, np.abs(observed))
@@ -92,6 +110,10 @@ def combined_p(p_values: Sequence[float]) -> float:
 
     Args:
         p_values: (m,) in (0, 1].
+
+    Example:
+        >>> round(combined_p([0.5]), 2), combined_p([0.01, 0.01]) < 0.01
+        (0.5, True)
     """
     total = -float(np.log(np.asarray(p_values, dtype=np.float64)).sum())
     return float(scipy.stats.gamma.sf(total, len(p_values)))

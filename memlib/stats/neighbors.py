@@ -58,6 +58,13 @@ def nearest_neighbors(
 
     Raises:
         UserError: when the public set has fewer than k vectors, or a vector is not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> public = np.array([[0, 0], [3, 0], [0, 4]], dtype=np.float32)
+        >>> ids, squared = nearest_neighbors(np.array([[1, 0]], dtype=np.float32), [(np.array([10, 11, 12]), public)], k=2)
+        >>> ids.tolist(), squared.tolist()
+        ([[10, 11]], [[1.0, 4.0]])
     """
     if not np.isfinite(queries).all():
         raise UserError("a query embedding is not finite")
@@ -283,6 +290,12 @@ def vote(labels: NDArray[np.int64], *, tie: Tie = "nearest") -> tuple[NDArray[np
     Returns:
         predictions (num_queries,) int64 and confidences (num_queries,) float64: the negative entropy in nats of
         the shares of votes; equal votes give equal numbers, to the last bit.
+
+    Example:
+        >>> import numpy as np
+        >>> winners, confidences = vote(np.array([[7, 2, 2], [5, 5, 5]]))
+        >>> winners.tolist(), confidences.round(2).tolist()
+        ([2, 5], [-0.64, 0.0])
     """
     k = labels.shape[1]
     # c ln c in units of 2^-40: integers add up to the same sum in any order

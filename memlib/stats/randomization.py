@@ -39,6 +39,16 @@ class Design:
         first: (num_units,) bool, the units on the first side.
         stratum: (num_units,) int, constant within a group.
         group: (num_units,) int; units of one group are always on the same side.
+
+    Example:
+        >>> import numpy as np
+        >>> first = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
+        >>> design = Design.of(first, labels=np.zeros(8, dtype=int))  # 4 of 8 units were drawn
+        >>> gains = np.array([1, 1, 1, 1, 0, 0, 0, 0])
+        >>> design.difference(gains)
+        1.0
+        >>> round(design.tail_p(gains, permutations=999, seed=0), 4)  # one of 70 draws
+        0.0143
     """
 
     first: NDArray[np.bool_]
@@ -426,6 +436,15 @@ def attributable_bound(
         right: (num_units,) right answers of the models of the unit's own side, summed over pairs.
         permutations, seed: number and seed of the random draws for tails that are not computed exactly.
         level: one minus the confidence level.
+
+    Example:
+        >>> import numpy as np
+        >>> first = np.arange(40) < 20
+        >>> design, right = Design.of(first, labels=np.zeros(40, dtype=int)), (first & (np.arange(40) % 2 == 0)).astype(int)
+        >>> most = attributable_bound(design, right, right, permutations=999, seed=0)
+        >>> least = attributable_least(design, right, right, permutations=999, seed=0, level=0.05)
+        >>> 0 < least < most == int(right.sum())  # all ten right answers may be due to the side, and some are
+        True
     """
     testable = design.is_drawn
     untested, right = int(right[~testable].sum()), right * testable
@@ -580,7 +599,13 @@ def home_labels(labels: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray
 
 
 def two_sided_p(observed: float, null: NDArray[np.float64]) -> float:
-    """Return twice the smaller of the two one-sided permutation p-values (1 + b) / (1 + B), at most 1."""
+    """Return twice the smaller of the two one-sided permutation p-values (1 + b) / (1 + B), at most 1.
+
+    Example:
+        >>> import numpy as np
+        >>> two_sided_p(3.0, np.array([-1.0, 0.0, 1.0]))
+        0.5
+    """
     slack = 1e-9 * max(1.0, float(np.abs(null).max(initial=0.0)))
     above = (1 + int((null >= observed - slack).sum())) / (1 + len(null))
     below = (1 + int((null <= observed + slack).sum())) / (1 + len(null))
@@ -596,6 +621,10 @@ def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> fl
         deviation: standard deviation of the statistic under the null.
         alpha: level of the test.
         two_sided: whether the test is two-sided.
+
+    Example:
+        >>> round(detectable(deviation=2.0, alpha=0.05), 2)  # (1.645 + 0.842) standard deviations
+        4.97
     """
     if deviation <= 0:
         return None
@@ -610,6 +639,10 @@ def smallest_two_class_p(first: int, second: int) -> float:
 
     Args:
         first, second: number of examples of each class on the first and on the second side, at least 1.
+
+    Example:
+        >>> round(1 / smallest_two_class_p(2, 2))  # (4 choose 2) draws of each class
+        36
     """
     return 1 / math.comb(first + second, min(first, second, 1000)) ** 2
 

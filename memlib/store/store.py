@@ -59,6 +59,15 @@ class Store(Place):
     Attributes:
         artifacts: finished work of the stages.
         resume: unfinished work of the stages.
+
+    Example:
+        >>> from memlib.store import Store
+        >>> store = Store("another-store")
+        >>> store.begin()  # marks the folder as a store
+        >>> store.publish("results/note.txt", b"words") != "", store.published("results/note.txt")
+        (True, b'words')
+        >>> store.is_local, store.artifacts.lookup("decode", "0" * 8) is None
+        (True, True)
     """
 
     def __init__(

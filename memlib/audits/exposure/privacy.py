@@ -60,6 +60,12 @@ def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1,
     Returns:
         the largest epsilon that is refuted (see `refuted_p`), or 0 if no epsilon is refuted; None if no rank could
         refute any epsilon.
+
+    Example:
+        >>> round(epsilon_bound(1e-6, looks=1), 2)  # ln(.05 / p): the canary ranks first of a million
+        10.82
+        >>> epsilon_bound(1e-6, looks=10) < epsilon_bound(1e-6, looks=1), epsilon_bound(0.3, looks=1)
+        (True, 0.0)
     """
     if looks * windows * delta >= error:
         return None
@@ -83,6 +89,10 @@ def refuted_p(p: float, *, epsilon: float, delta: float, windows: int = 1) -> fl
         p: p-value of the canary's rank.
         epsilon, delta: the claim, for one window.
         windows: number of windows that contain the canary.
+
+    Example:
+        >>> round(refuted_p(1e-3, epsilon=2, delta=1e-5), 4)  # e^2 p + delta
+        0.0074
     """
     if windows * epsilon > 700:  # beyond any float
         return 1.0
@@ -94,6 +104,10 @@ def most_exposed(epsilon: float, delta: float) -> float | None:
 
     Returns:
         log2(e^epsilon / (.05 - delta)) bits, possibly more than log2 |R|; None if delta is too large for a bound.
+
+    Example:
+        >>> round(most_exposed(epsilon=2, delta=0), 2)  # 2 / ln 2 + log2(1 / .05) bits
+        7.21
     """
     return None if delta >= ERROR else epsilon / math.log(2) - math.log2(ERROR - delta)
 

@@ -62,6 +62,10 @@ def exposure_of_rank(rank: int, size: int) -> float:
 
     Raises:
         ValueError: for a rank outside 1 to |R|.
+
+    Example:
+        >>> exposure_of_rank(1, size=2**20), exposure_of_rank(2**20, size=2**20)
+        (20.0, 0.0)
     """
     if not 1 <= rank <= size:
         raise ValueError(f"a rank must be between 1 and {size}, not {rank}")
@@ -77,6 +81,11 @@ def exposure_by_sampling(at_or_below: int, references: int) -> tuple[float, floa
     Args:
         at_or_below: c, number of references that cost no more than the canary.
         references: n, number of all references.
+
+    Example:
+        >>> bits, low, high = exposure_by_sampling(0, references=1023)  # no reference costs less: there is no upper end
+        >>> round(bits, 2), low < bits, high
+        (10.0, True, None)
     """
     if not 0 <= at_or_below <= references or references < 1:
         raise ValueError(f"{at_or_below} of {references} references cannot lie at or below a canary")
@@ -91,6 +100,10 @@ def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) ->
     Args:
         at_or_below, references: as for `exposure_by_sampling`.
         level: probability that the bound is wrong.
+
+    Example:
+        >>> upper_exposure(10, references=1000) > 7, upper_exposure(0, references=1000)  # -log2(10 / 1000) is 6.6
+        (True, None)
     """
     if not at_or_below:
         return None
@@ -98,7 +111,12 @@ def upper_exposure(at_or_below: int, references: int, *, level: float = 0.05) ->
 
 
 def sampled_p(at_or_below: int, references: int) -> float:
-    """Return (1 + c) / (1 + n), which is uniform or larger for a canary that is drawn like the references."""
+    """Return (1 + c) / (1 + n), which is uniform or larger for a canary that is drawn like the references.
+
+    Example:
+        >>> sampled_p(0, references=99)
+        0.01
+    """
     return (1 + at_or_below) / (1 + references)
 
 
@@ -113,6 +131,10 @@ def canary_p(at_or_below: int, references: int, *, size: int, exact: tuple[str, 
         at_or_below, references: c of n, as for `exposure_by_sampling`.
         size: |R|, the number of candidates.
         exact: method, rank and evaluations of a completed walk.
+
+    Example:
+        >>> canary_p(0, 99, size=10**6, exact=("pruned", 1, 250)), canary_p(3, 99, size=10**6, exact=("pruned", 40, 250))
+        (1e-06, 0.04)
     """
     if exact is not None and (exact[0] == ENUMERATED or not at_or_below):
         return max(exact[1] / size, TINY)
