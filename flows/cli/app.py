@@ -215,18 +215,23 @@ def resume(
         )
     opened = opened_store(store)
     record = find_asked(opened, run_id)
-    machines = overridden({"resources": _taken_over(record.resources)}, set_)["resources"]
+    elsewhere = any(setting.startswith("resources.ray_address=") for setting in set_)
+    machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
     audit = audit_of(record.audit)
     spec, resources = validate(AUDITS[audit].recipe, record.recipe), validate(Resources, machines)
     options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
     _carry_out(Asked(AUDITS[audit], spec, resources), store, force=force_stage, **options)
 
 
-def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
     """Return the resources that a store records for a run, as far as a store may choose them.
 
     It chooses no cluster: whoever controls a Ray cluster runs code as the user who connects to it. Numbers of workers and
-    threads are limited to this machine's cores.
+    threads are limited to this machine's cores, and what a part of a stage needs to what this machine has.
+
+    Args:
+        recorded: resources of the run, as recorded.
+        here: whether stages run on this machine, and not on a cluster that the user named.
     """
     kept = {name: value for name, value in recorded.items() if name != "ray_address"}
     if recorded.get("ray_address"):
@@ -240,11 +245,30 @@ def _taken_over(recorded: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("workers_per_model", "threads_per_worker"):
         if name in kept and validated[name] is not None:
             kept[name] = min(validated[name], cores())
+    if here and kept.get("stages"):
+        kept["stages"] = {name: _granted(needs) for name, needs in validated["stages"].items()}
     defaults = Resources().model_dump(mode="json")
     changed = {name: value for name, value in kept.items() if name in defaults and value != defaults[name]}
     if changed:
         print(f"resources of the run: {', '.join(f'{k} {plain(str(v))}' for k, v in changed.items())}", file=sys.stderr)
     return kept
+
+
+def _granted(needs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a part of a stage needs, limited to what this machine has; settings that are not set are left out."""
+    stated = {name: value for name, value in needs.items() if value is not None and value != {}}
+    limits: dict[str, Callable[[], float]] = {"cpus": cores, "parallel": cores, "gpus": _gpus, "memory_gb": _memory}
+    return stated | {name: min(stated[name], most()) for name, most in limits.items() if name in stated}
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _memory() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:

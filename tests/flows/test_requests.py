@@ -117,6 +117,35 @@ def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
     assert "no run" in capsys.readouterr().err
 
 
+def test_a_store_reserves_no_more_for_a_stage_than_the_machine_has(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = {"cpus": 4096, "gpus": 8.0, "memory_gb": 1e6, "parallel": 3, "timeout": 60.0}
+    planted = Resources.model_validate({"stages": {"train": needs, "score": {"cpus": 2}}})
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), planted, []):
+        raise RunError("lost")
+    (note,) = unfinished(store)
+    asked: list[Any] = []
+    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.app, "cores", lambda: 4)
+    monkeypatch.setattr(flows.cli.app, "_gpus", lambda: 1)
+    monkeypatch.setattr(flows.cli.app, "_memory", lambda: 16.0)
+    assert main(["resume", note.run, "--store", store.uri]) == 0
+    said = capsys.readouterr().err
+    assert "resources of the run: stages" in said
+    assert "'cpus': 4, " in said
+    assert "4096" not in said
+    granted = asked[0][0].resources.stages
+    assert granted["train"].model_dump(exclude_defaults=True) == {
+        "cpus": 4, "gpus": 1, "memory_gb": 16.0, "parallel": 3, "timeout": 60.0
+    }  # fmt: skip
+    assert granted["score"].model_dump(exclude_defaults=True) == {"cpus": 2}
+    own = ["--set", "resources.stages.train.cpus=64", "--set", "resources.ray_address=10.0.0.1:6379"]
+    assert main(["resume", note.run, "--store", store.uri, *own]) == 0
+    assert asked[1][0].resources.stages["train"].cpus == 64
+    assert asked[1][0].resources.stages["train"].gpus == 8  # of the user's cluster
+
+
 def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
