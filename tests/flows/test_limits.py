@@ -18,6 +18,13 @@ from memlib.recipes.files import load_recipe, shipped_recipes, validate
         ("forgetting_smoke", ["sets.query.per_class=1", "sets.withheld.per_class=1"], "raise sets.withheld.per_class"),
         ("smoke", ["split.train_per_class=1"], "raise split.train_per_class"),
         ("two_moons", ["nets.seeds=3"], "raise nets.seeds"),
+        (
+            "two_moons",
+            ["nets.seeds=10", "score.bound=0.3"],
+            "by 0.52 at best, as few trainings may remember much, but score.bound",
+        ),
+        ("two_moons", ["nets.seeds=10", "score.bound=0.3"], "beyond what few controls reach by 0.26 at best"),
+        ("two_moons", ["nets.seeds=60", "score.bound=0.3"], "beyond what few controls reach by 0.05 at best"),
         ("smoke", ["decode.stability={}", "decode.bound=0.05"], "SSLMem (decode.stability) has no bound"),
         (
             "exposure_fine_tuning",

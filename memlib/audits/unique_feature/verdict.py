@@ -29,10 +29,13 @@ def limits(recipe: Recipe) -> Iterator[str]:
         pairs = min(pairs, nets.controls if nets.controls is not None else pairs)
         needed = recipe.score.level / max(1, len(recipe.variants))
         smallest = RANGE * (1 - recipe.score.error ** (1 / pairs))
-        if recipe.score.bound is not None and smallest >= recipe.score.bound:
+        if recipe.score.bound is not None:
+            share = _largest_share(0, canary.count * nets.seeds)
+            limit = f", but score.bound is {recipe.score.bound:g}" if smallest >= recipe.score.bound else ""
             yield (
                 f"{name}{pairs} nets bound the mean difference by {smallest:.2f} at best, as few trainings may remember "
-                f"much, but score.bound is {recipe.score.bound:g}; raise nets.seeds"
+                f"much{limit}; they bound the share of trainings that score beyond what few controls reach by {share:.2f} at "
+                "best; for smaller bounds, raise nets.seeds"
             )
         if nets.seeds > 1 and 0.5**pairs > needed:
             yield (
@@ -53,7 +56,7 @@ def verdict(rows: Sequence[Row], *, alpha: float) -> Verdict:
     heads = [row for row in rows if row["role"] == "test" and row["family"] == HEADLINE]
     if not heads:
         return _untested(rows)
-    return _of_one(heads[0], rows) if len(heads) == 1 else _of_variants(heads, alpha)
+    return _of_one(heads[0], rows) if len(heads) == 1 else _of_variants(heads, rows, alpha)
 
 
 def _untested(rows: Sequence[Row]) -> Verdict:
@@ -88,7 +91,7 @@ def _of_one(head: Row, rows: Sequence[Row]) -> Verdict:
     return Verdict(INCONCLUSIVE, sentence, f"{text} {missed(head)}")
 
 
-def _of_variants(heads: Sequence[Row], alpha: float) -> Verdict:
+def _of_variants(heads: Sequence[Row], rows: Sequence[Row], alpha: float) -> Verdict:
     shown = [row for row in heads if row["verdict"] == SHOWN]
     names = ", ".join(_variant(row) for row in shown)
     family = f"Holm's correction over {len(heads)} variants at level {alpha:g}"
@@ -96,13 +99,14 @@ def _of_variants(heads: Sequence[Row], alpha: float) -> Verdict:
         first = f"{_variant(shown[0])}: {_effect(shown[0])}"
         sentence = f"In {len(shown)} of {len(heads)} variants the models remember the feature."
         return Verdict(SHOWN, sentence, f"Shown after {family}: {names}. {first}")
-    each = " ".join(f"{_variant(row)}: {_effect(row)} {missed(row)}" for row in heads[:4])
     if all(row["verdict"] == BOUNDED for row in heads):
         sentence = (
             "If trainings of any variant remember the feature, this raises their score by less than "
             f"{_digits(heads[0]['bound'])} on average."
         )
-        return Verdict(BOUNDED, sentence, each)
+        bounds = (f"{_variant(row)}: {_share_beyond(rows, row)}{_effect(row)} {missed(row)}" for row in heads[:4])
+        return Verdict(BOUNDED, sentence, " ".join(bounds))
+    each = " ".join(f"{_variant(row)}: {_effect(row)} {missed(row)}" for row in heads[:4])
     return Verdict(
         INCONCLUSIVE, f"Memory of the feature was shown in none of {len(heads)} variants.", f"The tests use {family}. {each}"
     )  # fmt: skip
@@ -147,11 +151,16 @@ def _share_beyond(rows: Sequence[Row], head: Row) -> str:
     row = _beyond(rows, head)
     if row is None or not row["null_value"]:
         return ""
-    _, high = exact_interval(row["value"] * row["n"], row["n"], level=0.9)
+    high = _largest_share(row["value"] * row["n"], row["n"])
     return (
         f"With 95 % confidence, at most {100 * high:.0f} % of such trainings score beyond what 1 in "
         f"{round(1 / row['null_value'])} controls reaches. "
     )
+
+
+def _largest_share(hits: float, count: int) -> float:
+    """Return the one-sided 95 % upper bound of a share, of which `hits` were found in `count` nets (Clopper and Pearson)."""
+    return exact_interval(hits, count, level=0.9)[1]
 
 
 def _others(rows: Sequence[Row]) -> str:

@@ -75,6 +75,24 @@ def test_absence_is_never_claimed() -> None:
     assert "points the wrong way" in found(difference(-0.2, -0.1, 1.0)).sentence
 
 
+def test_a_bound_of_the_mean_names_the_share_that_may_lie_beyond_the_controls() -> None:
+    """No net of 20 lies beyond: at most 1 - .05^(1/20) = 14 % of trainings do; with variants, each names its own share."""
+
+    def beyond(value: float, **params: Any) -> Row:
+        at = PARAMS | {"criterion": "calibrated"} | params
+        return row_of_test("proportion_memorized", at, value, n=20, p_value=1.0, family="single nets", null_value=0.05)
+
+    low = difference(-0.1, 0.2, 0.3) | {"bound": 0.25}
+    said = "With 95 % confidence, at most {} % of such trainings score beyond what 1 in 20 controls reaches."
+    assert said.format(14) in found(low, beyond(0.0)).explanation
+    rows = [difference(-0.1, 0.2, 0.3, variant=name) | {"bound": 0.25} for name in "ab"]
+    both = found(*rows, beyond(0.0, variant="a"), beyond(0.1, variant="b"))
+    assert both.word == "bounded"
+    a, b = both.explanation.split(" b: ")
+    assert said.format(14) in a
+    assert said.format(28) in b  # two of 20
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_pictures_are_said_to_be_what_they_are(own: bool) -> None:
     """memlib does not know which examples an external model saw, and that model has no controls."""
