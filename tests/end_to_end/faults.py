@@ -180,7 +180,7 @@ class Case:
     def undisturbed(self) -> tuple[Path, dict[str, Any]]:
         """Run the audit undisturbed, once; return its store and manifest."""
         store = self.folder / self.audit / "undisturbed"
-        return store, self.memlib.audits.base(store)
+        return store, self.memlib.audit(store)
 
     @property
     def stages(self) -> list[str]:

@@ -61,7 +61,7 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(memlib: Memlib, fin
 
 def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
-    again = memlib.audits.base(store, **NO_RAY)
+    again = memlib.audit(store, **NO_RAY)
     assert again["computed"] == []
     assert sorted(set(again["reused"])) == sorted(set(first["computed"]))
     assert again["run"] == first["run"]
@@ -69,11 +69,11 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
     assert again["history"][0]["computed"] == 16
     assert again["history"][-1]["computed"] == 0
     tables = sorted(store.glob("results/**/*.parquet"))
-    retitled = memlib.audits.base(store, "title=the same with another title", "report.gallery=1", **NO_RAY)
+    retitled = memlib.audit(store, "title=the same with another title", "report.gallery=1", **NO_RAY)
     assert retitled["run"] == first["run"]  # presentation is no other run, and no second copy of the numbers
     assert retitled["title"] == "the same with another title"
     assert sorted(store.glob("results/**/*.parquet")) == tables
-    assert memlib.audits.base(store, **NO_RAY)["title"] == first["title"]
+    assert memlib.audit(store, **NO_RAY)["title"] == first["title"]
     verified = memlib.call("verify", "--store", str(store))
     assert verified.returncode == 0, verified.stdout
     assert {"version", "definitions", "reads", "software", "content"} <= set(
@@ -103,7 +103,7 @@ def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished
     try:
         wait_for(lambda: _listens(6399), process=head)
         store = tmp_path / "store"
-        run = memlib.audits.base(store, "resources.ray_address=127.0.0.1:6399", **token)
+        run = memlib.audit(store, "resources.ray_address=127.0.0.1:6399", **token)
         assert run["resources"]["ray_address"] == "127.0.0.1:6399"
         assert_same_results(store, finished)
     finally:
@@ -118,11 +118,11 @@ def _listens(port: int) -> bool:
 @pytest.mark.slow
 def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
-    other_k = memlib.audits.base(store, "decode.k=[7,5]", **NO_RAY)
+    other_k = memlib.audit(store, "decode.k=[7,5]", **NO_RAY)
     assert {name.split("/")[0] for name in other_k["computed"]} == {"search", "score", "report"}
-    other_p = memlib.audits.base(store, "decode.p=0.5", "report.gallery=1", **NO_RAY)
+    other_p = memlib.audit(store, "decode.p=0.5", "report.gallery=1", **NO_RAY)
     assert {name.split("/")[0] for name in other_p["computed"]} == {"score", "report"}
-    other_crop = memlib.audits.base(store, "decode.crops=[maximal,corner]", **NO_RAY)
+    other_crop = memlib.audit(store, "decode.crops=[maximal,corner]", **NO_RAY)
     made = sorted(name.split("/")[0] for name in other_crop["computed"])
     assert made == ["embed", "embed", "report", "score", "search", "search"]
     assert len({first["run"], other_k["run"], other_p["run"], other_crop["run"]}) == 4

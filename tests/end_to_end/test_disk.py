@@ -34,7 +34,7 @@ def test_a_file_that_may_not_grow(memlib: Memlib, finished: Finished, tmp_path: 
     assert "Traceback" not in errors
     assert committed(store) == {ref.split("/")[0] for ref in finished[1]["computed"]} - {"decode"}
     assert not list(store.glob("artifacts/decode/*/*/*"))  # nothing half-written is left
-    again = memlib.audits.base(store)
+    again = memlib.audit(store)
     assert [ref.split("/")[0] for ref in again["computed"]] == ["decode"]
 
 
@@ -61,7 +61,7 @@ def test_a_full_disk_in_training(memlib: Memlib, finished: Finished, small: Path
     assert "Traceback" not in errors
     assert committed(store) == {"decode", "split"}
     subprocess.run(["mount", "-o", "remount,size=50m", small], check=True)
-    manifest = memlib.audits.base(store)
+    manifest = memlib.audit(store)
     assert {ref.split("/")[0] for ref in manifest["reused"]} >= {"decode", "split"}
     mine, theirs = published(store, newest(store)), published(*finished)
     assert all(mine[name].equals(theirs[name]) for name in theirs)

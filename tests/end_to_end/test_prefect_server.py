@@ -32,7 +32,7 @@ def logs(api: str) -> list[str]:
 @pytest.mark.slow
 def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[str, Any]], api: str) -> None:
     store, first = finished
-    manifest = memlib.audits.base(store, PREFECT_API_URL=api)
+    manifest = memlib.audit(store, PREFECT_API_URL=api)
     assert manifest["run"] == first["run"]
     flows = ask(f"{api}/flow_runs/filter")
     assert [flow["state_name"] for flow in flows] == ["Completed"]
@@ -60,7 +60,7 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
     assert {line for line in lines if line.endswith("found in the store")} >= {
         "decode images: found in the store", "train models (model A0; model B0): found in the store",
     }  # fmt: skip
-    more = memlib.audits.base(store, "decode.k=[6]", PREFECT_API_URL=api)
+    more = memlib.audit(store, "decode.k=[6]", PREFECT_API_URL=api)
     assert {flow["name"] for flow in ask(f"{api}/flow_runs/filter")} == {f"tiny ({run['run']})" for run in (first, more)}
     lines = logs(api)
     assert any(re.fullmatch(r"report déjà vu: done in .* s", line) for line in lines)

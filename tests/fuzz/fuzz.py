@@ -134,8 +134,8 @@ def make_store(store: Path, folder: Path) -> None:
     recipe = folder / "tiny.yaml"
     recipe.write_text(RECIPE)
     memlib = Memlib(recipe, dict(os.environ))
-    memlib.audits.base(store)
-    memlib.audits.base(store, "decode.replicates=100")
+    memlib.audit(store)
+    memlib.audit(store, "decode.replicates=100")
     process = memlib.start(store, "training.epochs=60")
     wait_for(lambda: list(store.glob("requests/*.json")), process=process)
     wait_for(lambda: list(store.glob("status/*.json")), process=process)
