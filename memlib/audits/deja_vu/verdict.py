@@ -125,7 +125,8 @@ def _of_views(row: Mapping[str, Any]) -> str:
             f"{numbers}; this measure does not ask for the object."
         )
     found = "" if row["detectable"] is None else f"; {row['detectable']:.3f} would have been found with a power of 80 %"
-    return f"Augmented views of training images were not shown to lie closer together {numbers}{found}."
+    said = f"Augmented views of training images were not shown to lie closer together {numbers}{found}."
+    return f"{said} {_no_decision(row)}".strip()
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _of_excess(
         sentence = f"From memory, this attack names the objects of fewer than {percent(excess['bound'])} of training images."
         text = (
             f"{_sentence(numbers)}; with 95 % confidence (one-sided), of at most {percent(excess['upper_bound'])}; other "
-            f"attacks may find more. {_missed(excess)}"
+            f"attacks may find more. {_no_decision(excess)}{_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
     if recognized is not None and recognized.is_blind:
@@ -233,7 +234,7 @@ def _of_excess(
         else f"With 95 % confidence (one-sided), this attack names at most {percent(excess['upper_bound'])} of the objects "
         "because of training; others may find more."
     )
-    text = f"{_sentence(numbers)}. {limit} {_missed(excess)}"
+    text = f"{_sentence(numbers)}. {_no_decision(excess)}{limit} {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
 
 
@@ -254,6 +255,16 @@ def _numbers(row: Mapping[str, Any]) -> str:
         f"the model names {more} objects in its training images than a model that never saw them{within or ','} by "
         f"{percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
         f"{percent(row['ci_high'])} over {over}{p})"
+    )
+
+
+def _no_decision(row: Mapping[str, Any]) -> str:
+    """Say why nothing is shown although the interval excludes 0; nothing where it does not."""
+    if row["ci_low"] is None or row["ci_low"] <= 0:
+        return ""
+    return (
+        "The interval excludes 0, but intervals are approximate and decide nothing: the test does, and its adjusted p is "
+        f"above {row['alpha']:g}. "
     )
 
 

@@ -53,15 +53,16 @@ def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: 
     verdict = verdict_of(rows)
     points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
     noun = "secret" if any(unit["kind"] in (GIVEN, RECURRING) for unit in units) else "canary"
+    listed = recipe.trained is not None  # nobody but the model's owner knows what it saw, and how often
     sections = [
         _variants_section(rows, points, folder),
-        _insertions_section(points, units[0]["space_bits"], folder, noun),
+        _insertions_section(points, units[0]["space_bits"], folder, noun, listed=listed),
         _epochs_section(points, folder),
-        _histogram_section(points, folder, noun),
-        _canaries_section(units, rows, noun),
+        _histogram_section(points, folder, noun, listed=listed),
+        _canaries_section(units, rows, noun, listed=listed),
         _privacy_section(rows),
         _null_section(rows, noun),
-        _extraction_section(tables["extractions"].to_pylist(), points, folder, noun),
+        _extraction_section(tables["extractions"].to_pylist(), points, folder, noun, listed=listed),
         _documents_section(rows, tables["documents"], recipe, folder),
         Section(
             heading="What was run",
@@ -150,6 +151,15 @@ def _how_often(params: Mapping[str, Any], recipe: Recipe) -> str:
     return "listed as seen" if params["insertions"] == 1 else f"listed as seen {params['insertions']}x"
 
 
+def _occurrences(insertions: int, *, listed: bool) -> str:
+    """Return how often a secret occurred; "" where an external model's list names it without saying how often."""
+    return "" if listed and insertions == 1 else f"{insertions}x"
+
+
+def _of_occurrences(*, listed: bool) -> str:
+    return "occurrences, as listed" if listed else "occurrences"
+
+
 def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
     """Return a 95 % interval, or a lower bound, as text; empty if there is none."""
     if row["ci_low"] is None:
@@ -160,7 +170,9 @@ def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
     return f"95 %{of}: {row['ci_low']:.{digits}f} to {row['ci_high']:.{digits}f}"
 
 
-def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder: Path, noun: str) -> Section:
+def _insertions_section(
+    points: Sequence[Mapping[str, Any]], bits: float, folder: Path, noun: str, *, listed: bool
+) -> Section:
     dots = [p for p in points if p["curve"] == "exposure_by_insertions"]
     figure = new_figure()
     axes = figure.axes[0]
@@ -174,7 +186,7 @@ def _insertions_section(points: Sequence[Mapping[str, Any]], bits: float, folder
     ticks = sorted({p["x"] for p in dots})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    times = "occurrences" if noun == "secret" else "insertions"
+    times = "listed occurrences" if listed else "occurrences" if noun == "secret" else "insertions"
     axes.set_xlabel(f"number of {times}")
     axes.set_ylabel("exposure in bits")
     if len({p["series"] for p in dots}) > 1:
@@ -229,7 +241,7 @@ def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Sectio
     )
 
 
-def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: str) -> Section:
+def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: str, *, listed: bool) -> Section:
     bars = [p for p in points if p["curve"] == "perplexity_histogram"]
     marked = bars[0]["params"]
     x, y = np.array([p["x"] for p in bars]), np.array([p["y"] for p in bars])
@@ -240,33 +252,40 @@ def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: 
         law = SkewNormal(marked["location"], marked["scale"], marked["shape"])
         grid = np.linspace(min(x.min(), marked["log_perplexity"]), x.max(), 300)
         axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="fitted skew-normal distribution")
-    axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=f"{noun} {marked['canary']}, {marked['insertions']}x")
+    name = ", ".join(filter(None, [f"{noun} {marked['canary']}", _occurrences(marked["insertions"], listed=listed)]))
+    axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=name)
     axes.set_xlabel("log-perplexity in bits")
     axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8)
     return Section(
         heading="How likely the model finds the candidates",
-        paragraphs=[f"Shown for the model that saw a {noun} most often, at its last checkpoint."],
+        paragraphs=[
+            f"Shown for a {noun} that the model is listed as having seen."
+            if listed
+            else f"Shown for the model that saw a {noun} most often, at its last checkpoint."
+        ],
         svg=save_figure(figure, folder, "perplexity_histogram"),
         figure_caption=f"Log-perplexities of random candidates (bars) and of the {noun} (red line): the further left it "
         "lies, the more exposed it is.",
     )
 
 
-def _canaries_section(units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], noun: str) -> Section:
+def _canaries_section(
+    units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], noun: str, *, listed: bool
+) -> Section:
     tests = {(row["params"].get("variant", ""), row["params"]["canary"]): row for row in rows if row["family"] == "canaries"}
     last: dict[Any, float] = {}
     for unit in units:
         key = (unit["variant"], unit["seed"], unit["canary"], unit["insertions"])
         last[key] = max(last.get(key, 0), unit["epoch"])
     cells = [
-        _canary_cells(unit, tests.get((unit["variant"], unit["canary"])))
+        _canary_cells(unit, tests.get((unit["variant"], unit["canary"])), listed=listed)
         for unit in units
         if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
     ]
     headings = (
-        "model", noun, "occurrences", "log-perplexity", "exposure (95 %)", "method", "rank", "p", "p over all seeds",
-        "adjusted p", "extrapolated",
+        "model", noun, _of_occurrences(listed=listed), "log-perplexity", "exposure (95 %)", "method", "rank", "p",
+        "p over all seeds", "adjusted p", "extrapolated",
     )  # fmt: skip
     fitted = any(unit["fit_p"] is not None for unit in units)
     return Section(
@@ -298,13 +317,13 @@ def _plural(noun: str) -> str:
     return "secrets" if noun == "secret" else "canaries"
 
 
-def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None, *, listed: bool) -> tuple[str, ...]:
     interval = _interval(unit, digits=2).removeprefix("95 %: ")
     law = unit["exposure_extrapolated"]
     return (
         " ".join(filter(None, [unit["variant"], f"seed {unit['seed']}"])),
         str(unit["canary"]),
-        f"{unit['insertions']}x",
+        _occurrences(unit["insertions"], listed=listed),
         f"{unit['log_perplexity']:.1f}",
         f"{unit['exposure']:z.2f}" + (f" ({interval})" if interval else ""),
         unit["method"],
@@ -412,20 +431,24 @@ def _null_cells(rows: Sequence[Mapping[str, Any]], prefix: str, kind: str) -> li
 
 
 def _extraction_section(
-    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path, noun: str
+    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path, noun: str, *, listed: bool
 ) -> Section | None:
     if not extractions:
         return None
     cells = [
         (
-            " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]), str(row["insertions"]),
-            str(row["known"]), row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
+            " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]),
+            _occurrences(row["insertions"], listed=listed).removesuffix("x"), str(row["known"]),
+            row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
             "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}",
             _ended(row),
         )
         for row in extractions
     ]  # fmt: skip
-    headings = ("model", noun, "occurrences", "known symbols", "search", "extracted", "position", "queries", "ended by")
+    headings = (
+        "model", noun, _of_occurrences(listed=listed), "known symbols", "search", "extracted", "position", "queries",
+        "ended by",
+    )  # fmt: skip
     return Section(
         heading="Extraction",
         paragraphs=[

@@ -317,7 +317,7 @@ def _privacy(at: AskedModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 10)
+    declared: ClassVar[Declared] = Declared("report", 11)
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

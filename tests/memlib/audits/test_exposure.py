@@ -381,6 +381,17 @@ def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path,
     assert any(name.endswith("listed as seen") for name in names) == external  # nobody said how often
     assert any(name.endswith(", seen 9x") for name in names) == (not external)
     assert ("is listed as having occurred 9 times" in page.lead) == external
+    html = render(page)
+    assert ("saw a secret most often" in html) == (not external)
+    assert ("is listed as having seen" in html) == external
+    secrets = next(section for section in page.sections if section.heading == "Secrets").table
+    assert secrets is not None
+    place = next(place for place, heading in enumerate(secrets.headings) if heading.startswith("occurrences"))
+    assert (secrets.headings[place] == "occurrences, as listed") == external
+    assert [row[place] for row in secrets.rows] == (["9x", "", ""] if external else ["9x", "1x", "1x"])
+    once = page_of([given(np.quantile(unseen, (0.3, 0.6)), [1, 1], unseen)], recipe(**EXTERNAL), tmp_path)
+    assert "1x" not in render(once)
+    assert not any("occurrences, as listed" in section.table.headings for section in once.sections if section.table)
 
 
 def test_without_unseen_secrets_nothing_can_be_said() -> None:

@@ -79,6 +79,23 @@ def test_a_difference_against_memory_is_not_shown() -> None:
     assert (of_deja_vu(rows).word, of_deja_vu(rows).sentence) == ("inconclusive", UPSIDE_DOWN)
 
 
+@pytest.mark.parametrize(("low", "bound", "word"), [(0.01, None, "inconclusive"), (0.01, 0.3, "bounded"), (-0.01, None, "")])
+def test_an_interval_beside_0_is_said_to_decide_nothing(low: float, bound: float | None, word: str) -> None:
+    for metric, family in (("share_excess", deja_vu.HEADLINE), ("sslmem", deja_vu.STABILITY)):
+        row = tested(
+            metric, {}, 0.1, n=20, p_value=0.08, family=family, interval=Interval(low, 0.2, "examples"), upper_bound=0.2,
+            bound=bound, detectable=0.3,
+        )  # fmt: skip
+        none = tested(
+            "share_excess", {}, 0.0, n=20, p_value=0.9, family=deja_vu.HEADLINE, interval=Interval(-0.1, 0.1, "examples")
+        )
+        rows = settle([row] if family == deja_vu.HEADLINE else [none, row], alpha=0.05, headlines=deja_vu.HEADLINES)
+        said = of_deja_vu(rows)
+        assert ("intervals are approximate and decide nothing" in said.explanation) == (low > 0)
+        if word and family == deja_vu.HEADLINE:
+            assert said.word == word
+
+
 KINDS = ("canary", "secret")
 EXPOSURE = list(itertools.product(KINDS, (*WORDS, None), ("shown", "inconclusive", None), (True, False, None), (0, 2)))
 
