@@ -1,23 +1,30 @@
 """The setup and shutdown shared by all audits that run on Prefect: store, run record, progress, errors, Ray."""
 
+import contextvars
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
 from flows.cli.store import format_interval, format_p, format_setting, format_value, varying_params
 from flows.cli.supervisor import keep_interrupts
 from memlib.audits import AUDITS
-from memlib.audits.arrangement import Body, body_of, check_stages
+from memlib.audits.arrangement import Body, body_of, check_stages, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import RunError, UserError
+from memlib.pipeline.stage import CellRequest, Ended
 from memlib.running import eviction
+from memlib.running.cells import finished_cells, publish_cells
 from memlib.runs.index import page_path, results_path
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
@@ -25,11 +32,12 @@ from memlib.specs import Resources, Spec
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
 from tasks.display import is_gone, quietly
-from tasks.reporting import LONGEST_NAME, name_flow_run, show_in_prefect
+from tasks.reporting import ARTIFACT_ROWS, LONGEST_NAME, name_flow_run, show_in_prefect
 from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
 TAG = "memlib"  # on flow runs; deployments/automations.yaml acts on runs with this tag
+log = logging.getLogger("memlib")
 _finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
@@ -135,7 +143,7 @@ def carry_out(
             context.warn(line)
         try:
             with keep_interrupts():
-                manifest = _run_of(body(StageRunner(context), recipe))
+                manifest = _run_of(body(CellsRunner(context), recipe))
         except BaseException as caught:
             error = as_lost(caught)
             problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
@@ -207,6 +215,68 @@ def through_prefect(flow: Any, *arguments: Any) -> RunRecord:
         return finished[-1] if finished else _run_of(flow.fn(*arguments))
     finally:
         _finished.reset(token)
+
+
+class CellsRunner(StageRunner):
+    """Runner of an audit's stages that runs the cells of a sweep side by side, as sub-flows of its own flow."""
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
+        """Run the cells that are not finished; one that fails does not stop the others."""
+        context = self.context
+        context.shared.look = look
+        done = self._finished(cells)
+        pool = ThreadPoolExecutor(at_once)
+        with context.counter("cells") as progress, sharing(context.shared):
+            running: dict[Future[RunRecord | str], str] = {}
+            for name, cell in cells.items():
+                if name not in done:
+                    here = contextvars.copy_context()  # makes the cell a sub-flow that shares the stage locks
+                    running[pool.submit(here.run, self._run_cell, name, cell)] = name
+            try:
+                while running:
+                    ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                    done |= {running.pop(future): future.result() for future in ended}
+                    progress(len(done), len(cells))
+            except BaseException:
+                context.shared.stopped.set()
+                stop_ray()  # the cells wait for it
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        pool.shutdown()
+        return done
+
+    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
+        """Compare the runs of cells, publish the comparison, and list the cells in Prefect."""
+        run = publish_cells(self.store, self.context.work, recipe, cells, ended)
+        if FlowRunContext.get() is not None:
+            rows = [{"cell": name, "run": run.cells[name], "problem": run.problems.get(name, "")} for name in cells]
+            table = rows[:ARTIFACT_ROWS]
+            quietly(create_table_artifact, table=table, key=f"sweep-{run.run}-cells", description=run.title)
+        return run
+
+    def _finished(self, cells: Mapping[str, CellRequest]) -> dict[str, RunRecord | str]:
+        """Return the runs of cells that are already finished, except those with a stage that must be recomputed."""
+        context = self.context
+        unforced = {name: cell for name, cell in cells.items() if not self._forced(cell)}
+        return {
+            **finished_cells(unforced, context.store, context.resources, say=context.warn, passing=context.shared.passing)
+        }
+
+    def _forced(self, cell: CellRequest) -> tuple[str, ...]:
+        return tuple(self.context.forced & {stage.rpartition("/")[2] for stage in stage_names(AUDITS[cell.audit])})
+
+    def _run_cell(self, name: str, cell: CellRequest) -> RunRecord | str:
+        """Run the audit of a cell, and return its manifest, or why it failed."""
+        context, flow = self.context, flow_of(AUDITS[cell.audit])
+        try:
+            return through_prefect(
+                flow, cell.recipe, context.store.uri, context.resources, True, self._forced(cell), context.cascade
+            )
+        except (UserError, RunError, OSError) as error:
+            return str(error)
+        except Exception as error:
+            log.exception("cell %s", name)
+            return f"{type(error).__name__}: {error}"
 
 
 def _run_of(found: Any) -> RunRecord:

@@ -3,18 +3,15 @@
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.arrangement import body_of, prefect_flow, stage_names
-from memlib.audits.base import Audit
-from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.arrangement import prefect_flow
+from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.errors import RunError, UserError
-from memlib.pipeline.stage import AnyStage, Runner
+from memlib.pipeline.stage import AnyStage, CellRequest, Runner
 from memlib.recipes.files import load_recipe, validate
-from memlib.running.planning import PlanRunner
 from memlib.runs.records import RunRecord
-from memlib.specs import Spec, changed_content
+from memlib.specs import changed_content
 
 STAGES: tuple[type[AnyStage], ...] = ()
-Cells = dict[str, tuple[Audit, Spec, dict[str, Any]]]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -24,21 +21,17 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         RunError: if cells failed; raised once all other cells have ended and the comparison is published.
     """
     cells = cells_of(recipe)
-    if isinstance(runner, PlanRunner):
-        _plan_cells(runner, cells)
+    ended = runner.run_cells(cells, look=run_of(recipe), at_once=recipe.concurrent_cells)
+    if ended is None:
         return None
-    from flows.sweep_cells import carry_out_cells  # loads Prefect
-
-    return carry_out_cells(runner, recipe, cells)
-
-
-def _plan_cells(runner: PlanRunner, cells: Cells) -> None:
-    for name, (audit, spec, _) in cells.items():
-        try:
-            with runner.plan.following(stage_names(audit, spec)):
-                body_of(audit)(runner, spec)
-        except (UserError, RunError) as error:
-            runner.plan.problems[name] = str(error)
+    run = runner.publish_cells(recipe, cells, ended)
+    if broken := [f"{name}: {problem}" for name, problem in ended.items() if isinstance(problem, str)]:
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        raise RunError(
+            f"{len(broken)} of {len(cells)} cells failed ({'; '.join(broken[:3])}{more}); the others are compared in "
+            f"{run.report}. Run the same command again to run only the failed cells"
+        )
+    return run
 
 
 def resolved(content: dict[str, Any]) -> dict[str, Any]:
@@ -58,13 +51,13 @@ def resolved(content: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def cells_of(recipe: Recipe) -> Cells:
+def cells_of(recipe: Recipe) -> dict[str, CellRequest]:
     """Return the audit, recipe and changes of every cell, by name.
 
     Raises:
         UserError: if a cell cannot run; it names the cell.
     """
-    cells: Cells = {}
+    cells: dict[str, CellRequest] = {}
     try:
         changes = recipe.changes()
     except ValueError as error:
@@ -72,10 +65,10 @@ def cells_of(recipe: Recipe) -> Cells:
     for name, base, change in changes:
         content = changed_content(load_recipe(base)[0] if isinstance(base, str) else base, change)
         audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
-        if audit is None or audit.holds_others:
+        if audit is None or audit.recipe is Recipe:
             raise UserError(f"cell {name}: {content.get('audit')!r} is not an audit that can be a cell")
         try:
-            cells[name] = (audit, validate(audit.recipe, content), change)
+            cells[name] = CellRequest(audit.name, validate(audit.recipe, content), change)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
     return cells

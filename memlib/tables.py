@@ -262,3 +262,5 @@ RUNS = Table(
     ),
     keys=("asks", "data", "scores"),
 )
+
+COMMON = {"summary": SUMMARY, "curves": CURVES}  # of all audits with stages

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 from memlib.audits.base import Audit
-from memlib.tables import CURVES, RUNS, SUMMARY, Table
+from memlib.tables import COMMON, CURVES, RUNS, SUMMARY, Table
 
 PACKAGES = {
     "deja-vu": "memlib.audits.deja_vu",
@@ -46,7 +46,8 @@ def published_tables() -> dict[str, dict[str, Table]]:
     tables: dict[str, dict[str, Table]] = {table.name: {"": table} for table in (RUNS, SUMMARY, CURVES)}
     for audit in AUDITS.values():
         for name, table in audit.tables.items():
-            tables.setdefault(name, {})[audit.field] = table
+            if name not in COMMON:
+                tables.setdefault(name, {})[audit.field] = table
     return tables
 
 
@@ -56,5 +57,4 @@ def tables_of(field: str) -> dict[str, Table]:
     Args:
         field: the audit's name in recipes.
     """
-    audit = AUDITS[audit_of(field)]
-    return {**({} if audit.holds_others else {"summary": SUMMARY, "curves": CURVES}), **audit.tables}
+    return dict(AUDITS[audit_of(field)].tables)

@@ -51,7 +51,7 @@ def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
     """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be cells."""
-    audits = [other for other in AUDITS.values() if not other.holds_others] if audit.holds_others else [audit]
+    audits = [audit] if stages_of(audit) else list(AUDITS.values())
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:
         if stage not in known:
@@ -60,7 +60,8 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe's content; including the content of other recipes that it refers to."""
-    return dict(_module(audit).resolved(content)) if audit.holds_others else content
+    resolve: Callable[[dict[str, Any]], dict[str, Any]] = getattr(_module(audit), "resolved", dict)
+    return resolve(content)
 
 
 def prefect_flow(module: str, name: str) -> Any:

@@ -85,7 +85,7 @@ class Audit:
         name: name of the audit on the command line.
         question: the question that the audit answers, in plain words.
         recipe: schema of the audit's recipes.
-        tables: published tables by name, except the summary and the curves.
+        tables: published tables by name.
         headlines: families of tests that decide the word of a run, see `memlib.findings.word_of`.
         in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
             the headline.
@@ -101,7 +101,6 @@ class Audit:
             takes a runner and the recipe.
         gate: function that compares a headline finding with a limit: takes the finished run, the row of its summary, with
             params as a mapping, and the limit; returns None for rows on which it has no rule of its own.
-        holds_others: whether the audit's recipes contain or name recipes of other audits.
 
     Example:
         >>> from memlib.audits import AUDITS
@@ -123,7 +122,6 @@ class Audit:
     compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
     gate: Callable[[Run, Mapping[str, Any], float], Judgement | None] = _no_rule
-    holds_others: bool = False
 
     @property
     def field(self) -> str:

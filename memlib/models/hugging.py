@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors
-import torch
 
 from memlib.errors import UserError
 from memlib.store.records import Unreadable, json_once
@@ -218,6 +217,8 @@ def _check_tensors(transformers: Any, folder: str, what: str, numbers: int) -> N
     """
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        import torch  # not needed by plans
+
         with torch.device("meta"):
             model = getattr(transformers, CLASSES[what]).from_config(config, trust_remote_code=False)
         sizes = {name: tuple(value.shape) for name, value in (*model.named_parameters(), *model.named_buffers())}

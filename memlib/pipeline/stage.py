@@ -277,6 +277,25 @@ AnyStage = Stage[Any]
 AnyArtifact = Artifact[Any]
 
 
+@dataclass(frozen=True)
+class CellRequest:
+    """An audit that runs as a cell of another run.
+
+    Attributes:
+        audit: the audit's name on the command line.
+        recipe: its recipe.
+        changes: what distinguishes the recipe from that of other cells, by dotted key.
+    """
+
+    audit: str
+    recipe: Spec
+    changes: Mapping[str, Any]
+
+
+Ended = Mapping[str, "RunRecord | str"]
+"""Manifest of each cell's run by name of the cell, or what went wrong in it."""
+
+
 class Runner(Protocol):
     """Interface of the code that runs the stages of an audit."""
 
@@ -316,6 +335,20 @@ class Runner(Protocol):
             scores, report: the artifacts of the run's tables and of its page.
             artifacts: the run's other artifacts, by their names in the manifest.
         """
+        ...
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended | None:
+        """Run audits that share their stages, each as a run of its own; None in a plan. A failure does not stop the others.
+
+        Args:
+            cells: the audits by name of the cell.
+            look: id of the run that compares them: together they are one look at the data.
+            at_once: number of cells that may run concurrently.
+        """
+        ...
+
+    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
+        """Compare the runs of cells, and publish the comparison; return its manifest."""
         ...
 
 

@@ -54,7 +54,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> tuple[dict[
     resources = content.pop("resources", None) or {}
     if not isinstance(resources, dict):
         raise UserError(f"resources is {resources!r}, but must be a section, as in resources.gpu=false")
-    if content.get("audit") == "sweep" and isinstance(content.get("recipe"), str):  # the resources of all its cells
+    if isinstance(content.get("recipe"), str):  # the resources of all its cells
         resources = inherited(load_recipe(content["recipe"])[1], resources, name_or_file)
     return content, resources
 

@@ -69,8 +69,6 @@ def run(
     """
     asked = read(recipe, changes)
     audit, spec, resources = asked.audit, asked.recipe, asked.resources
-    if audit.holds_others:
-        raise UserError(f"a {audit.name} runs its cells on Prefect and Ray: use flows.run")
     user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
     opened = Store(chosen_store(store))
     opened.check_writable()

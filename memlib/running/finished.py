@@ -2,22 +2,21 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.audits.base import Audit
-from memlib.audits.last_stages import run_id
-from memlib.errors import RunError, UserError
+from memlib.errors import RunError
 from memlib.pipeline import user_code
-from memlib.pipeline.stage import AnyArtifact, Artifact, Out, Stage
+from memlib.pipeline.stage import AnyArtifact, Artifact, CellRequest, Ended
 from memlib.pipeline.tables import Tables
 from memlib.recipes.named_files import check_files
 from memlib.running.eviction import let_go
 from memlib.running.planning import Plan, PlanRunner
 from memlib.running.runners import FinishedRunner
-from memlib.runs.index import list_runs, read_run
+from memlib.runs.index import list_runs
 from memlib.runs.journal import Journal
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
@@ -52,7 +51,7 @@ def finished(
         say: called with messages for the user.
     """
     wanted = asks_digest(recipe.model_dump(mode="json"))
-    if audit.holds_others or all(entry["asks"] != wanted for entry in list_runs(store).entries):
+    if all(entry["asks"] != wanted for entry in list_runs(store).entries):
         return None
     runner = _Announcing(audit, store, resources, say)
     try:
@@ -63,77 +62,6 @@ def finished(
     for line in (*audit.limits(recipe), *runner.warnings, *runner.old_code.lines):
         say(line)
     return run
-
-
-def finished_cells(
-    cells: Mapping[str, tuple[Audit, Spec]],
-    store: Store,
-    resources: Resources,
-    *,
-    say: Callable[[str], None],
-    passing: list[AnyArtifact] | None = None,
-) -> dict[str, RunRecord]:
-    """Return the runs of the finished cells of a sweep, by cell, as they were published.
-
-    All cells share one plan and one listing of published files, and only what the plan needs is read from artifacts. Damaged
-    files are reported by `memlib verify`, or when they are opened.
-
-    Args:
-        cells: audit and recipe of each cell, by name.
-        store: the store that may hold the runs.
-        resources: machine settings.
-        say: called with messages for the user.
-        passing: extended by the artifacts whose transient files may be evicted.
-    """
-    known = {entry["asks"] for entry in list_runs(store).entries}
-    candidates = {name: cell for name, cell in cells.items() if asks_digest(cell[1].model_dump(mode="json")) in known}
-    if not candidates:
-        return {}
-    existing = {**store.listing("runs"), **store.listing("results")}
-    runs, runner = {}, _Naming(Plan(store), resources)
-    with user_code.planning():
-        for name, (audit, recipe) in candidates.items():
-            run = runner.run_of(audit, recipe)
-            if run is not None and all(path in existing for path in run.published):
-                if passing is not None:
-                    passing += runner.passing
-                runs[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
-    limits = [line for name in runs for line in candidates[name][0].limits(candidates[name][1])]
-    for line in dict.fromkeys([*limits, *(runner.plan.old_code.lines if runs else [])]):
-        say(line)
-    return runs
-
-
-class _Naming(PlanRunner):
-    """A runner that determines the run that an audit would publish, without computing anything."""
-
-    def run_of(self, audit: Audit, recipe: Spec) -> RunRecord | None:
-        """Return an audit's finished run; None if any part is missing or was computed from inputs that have since changed."""
-        self._refs: list[Ref] = []
-        self._run = ""
-        self.passing: list[AnyArtifact] = []
-        try:
-            body_of(audit)(self, recipe)
-            if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
-                return read_run(self.store, self._run)
-        except (RunError, UserError):  # the run itself reports it
-            pass
-        return None
-
-    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
-        """Record the parts of a step."""
-        self._refs += [stage.identity.ref for stage in stages]
-        return super().run_all(stages)
-
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Record the artifacts whose transient files may be evicted."""
-        self.passing += artifacts
-
-    def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> None:
-        """Record the name of the run."""
-        self._run = run_id(recipe, scores)
 
 
 class _Announcing(FinishedRunner):
@@ -147,13 +75,22 @@ class _Announcing(FinishedRunner):
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
     ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
+        with self._recorded(recipe):
+            return super().publish(recipe, scores, report, artifacts)
+
+    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
+        """Publish a comparison of cells, and return its manifest."""
+        with self._recorded(recipe):
+            return super().publish_cells(recipe, cells, ended)
+
+    @contextmanager
+    def _recorded(self, recipe: Spec) -> Iterator[None]:
         with announced(self.store, self._audit.name, recipe, self.resources, [], say=self._say) as run:
             journal = Journal(self.store, run, {})
             for ref in map(Ref.parse, self.reused):
                 journal.note("cached", ref.stage, ref.key)
-            found = super().publish(recipe, scores, report, artifacts)
+            yield
             journal.end("completed")
-        return found
 
 
 def has_server() -> bool:

@@ -5,12 +5,15 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from memlib.errors import CorruptArtifact, MissingArtifact, UnknownUntilRun
+from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of, stage_names
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
 from memlib.identity import flat
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
 from memlib.pipeline.tables import Tables
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
 
@@ -285,8 +288,23 @@ class PlanRunner:
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
-    ) -> None:
+    ) -> RunRecord | None:
         """Publish nothing."""
+        return None
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> None:
+        """Follow each cell as far as it can be known."""
+        for name, cell in cells.items():
+            audit = AUDITS[cell.audit]
+            try:
+                with self.plan.following(stage_names(audit, cell.recipe)):
+                    body_of(audit)(self, cell.recipe)
+            except (UserError, RunError) as error:
+                self.plan.problems[name] = str(error)
+
+    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> NoReturn:
+        """Compare nothing: a plan has no runs."""
+        raise AssertionError("a plan has no runs to compare")
 
     def _note(self, stage: AnyStage) -> None:
         ref, plan = stage.identity.ref, self.plan

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
-from memlib.errors import RunError
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Known, OldCode, Out, Stage
+from memlib.errors import RunError, UserError
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
 from memlib.pipeline.tables import Tables
+from memlib.running.cells import finished_cells, publish_cells
 from memlib.running.precision import be_exact
 from memlib.running.publishing import Work, publish_again, publish_audit
 from memlib.runs.records import RunRecord
@@ -119,6 +123,27 @@ class PlainRunner:
         """Publish a run's tables and page, and return its manifest."""
         return publish_audit(self._store, self._work, recipe, scores, report, artifacts)
 
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
+        """Run cells one after another, except those that are already finished."""
+        done: dict[str, RunRecord | str] = {}
+        done |= finished_cells(cells, self._store, self.resources, say=self.warn, passing=self.passing)
+        for name, cell in cells.items():
+            if name not in done:
+                inner = copy.copy(self)  # shares what is known of artifacts
+                inner._work = Work(self.resources, look=look)
+                try:
+                    run = body_of(AUDITS[cell.audit])(inner, cell.recipe)
+                    assert run is not None
+                    done[name] = run
+                except (UserError, RunError, OSError) as error:
+                    done[name] = str(error)
+                self._work.computed += inner.computed
+        return done
+
+    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
+        """Compare the runs of cells, and publish the comparison."""
+        return publish_cells(self._store, self._work, recipe, cells, ended)
+
 
 class Unfinished(RunError):
     """A run that cannot be republished because one of its artifacts has yet to be computed."""
@@ -133,6 +158,13 @@ class FinishedRunner(PlainRunner):
         """Record that the run was already finished; publish it in full if it has changed or lacks files."""
         manifest = publish_again(self._store, self._work, run_id(recipe, scores), recipe)
         return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
+        """Return the finished runs of all cells."""
+        runs = finished_cells(cells, self._store, self.resources, say=self.warn, passing=self.passing)
+        if missing := cells.keys() - runs.keys():
+            raise Unfinished(f"cells are not finished: {', '.join(sorted(missing))}")
+        return runs
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:
         raise Unfinished(f"{ref} is not committed")

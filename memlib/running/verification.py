@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import memlib
 from memlib.audits import published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
-from memlib.audits.sweep.compared import compare, run_of, text_of
-from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.compared import compare, text_of
+from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError

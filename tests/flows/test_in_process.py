@@ -113,9 +113,27 @@ def test_a_limit_of_a_recipe_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
         memlib.run(RECIPE, store=str(tmp_path), changes=CHANGES, quiet=True)
 
 
+def test_a_sweep_runs_in_this_process(tmp_path: Path) -> None:
+    sweep = {
+        "audit": "sweep",
+        "recipe": str(RECIPE),
+        "set": CHANGES,
+        "grid": {"training.epochs": [2, 3]},
+        "cells": [{"name": "broken", "set": {"data.source.num_examples": 4}}],
+    }
+    with pytest.raises(RunError, match="1 of 3 cells failed .broken: "):
+        memlib.run(sweep, store=str(tmp_path), quiet=True)
+    sweep["cells"] = []
+    run = memlib.run(sweep, store=str(tmp_path), quiet=True)
+    assert set(run.record.cells) == {"epochs=2", "epochs=3"}
+    assert memlib.verify(store=str(tmp_path)).outcome == "unchanged"
+    before = run.record.history
+    again = memlib.run(sweep, store=str(tmp_path), quiet=True)
+    assert (again.id, again.record.computed) == (run.id, [])
+    assert len(again.record.history) == len(before) + 1
+
+
 def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="use flows.run"):
-        memlib.run("sweep_smoke", store=str(tmp_path))
     with pytest.raises(UserError, match="did you mean"):
         memlib.run("smok", store=str(tmp_path))
     if not torch.cuda.is_available():

@@ -17,8 +17,10 @@ from harness import INFLUENCE
 from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
+from memlib.pipeline.stage import CellRequest
 from memlib.recipes.files import load_recipe, validate
-from memlib.running.finished import finished, finished_cells, has_server
+from memlib.running.cells import finished_cells
+from memlib.running.finished import finished, has_server
 from memlib.running.runners import PlainRunner
 from memlib.runs.index import list_runs, read_run
 from memlib.runs.records import RunRecord
@@ -191,7 +193,8 @@ def test_what_was_made_from_another_input_is_left_to_the_flow(again: tuple[Path,
 def as_a_cell(recipe: Path, store: Store, *settings: str) -> RunRecord | None:
     audit = AUDITS["self-influence"]
     spec = validate(audit.recipe, load_recipe(str(recipe), settings)[0])
-    cells = {"other": (audit, spec.model_copy(update={"title": "never run", "seed": 7})), "mine": (audit, spec)}
+    other = spec.model_copy(update={"title": "never run", "seed": 7})
+    cells = {"other": CellRequest(audit.name, other, {}), "mine": CellRequest(audit.name, spec, {})}
     return finished_cells(cells, store, Resources(), say=lambda line: None).get("mine")
 
 

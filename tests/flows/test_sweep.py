@@ -57,12 +57,12 @@ def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
     assert list(cells) == [
         "epochs=1 seed=0", "epochs=1 seed=1", "epochs=2 seed=0", "epochs=2 seed=1", "forgetting_smoke", "b"
     ]  # fmt: skip
-    audits = [audit.name for audit, _, _ in cells.values()]
+    audits = [cell.audit for cell in cells.values()]
     assert audits == ["deja-vu"] * 4 + ["forgetting", "deja-vu"]
-    _, spec, changes = cells["epochs=2 seed=1"]
+    spec, changes = cells["epochs=2 seed=1"].recipe, cells["epochs=2 seed=1"].changes
     assert (spec.title, spec.training.epochs, spec.training.seed, spec.decode.k) == ("mine", 2, 1, (3,))
     assert changes == {"decode.k": [3], "training.epochs": 2, "training.seed": 1}
-    assert cells["b"][1].title == "other"
+    assert cells["b"].recipe.title == "other"
 
 
 def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 import memlib.models.outside  # noqa: F401  _ghosts replaces its function
 from flows import sweep
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.arrangement import body_of
+from memlib.audits.arrangement import body_of, resolved, stages_of
 from memlib.audits.base import Audit
 from memlib.audits.exposure.asking import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
@@ -34,7 +34,7 @@ from memlib.data.shards import INDEX_FILE
 from memlib.data.stored import IMAGES
 from memlib.data.streams import Documents, Text
 from memlib.identity import canonical_json
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Out, Stage
 from memlib.recipes.files import load_recipe, validate
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import run_name, without_whereabouts
@@ -69,18 +69,17 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     """
     content, _ = load_recipe(recipe, settings)
     audit = AUDITS[audit_of(str(content["audit"]))]
-    cells: Mapping[str, tuple[Audit, Spec, Any]]
-    if audit.holds_others:
-        cells = sweep.cells_of(validate(audit.recipe, sweep.resolved(content)))
-    else:
-        cells = {"": (audit, validate(audit.recipe, content), None)}
+    spec = validate(audit.recipe, resolved(audit, content))
+    cells = [CellRequest(audit.name, spec, {})] if stages_of(audit) else sweep.cells_of(spec).values()
     _write_files(folder, content.get("canaries", {}).get("format", ""))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv(VARIABLE, "secret")
     by_stage: Keys = {}
-    for number, (one, spec, _) in enumerate(cells.values()):
-        for stage, keys in _follow(one, spec, folder / f"store-{number}", PER_CLASS.get(recipe, 600)).items():
+    for number, cell in enumerate(cells):
+        for stage, keys in _follow(
+            AUDITS[cell.audit], cell.recipe, folder / f"store-{number}", PER_CLASS.get(recipe, 600)
+        ).items():
             by_stage.setdefault(stage, []).extend(keys)
     return {stage: sorted(set(keys)) for stage, keys in sorted(by_stage.items())}
 

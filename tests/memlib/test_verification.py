@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flows.cli.app import main
 from memlib import __version__
 from memlib.audits import tables_of
-from memlib.audits.sweep.compared import compare, run_of
-from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.compared import compare
+from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import verdict_of
@@ -487,6 +487,31 @@ def test_how_an_artifact_was_made_is_signed_with_it(
     assert main(["verify", "--store", store.uri]) == 0
     trusted = ("verify", "--store", store.uri, "--trust", str(keys["mine.pub"]))
     assert f"{SCORES}: records another code, commit, software, spec or reads" in said_by(capsys, *trusted)
+
+
+def test_a_signed_run_that_is_rolled_back_whole_still_verifies(
+    store: Store, keys: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit that docs/security.md states: a signature has no date that the store could not be returned to."""
+    run = only_run(store).run
+    signing = ["sign", run, "--key", str(keys["mine"]), "--store", store.uri]
+    trusted = ["verify", "--store", store.uri, "--trust", str(keys["mine.pub"])]
+    assert main(signing) == 0
+    shutil.copytree(store.root, tmp_path / "earlier")
+    store.artifacts.discard(REPORT)
+    with store.artifacts.write(REPORT, spec=OF_PAGE, inputs={"scores": SCORES.key}, provenance={"version": 1}) as attempt:
+        attempt.path("report.html").write_text("<p>a later page</p>")
+    page = f"runs/{run}/report.html"
+    store.publish(page, b"<p>a later page</p>")
+    pins = {ref: pin.model_dump() for ref, pin in pins_of(store, [SCORES, REPORT]).items()}
+    published = only_run(store).published | {page: hashlib.sha256(b"<p>a later page</p>").hexdigest()}
+    reseal(store, pins=pins, published=published)
+    assert main(trusted) == 2
+    assert main(signing) == 0, capsys.readouterr()
+    assert main(trusted) == 0
+    shutil.rmtree(store.root)
+    shutil.copytree(tmp_path / "earlier", store.root)
+    assert main(trusted) == 0
 
 
 def test_a_key_inside_the_store_vouches_for_nothing(

@@ -23,6 +23,7 @@ from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.findings import Row
 from memlib.pipeline.stage import Runner
+from memlib.tables import COMMON
 
 if TYPE_CHECKING:
     from memlib.runs.run import Run
@@ -71,7 +72,7 @@ AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
     recipe=Recipe,
-    tables={"units": UNITS},
+    tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,

@@ -25,6 +25,7 @@ from memlib.audits.base import Audit, Judgement
 from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
+from memlib.tables import COMMON
 
 if TYPE_CHECKING:
     from memlib.runs.run import Run
@@ -73,7 +74,7 @@ AUDIT = Audit(
     name="exposure",
     question="How many bits of a secret in its training text does a sequence model give away?",
     recipe=Recipe,
-    tables={"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
+    tables=COMMON | {"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.base import Audit
 from memlib.audits.forgetting.recipe import HEADLINES, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
+from memlib.tables import COMMON
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +62,7 @@ AUDIT = Audit(
     name="forgetting",
     question="Has a model used, or forgotten, a data set (D_Q)?",
     recipe=Recipe,
-    tables={"units": UNITS, "examples": EXAMPLES},
+    tables=COMMON | {"units": UNITS, "examples": EXAMPLES},
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,

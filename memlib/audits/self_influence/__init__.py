@@ -15,6 +15,7 @@ from typing import Any
 from memlib.audits.base import Audit
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.tables import UNITS
+from memlib.tables import COMMON
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -26,6 +27,6 @@ AUDIT = Audit(
     name="self-influence",
     question="Which training examples most strongly influence a classifier's predictions for those same examples?",
     recipe=Recipe,
-    tables={"units": UNITS},
+    tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
 )

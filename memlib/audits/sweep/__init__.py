@@ -23,5 +23,4 @@ AUDIT = Audit(
     recipe=Recipe,
     tables={"sweep": SWEEP},
     in_brief=_in_brief,
-    holds_others=True,
 )

@@ -15,10 +15,8 @@ from memlib.audits.sweep.report import build_page
 from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
 from memlib.audits.sweep.trends import Trend, trends
 from memlib.findings import Row, Verdict
-from memlib.identity import content_key
 from memlib.pipeline.tables import Tables
 from memlib.report.page import Page
-from memlib.specs.asks import NAME_LENGTH
 from memlib.store import Ref, Store
 
 MOST_COMPARED = 24  # cells of one audit whose pairs are compared
@@ -57,12 +55,6 @@ class Comparison:
         """Return the sweep's page, and save its figures to a folder."""
         columns = {audit.field: audit.columns for audit in AUDITS.values()}
         return build_page(recipe, run, self.outcomes, folder, self.pairs, self.along, columns)
-
-
-def run_of(recipe: Recipe) -> str:
-    """Return the id of a sweep's run."""
-    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
-    return content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]
 
 
 def compare(store: Store, outcomes: Sequence[Outcome]) -> Comparison:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from memlib.identity import content_key
 from memlib.specs import Spec
+from memlib.specs.asks import NAME_LENGTH
 from memlib.specs.limits import MOST_MODELS
 
 MOST_CELLS = 10_000
@@ -92,3 +94,9 @@ def _ending(key: str, keys: Iterable[str]) -> str:
     parts = key.split(".")
     endings = [".".join(parts[-count:]) for count in range(1, len(parts))]
     return next((e for e in endings if sum(f".{other}".endswith(f".{e}") for other in keys) == 1), key)
+
+
+def run_of(recipe: Recipe) -> str:
+    """Return the id of a sweep's run."""
+    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
+    return content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]

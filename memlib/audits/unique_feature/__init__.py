@@ -23,6 +23,7 @@ from typing import Any
 from memlib.audits.base import Audit
 from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
+from memlib.tables import COMMON
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -41,7 +42,7 @@ AUDIT = Audit(
     name="unique-feature",
     question="Does a classifier remember something that appeared in a single training example?",
     recipe=Recipe,
-    tables={"units": UNITS},
+    tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,

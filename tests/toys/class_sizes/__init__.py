@@ -7,6 +7,7 @@ from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.tables import UNITS
 
 from memlib.audits.base import Audit
+from memlib.tables import COMMON
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -17,6 +18,6 @@ AUDIT = Audit(
     name="class-sizes",
     question="How unevenly are the examples spread over the classes?",
     recipe=Recipe,
-    tables={"units": UNITS},
+    tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
 )
