@@ -1,5 +1,6 @@
 """A folder or prefix that is marked as a store: its marker, file permissions and published files."""
 
+import contextlib
 import json
 import time
 import uuid
@@ -206,5 +207,6 @@ class Place:
 
     def clock(self) -> float:
         """Return the seconds since 1970 by the clock that timestamps the store's files, which may not be this machine's."""
-        self.backend.make_folder(TMP, self.permissions().folder)
+        with contextlib.suppress(OSError):  # of a store that can only be read: its back end knows what then counts
+            self.backend.make_folder(TMP, self.permissions().folder)
         return self.backend.clock()

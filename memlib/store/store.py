@@ -15,6 +15,7 @@ Readers trust only files named in a manifest, and verify their size and sha256 b
 """
 
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from fsspec.implementations.local import LocalFileSystem
 from memlib.errors import RunError, UserError
 from memlib.sanitize import is_text
 from memlib.store.artifacts import Artifacts
-from memlib.store.backend import Backend
+from memlib.store.backend import TMP, Backend
 from memlib.store.copies import Copies
 from memlib.store.local import Local
-from memlib.store.permissions import user_folder
+from memlib.store.permissions import PRIVATE, user_folder
 from memlib.store.place import Place
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
@@ -121,6 +122,8 @@ class Store(Place):
         try:
             patient = self if self.is_local else self.waiting(PROBE_SECONDS)
             patient.begin()
+            if self.is_local:  # whose clock also answers where nothing can be written
+                self._probe()
             now = patient.clock()
         except (RunError, UserError):
             raise
@@ -128,6 +131,12 @@ class Store(Place):
             cause = f"{type(error).__name__}: {error}"
             raise UserError(f"the store {self.uri} cannot be written to ({cause}); choose another with --store") from error
         self.backend.sweep(now)
+
+    def _probe(self) -> None:
+        path = f"{TMP}/{uuid.uuid4().hex}.part"
+        self.backend.make_folder(TMP, self.permissions().folder)
+        self.backend.create(path, b"memlib", PRIVATE.file)
+        self.backend.remove(path)
 
 
 def _backend(uri: str, cache: str | None, cache_bytes: int | None, patience: float) -> Backend:

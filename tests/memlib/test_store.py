@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.store import MARKER, Ref, Store, backend
+from memlib.store import MARKER, Ref, Store, backend, local
 from memlib.store.copies import Copies
 from memlib.store.logs import recording
 from memlib.store.records import FileRecord, sealed
@@ -342,6 +342,21 @@ def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: P
         attempt.path("data.bin").write_bytes(b"content")
         assert store.resume.load(REF.key, state)  # a failure up to here could go on
     assert not store.resume.load(REF.key, state)
+
+
+def test_a_store_that_can_only_be_read_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock answers nevertheless, so that it can be listed."""
+    store = Store(str(tmp_path / "store"))
+    store.check_writable()
+    assert not list((tmp_path / "store" / "tmp").iterdir())
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(local, "write_file", refused)
+    with pytest.raises(UserError, match="cannot be written to .*Read-only file system.*--store"):
+        Store(store.uri).check_writable()
+    assert abs(Store(store.uri).clock() - time.time()) < 60
 
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Checks and cleaning of a store spare all that a kept run refers to and all that is under way."""
 
+import errno
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from memlib.running.verification import check_artifacts
 from memlib.runs import garbage, index
 from memlib.runs.garbage import Garbage
 from memlib.runs.index import list_runs
-from memlib.store import Ref, Store
+from memlib.store import Ref, Store, local
 
 USED, UNUSED, SECRET = Ref("train", "a" * 32), Ref("train", "b" * 32), Ref("secret/corpus", "c" * 32)
 LATER, EARLIER = -1.0, 1e4  # days of age: all is older than -1, nothing as old as 10,000
@@ -166,6 +168,31 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert str(USED) in [problem["what"] for problem in found["problems"]]
     assert call(capsys, "gc", "--keep", "nobody", *where)[0] == 2
     assert "--days -1 is negative" in call(capsys, "gc", "--days=-1", *where)[2]
+
+
+@pytest.mark.parametrize("store", ["local"], indirect=True)
+def test_gc_lists_a_store_that_can_only_be_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that was copied without its empty folders and its index."""
+    where = ("--store", store.uri, "--days", "0")
+    expected = json.loads(call(capsys, "gc", "--json", *where)[1])
+    assert expected["found"]
+    for name in ("index", "tmp"):
+        shutil.rmtree(Path(store.root) / name)
+    before = {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*")}
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("write_file", "copy_file", "make_folder"):
+        monkeypatch.setattr(local, name, refused)
+    time.sleep(0.01)  # nothing is younger than the listing
+    status, said, wrong = call(capsys, "gc", "--json", *where)
+    assert wrong == ""
+    assert status == 0
+    assert json.loads(said) == expected
+    assert {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*")} == before
 
 
 def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
