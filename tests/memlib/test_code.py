@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
 import yaml
 
 from flows.cli.app import main
@@ -14,8 +18,11 @@ from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
 from memlib.models.external import own_digest
 from memlib.pipeline import user_code
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Stage
+from memlib.running.runners import PlainRunner
 from memlib.specs import TrainedSpec
-from memlib.store import Store
+from memlib.store import Attempt, Store
 
 MODULE = """from pathlib import Path
 Path({mark!r}).write_text("run")
@@ -151,6 +158,54 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "acme_other.py").write_text("A = 1\n")
     monkeypatch.syspath_prepend(str(folder))
     return inner
+
+
+@dataclass(frozen=True)
+class Asking(Stage[str]):
+    """Runs a function that its recipe names."""
+
+    declared: ClassVar[Declared] = Declared("asking", 1)
+    title: ClassVar[str] = "asking"
+
+    function: str
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {"model": {"function": self.function}, "other": "no: code"}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        attempt.path("answer.txt").write_text("answer")
+
+    @classmethod
+    def open(cls, artifact: Artifact[str]) -> str:
+        return artifact.path("answer.txt").read_text()
+
+
+def test_a_manifest_names_the_users_code_and_a_change_of_it_is_said_on_reuse(mark: Path, tmp_path: Path) -> None:
+    user_code.identity_of.cache_clear()
+    store, stage = Store(str(tmp_path / "store")), Asking("planted:make")
+    made = PlainRunner(store).run(stage)
+    named = store.artifacts.manifest(made.ref).named
+    assert named == {"planted": user_code.identity_of("planted")}
+    again = PlainRunner(store)
+    again.run(stage)
+    assert again.old_code.lines == []
+    file = tmp_path / "code" / "planted.py"
+    file.write_text(file.read_text() + "\nmore = 1\n")
+    user_code.identity_of.cache_clear()
+    changed = PlainRunner(store)
+    assert changed.run(stage).ref == made.ref
+    assert changed.reused == [str(made.ref)]
+    (said,) = changed.old_code.lines
+    assert "asking: its code has changed since its artifact was made" in said
+    assert "--force-stage asking recomputes them" in said
+    assert store.artifacts.manifest(made.ref).named == named
+    assert not mark.exists()
+    user_code.identity_of.cache_clear()
 
 
 @pytest.mark.parametrize(

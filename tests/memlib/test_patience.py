@@ -4,7 +4,7 @@ import errno
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import ClientError, EndpointConnectionError, FlexibleChecksumError, NoCredentialsError
 
 from memlib.errors import StoreRefused, StoreUnreachable
 from memlib.store import patience
@@ -15,6 +15,13 @@ def answered(code: str, status: int) -> OSError:
     """As s3fs raises what a server said."""
     error = OSError(errno.EINVAL, code)
     error.__cause__ = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+    return error
+
+
+def of_a_body() -> OSError:
+    """As an error of a body that was damaged on its way reaches the caller, under another."""
+    error = OSError(errno.EIO, "a body that differs from its checksum")
+    error.__cause__ = FlexibleChecksumError(error_msg="Expected checksum AAAA== did not match calculated checksum BBBB==")
     return error
 
 
@@ -43,6 +50,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 PASSING = [
     EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), TimeoutError("slow"), ConnectionResetError(errno.ECONNRESET, "x"),
     answered("InternalError", 500), answered("SlowDown", 503), answered("ConditionalRequestConflict", 409), answered("", 429),
+    FlexibleChecksumError(error_msg="Expected checksum AAAA== did not match calculated checksum BBBB=="), of_a_body(),
 ]  # fmt: skip
 
 

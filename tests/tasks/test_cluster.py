@@ -1,7 +1,9 @@
 """The resources that a part requests of a node, the number of parts that fit, and the end of waiting."""
 
+import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,73 @@ def context(tmp_path: Path) -> Any:
         return Context(Store(str(tmp_path)), Resources.model_validate(resources))
 
     return make
+
+
+class StartedRay(types.ModuleType):
+    """Ray as far as it is started; it notes the options."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.options: dict[str, Any] = {}
+
+    def is_initialized(self) -> bool:
+        return bool(self.options)
+
+    def init(self, **options: Any) -> None:
+        self.options = options
+
+
+@pytest.fixture
+def started(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The options and the environment with which Ray is started on this machine."""
+    ray = StartedRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(cluster, "_job_config", lambda: None)
+    monkeypatch.setattr(cluster, "_own_folder", lambda: "/nowhere")
+    monkeypatch.setattr(cluster.os, "environ", {"AWS_PROFILE": "x"})
+
+    def start(**resources: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        ray.options = {}
+        cluster.start_ray(context(**resources))
+        return ray.options, cluster.os.environ
+
+    return start
+
+
+def test_ray_on_this_machine_exports_no_metrics_and_wants_a_token(started: Any) -> None:
+    options, environment = started()
+    assert options["include_dashboard"] is False
+    assert options["_node_ip_address"] == "127.0.0.1"
+    assert environment["AUTOSCALER_METRIC_PORT"] == "-1"
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert len(environment["RAY_AUTH_TOKEN"]) == 64
+    assert not [name for name in options if "metric" in name]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system pins no process to cores")
+def test_a_process_that_is_pinned_to_a_core_uses_one() -> None:
+    """As under taskset: what Ray is given, how many threads read, and what memlib doctor says."""
+    program = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from pathlib import Path
+from unittest import mock
+import ray
+from flows.cli.start import _looked_at
+from memlib.data.stored import Encoded
+from memlib.specs import Resources
+from memlib.store import Store
+from tasks import cluster
+from tasks.runtime import Context
+with mock.patch.object(ray, "init") as init:
+    cluster.start_ray(Context(Store("store"), Resources()))
+print(init.call_args.kwargs["num_cpus"], Encoded._threads.func(None), next(_looked_at("store"))[1].rpartition(", ")[2])
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("SLURM_CPUS_ON_NODE", "OMP_NUM_THREADS")}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=Path.cwd()
+    )
+    assert ended.stdout.splitlines()[-1:] == ["1 1 1 cores"], ended.stderr
 
 
 def test_a_part_asks_for_a_core_and_a_gpu_where_there_are_any(context: Any) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.cli.app import main
 from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of
 from memlib.data.datasets import open_source
 from memlib.data.examples import find_files, open_location
@@ -88,6 +90,31 @@ def test_a_label_beyond_the_stated_names_is_refused(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), tmp_path / "t.parquet")
     with pytest.raises(UserError, match="has the label 2, but its metadata name 2 classes"):
         open_source(ParquetSource(kind="parquet", path=str(tmp_path / "t.parquet")))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_a_plan_names_a_label_beyond_the_stated_names(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"t.{kind}"
+    source: dict[str, Any] = {"kind": kind, "path": str(path)}
+    if kind == "parquet":
+        features = {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+        table = pa.table({"image": [{"bytes": b"x", "path": "x"}] * 3, "label": [0, 1, 2]})
+        pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
+    else:
+        np.savez(path, train_images=np.zeros((3, 8, 8), np.uint8), train_labels=np.array([0, 1, 2]))
+        source["class_names"] = ["a", "b"]
+    recipe = {
+        "audit": "self_influence", "title": "t", "data": {"source": source, "image_size": 8}, "split": {"train_per_class": 1},
+        "model": {"architecture": "mlp", "widths": [8]},
+        "training": {"objective": {"kind": "supervised"}, "epochs": 1, "batch_size": 2, "augment": None},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    store = tmp_path / "store"
+    assert main(["plan", "self-influence", "--recipe", str(tmp_path / "recipe.yaml"), "--store", str(store)]) == 2
+    said = capsys.readouterr().err
+    assert "has the label 2, but its metadata name 2 classes" in said or "3 classes, but class_names lists 2" in said
+    assert said.count("\n") == 1
+    assert not store.exists()
 
 
 def test_a_negative_label_is_no_class(tmp_path: Path) -> None:

@@ -134,6 +134,28 @@ def test_templates_that_fail_or_take_for_ever_are_a_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system shows no process's environment")
+def test_the_process_of_a_template_is_given_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+        "MEMLIB_SECRET_FILE",
+        "PREFECT_API_KEY",
+        "RAY_AUTH_TOKEN",
+        "ANOTHER_PASSWORD",
+    )
+    for name in given:
+        monkeypatch.setenv(name, "hidden")
+    child = chats._start(tokenizer(tmp_path / "tokenizer"))
+    try:
+        seen = Path(f"/proc/{child.pid}/environ").read_bytes()
+    finally:
+        child.kill()
+        child.wait()
+    assert b"HF_HUB_OFFLINE=1" in seen
+    assert b"hidden" not in seen
+
+
 def test_a_template_needs_chats(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(UserError, match="line 1 of .* holds no chat: expected a list of messages"):
