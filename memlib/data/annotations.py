@@ -18,6 +18,7 @@ from memlib.data.bounds import MOST_PIXELS
 from memlib.data.examples import check_no_fractions, is_hidden, list_files, numbered_classes, open_location
 from memlib.data.pictures import Picture, Undecodable, turned_boxes
 from memlib.errors import UserError
+from memlib.sanitize import is_text
 from memlib.store.records import json_once
 
 AnnotationFormat = Literal["voc", "coco", "yolo", "labelme"]
@@ -308,12 +309,12 @@ def parse_labelme(data: bytes, name: str) -> Objects:
                 radius = math.dist((x, y), edge)
                 points = [[x - radius, y - radius], [x + radius, y + radius]]
             boxes.append(_enclose(points))
-            names.append(str(shape.get("label", "")))
+            names.append(_name(shape.get("label", "")))
         check_no_fractions(boxes, name)
         size = (content.get("imageWidth"), content.get("imageHeight"))
         stated = (pixel(size[0]), pixel(size[1])) if size[0] and size[1] else None
         return Objects(tuple(names), _boxes(boxes), stated, name)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _not_an_annotation(name, "a LabelMe annotation", error) from error
 
 
@@ -378,7 +379,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
         content = _json(data)
         if "annotations" not in content or "categories" not in content:
             raise ValueError("it has no annotations with categories, as COCO's instances have")
-        categories = {item["id"]: str(item["name"]) for item in sorted(content["categories"], key=lambda item: item["id"])}
+        categories = {item["id"]: _name(item["name"]) for item in sorted(content["categories"], key=lambda item: item["id"])}
         by_image: dict[Any, list[Any]] = {}
         for item in content["annotations"]:
             by_image.setdefault(item["image_id"], []).append(item)
@@ -388,14 +389,14 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
             rows = [[float(value) for value in item["bbox"]] for item in items]
             boxes = _boxes([[x, y, x + width, y + height] for x, y, width, height in rows])
             stated = (pixel(image["width"]), pixel(image["height"])) if image.get("width") and image.get("height") else None
-            listed = str(image["file_name"])
+            listed = _name(image["file_name"])
             if listed in found:
                 raise ValueError(f"{listed} is listed twice")
             found[listed] = Objects(tuple(categories[item["category_id"]] for item in items), boxes, stated, name)
         if by_image:
             raise ValueError(f"annotations of image {next(iter(by_image))!s:.40}, which is not listed")
         check_no_fractions([row for each in found.values() for row in each.boxes.tolist()], name)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _not_an_annotation(name, "a COCO file of instances", error) from error
     return list(categories.values()), found
 
@@ -405,6 +406,13 @@ def _json(data: bytes) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
+
+
+def _name(value: Any) -> str:
+    """Return a name in JSON as text; an escape may stand for half a character, which no file can hold."""
+    if not is_text(text := str(value)):
+        raise ValueError(f"the name {text[:40]!a} is not UTF-8")
+    return text
 
 
 def _enclose(points: Sequence[Sequence[float]]) -> list[float]:
@@ -427,7 +435,8 @@ def pixel(value: float) -> int:
         ValueError: for a coordinate that is too large for an image, or NaN.
     """
     if not abs(value) < MOST_PIXELS:  # NaN is refused too
-        raise ValueError(f"{value:g} is not a pixel coordinate")
+        shown = f"{value:g}" if isinstance(value, float) else str(value)[:20]  # a large integer is no float
+        raise ValueError(f"{shown} is not a pixel coordinate")
     return int(value)
 
 

@@ -275,3 +275,19 @@ def test_a_key_that_occurs_twice_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=r"a.json is not a COCO file of instances \(it names a key twice\)"):
             parse_coco(content.encode(), "a.json")
+
+
+def test_numbers_and_names_that_nothing_can_hold_are_refused() -> None:
+    huge = "9" * 400
+    for place in (f"[[{huge}, 1], [6, 6]]", f"[[1, 1], [{huge}.5e400, 6]]"):
+        with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(.*\)$"):
+            parse_labelme(f'{{"shapes": [{{"label": "cat", "points": {place}}}]}}'.encode(), "a.json")
+    with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(9{20} is not a pixel coordinate\)"):
+        parse_labelme(f'{{"shapes": [], "imageWidth": {huge}, "imageHeight": 8}}'.encode(), "a.json")
+    with pytest.raises(UserError, match=r"the name '.ud800' is not UTF-8"):
+        parse_labelme(rb'{"shapes": [{"label": "\ud800", "points": [[1, 1], [6, 6]]}]}', "a.json")
+    coco = '{"images": [{"id": 1, "file_name": "a.png", "width": %s, "height": 8}], "annotations": [], "categories": [%s]}'
+    with pytest.raises(UserError, match=r"\(9{20} is not a pixel coordinate\)"):
+        parse_coco((coco % (huge, "")).encode(), "a.json")
+    with pytest.raises(UserError, match=r"the name '.ud800' is not UTF-8"):
+        parse_coco((coco % (8, '{"id": 1, "name": "\\ud800"}')).encode(), "a.json")
