@@ -69,7 +69,7 @@ class ScoreSetting(ScoresStage):
         headline: whether this is the run's first setting.
     """
 
-    declared: ClassVar[Declared] = Declared("score_setting", 3)
+    declared: ClassVar[Declared] = Declared("score_setting", 4)
     title: ClassVar[str] = "score a setting of déjà vu"
     place: ClassVar[Place] = "cores"
 
@@ -121,7 +121,7 @@ class Score(ScoresStage):
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 11)
+    declared: ClassVar[Declared] = Declared("score", 12)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 

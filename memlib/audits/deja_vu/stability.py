@@ -27,7 +27,8 @@ from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import AugmentSpec
 from memlib.stats.inference import mean_interval, permutation_p
-from memlib.stats.randomization import Design, detectable
+from memlib.stats.power import detectable_shift
+from memlib.stats.randomization import Design
 from memlib.stats.totals import grouped_interval, resampled_differences
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
@@ -202,12 +203,13 @@ def _rows_of(
         resampled_differences(values[:, None], design, config.replicates, seed=derive_seed(seed, "bootstrap"))[:, 0] / 2
     )
     null = design.redrawn_differences(values, config.permutations, seed=seed) / 2
+    enough = detectable_shift(design, values, alpha=level, seed=derive_seed(seed, "power"))
     params, (low, high) = {"layer": layer, "pairs": pairs}, grouped_interval(replicates, design)
     yield tested(
         "sslmem", params, value, n=len(values),
         interval=Interval(max(-1.0, low), min(1.0, high), sampled_units(design)),
         p_value=permutation_p(value, null), family=STABILITY,
-        detectable=detectable(float(null.std()), level),
+        detectable=None if enough is None else enough / 2,
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip
     if not audited.all():

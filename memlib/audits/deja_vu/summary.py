@@ -19,7 +19,7 @@ from memlib.audits.deja_vu.verdict import recognition, verdict
 from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
-from memlib.stats.randomization import Design, attributable_bound, detectable, detectable_answers
+from memlib.stats.randomization import Design, attributable_bound, detectable_answers
 from memlib.stats.totals import grouped_interval, resampled_differences
 
 SETTINGS, CLASSES = "settings", "classes"
@@ -158,8 +158,7 @@ def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) ->
     interval = Interval(max(-2.0, interval.low - expected), min(2.0, (interval.high or 0.0) - expected), interval.over)
     return tested(
         "deja_vu_score", params, value - expected, n=analysis.num_units, interval=interval, family=SETTINGS,
-        p_value=permutation_p(value, null), detectable=detectable(float(null.std()), config.level),
-        smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
+        p_value=permutation_p(value, null), smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip
 
 
@@ -187,10 +186,9 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
             yield estimate("share_excess", params, value, n=len(units), interval=interval)
             continue
         p = part.tail_p(gains[units], permutations=config.permutations, seed=derive_seed(config.seed, "class", label))
-        deviation = analysis.scale * part.null_deviation(gains[units]) / part.balance
         yield tested(
             "share_excess", params, value, n=len(units), interval=interval, family=CLASSES, p_value=p,
-            detectable=detectable(deviation, config.level), smallest_p=part.smallest_p(gains[units]),
+            smallest_p=part.smallest_p(gains[units]),
         )  # fmt: skip
 
 

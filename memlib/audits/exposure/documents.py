@@ -20,7 +20,8 @@ from memlib.audits.exposure.recipe import DOCUMENTS, DiscoverableSpec
 from memlib.findings import INCONCLUSIVE, SHOWN, Interval, Row, Word, cannot_reject, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exact_interval
-from memlib.stats.randomization import detectable
+from memlib.stats.power import detectable_shift
+from memlib.stats.randomization import Design
 
 GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy", "discoverable_near"
 PERMUTATIONS = 9_999
@@ -58,9 +59,11 @@ def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np
         null[draw] = total / second - (float(bits.sum()) - total) / (len(bits) - second)
     above = int((null >= value - 1e-9 * max(1.0, abs(value))).sum())
     low, high = _welch(bits[held_out], bits[~held_out])
+    design = Design.of(held_out, np.zeros(len(bits), dtype=np.int64))
     return tested(
         GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + PERMUTATIONS), family=DOCUMENTS,
-        interval=Interval(low, high, "documents"), detectable=detectable(float(null.std()), level),
+        interval=Interval(low, high, "documents"),
+        detectable=detectable_shift(design, bits, alpha=level, seed=derive_seed(0, "power of documents")),
         smallest_p=max(1 / (1 + PERMUTATIONS), 1 / math.comb(len(bits), min(second, 1000))),
     )  # fmt: skip
 
