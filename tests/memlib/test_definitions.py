@@ -1,5 +1,6 @@
 """The code of a stage is what its class reaches: a change elsewhere, a move and other words leave its digest the same."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -164,10 +165,13 @@ def _forget_digests() -> None:
     definitions._saved().clear()
 
 
-def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "_save", lambda digests: None)
     saved: dict[str, str] = {}
     monkeypatch.setattr(definitions, "_saved", lambda: saved)
+    monkeypatch.setattr(definitions, "_files", functools.cache(definitions._files))  # which are not changed
+    monkeypatch.setattr(definitions, "_nodes", functools.cache(definitions._nodes))
     definitions.code_of.cache_clear()
     stages = {(kind.__module__, kind.__name__) for audit in AUDITS.values() for kind in stages_of(audit)}
     reached = {stage: definitions.reached(*stage) for stage in stages}
@@ -175,7 +179,7 @@ def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(monkeypa
     before = {stage: definitions.code_of(*stage) for stage in stages}
     every = sorted(set().union(*reached.values()))
     assert len(every) > 800
-    for place in every[::25]:
+    for place in every[::step]:
         nodes = definitions._nodes(place)
         texts = {id(node): definitions._text(node) for node in nodes}
         definitions._TEXTS.update({key: f"changed {text}" for key, text in texts.items()})
