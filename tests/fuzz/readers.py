@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import json
 import os
 import shutil
 import zlib
@@ -358,6 +359,24 @@ def small_net() -> torch.nn.Module:
     return torch.nn.Linear(3, 2)
 
 
+def save_adapter(folder: Path) -> Path:
+    """Save a LoRA adapter of the small model, as peft does: factors of two layers, and a layer that is saved as a whole."""
+    folder.mkdir(parents=True)
+    head, block = "base_model.model.", "transformer.h.0."
+    weights = {f"{head}{block}ln_1.weight": torch.full((16,), 1.5)}
+    for layer, outputs in (("attn.c_attn", 48), ("attn.c_proj", 16)):
+        weights[f"{head}{block}{layer}.lora_A.weight"] = torch.full((2, 16), 0.1)
+        weights[f"{head}{block}{layer}.lora_B.weight"] = torch.full((outputs, 2), 0.1)
+    safetensors.torch.save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "base_model_name_or_path": "base", "r": 4, "lora_alpha": 6, "bias": "none", "use_rslora": True,
+        "rank_pattern": {"attn.c_proj": 2, "^transformer.h.0.attn.c_attn": 2}, "alpha_pattern": {"c_proj": 3.0},
+        "modules_to_save": ["ln_1"], "target_modules": ["c_attn", "c_proj"], "init_lora_weights": True,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def of_models(folder: Path) -> Iterator[Reader]:
     folder.mkdir(parents=True)
     state = small_net().state_dict()
@@ -390,6 +409,19 @@ def of_models(folder: Path) -> Iterator[Reader]:
     for name, kind, share in (("config.json", "json", 0.5), ("tokenizer.json", "json", 0.5), ("tokenizer_config.json", "json", 0.3),
                               ("generation_config.json", "json", 0.2), ("model.safetensors", "safetensors", 0.3)):  # fmt: skip
         yield Reader(f"a Hugging Face folder, {name}", kind, [(whole / name).read_bytes()], model(name), share)
+    lora, damaged = save_adapter(folder / "lora"), folder / "damaged"
+
+    def adapter(name: str) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(lora, damaged)
+            (damaged / name).write_bytes(content)
+            load_model(str(whole), str(damaged))
+
+        return read
+
+    for name, kind in (("adapter_config.json", "json"), ("adapter_model.safetensors", "safetensors")):
+        yield Reader(f"a LoRA adapter, {name}", kind, [(lora / name).read_bytes()], adapter(name), 0.3)
 
 
 def of_recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:
