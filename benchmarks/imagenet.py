@@ -210,6 +210,7 @@ def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
     from memlib.audits.deja_vu.searching import Search
     from memlib.recipes.files import load_recipe, validate
     from memlib.specs import Resources
+    from memlib.specs.options import RunOptions
     from memlib.store import Store
     from memlib.training.fit import Train
     from tasks.cluster import stop_ray
@@ -235,7 +236,7 @@ def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
     content, resources = load_recipe(recipe, settings)
     opened = Store(store)
     with mock.patch("tasks.display.is_gone", return_value=True):  # without Prefect
-        context = Context(opened, Resources(**resources), quiet=True)
+        context = Context(opened, Resources(**resources), options=RunOptions(quiet=True))
         body(Given(context), validate(AUDITS["deja-vu"].recipe, content))
     stop_ray()
 

@@ -25,6 +25,7 @@ from memlib.data.two_moons import TwoMoons
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import class_scores
 from memlib.specs import CanarySpec, ClassifierSpec, Resources, ScalarFeature, TrainingSpec, TwoMoonsSource
+from memlib.specs.options import RunOptions
 from memlib.training.loop import epoch_order
 from memlib.training.stacked import Examples, NetJob, StackedNet, measure_stack_size, train_nets
 
@@ -190,7 +191,7 @@ if __name__ == "__main__":
 
     MALLOC.update(WORKER_SETTINGS)
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
-    module = start_ray(Context(Store("/tmp"), Resources(), quiet=True))
+    module = start_ray(Context(Store("/tmp"), Resources(), options=RunOptions(quiet=True)))
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         warm = module.remote(num_cpus=1, runtime_env={"env_vars": MALLOC})(stacked)
         module.get([warm.remote(range(2), 32, 1) for _ in range(2)])

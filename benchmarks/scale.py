@@ -40,6 +40,7 @@ from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.running import verification
 from memlib.running.planning import Costs
 from memlib.runs import garbage
+from memlib.specs.options import RunOptions
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
 
@@ -104,7 +105,7 @@ def shards(count: int, cores: int) -> None:
     from tasks.stage import StageRunner
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        context = Context(Store(folder), quiet=True)
+        context = Context(Store(folder), options=RunOptions(quiet=True))
         start_ray(context)
         stack.enter_context(mock.patch("tasks.display.is_gone", return_value=True))  # without Prefect
         runner = StageRunner(context)

@@ -13,11 +13,12 @@ from flows.environment import prepare_environment
 from memlib.audits.arrangement import check_stages
 from memlib.pipeline import user_code
 from memlib.recipes.named_files import require_files
-from memlib.recipes.request import AnyRecipe, Asked, read
+from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.finished import finished, has_server
 from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
 from memlib.specs import Resources
+from memlib.specs.options import RunOptions
 from memlib.store import Store, chosen_store
 
 
@@ -53,51 +54,40 @@ def run(
         UserError: if the recipe, the data or the store cannot be used as they are.
         RunError: if a stage fails, or Ray or the store is lost.
     """
-    asked = read(recipe, changes, resources)
-    user_code.allow(user_code.modules_in(asked.recipe.model_dump(mode="json")))
+    request = AuditRequest.read(recipe, changes or {}, resources)
+    user_code.allow(user_code.modules_in(request.recipe.model_dump(mode="json")))
     prepare_environment()
     opened = Store(chosen_store(store))
-    record = carry_out(
-        asked, opened, quiet=quiet, force=force, cascade=cascade, say=lambda line: print(line, file=sys.stderr)
-    )
+    options = RunOptions(quiet=quiet, force=tuple(force), cascade=cascade)
+    record = carry_out(request, opened, options, say=lambda line: print(line, file=sys.stderr))
     return Run(opened, record)
 
 
-def carry_out(
-    asked: Asked,
-    store: Store,
-    *,
-    quiet: bool,
-    force: Sequence[str],
-    cascade: bool,
-    say: Callable[[str], None],
-    verbose: bool = False,
-) -> RunRecord:
+def carry_out(request: AuditRequest, store: Store, options: RunOptions, *, say: Callable[[str], None]) -> RunRecord:
     """Run an audit's flow in a store; if nothing is left to compute, publish the run again without Prefect.
 
     Args:
-        asked: the audit, its recipe and the machine settings.
+        request: the audit, its recipe and the machine settings.
         store: store for artifacts, results and reports.
-        quiet, force, cascade: as for `run`.
+        options: what the run prints and recomputes.
         say: called with the warnings of a run in which nothing is left to compute.
-        verbose: show the keys of artifacts, and details of the progress.
     """
     store.check_writable()
-    check_stages(asked.audit, [*force, *asked.resources.stages])
-    if not force and not has_server():
-        record = finished(asked.audit, asked.recipe, store, asked.resources, say=say)
+    check_stages(request.audit, [*options.force, *request.resources.stages])
+    if not options.force and not has_server():
+        record = finished(request.audit, request.recipe, store, request.resources, say=say)
         if record is not None:
             return record
-    require_files(asked.recipe)
+    require_files(request.recipe)
     with _server_starting():
         check_prefect()
         from prefect import tags
 
         from flows.engine import TAG, flow_of, through_prefect  # loads the audits, while the server starts
 
-        flow = flow_of(asked.audit)
+        flow = flow_of(request.audit)
     with tags(TAG):
-        return through_prefect(flow, asked.recipe, store.uri, asked.resources, quiet, tuple(force), cascade, verbose)
+        return through_prefect(flow, request.recipe, store.uri, request.resources, options)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,9 @@ from prefect.states import Crashed, Failed
 
 from flows.engine import TAG, flow_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
-from memlib.recipes.request import read
+from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
+from memlib.specs.options import RunOptions
 from memlib.store import DEFAULT_STORE
 
 
@@ -64,13 +65,11 @@ def audit_flow(audit: str, question: str) -> Flow[Any, Any]:
 
 def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources, expected: str = "") -> Any:
     try:
-        asked = read(recipe, changes, resources)
-        if expected and asked.audit.name != expected:
-            raise UserError(f"recipe {recipe} is for the {asked.audit.name} audit, not {expected}")
+        request = AuditRequest.read(recipe, changes, resources, expected=expected)
         _check_lasting(store)
         with tags(TAG):
-            own = flow_of(asked.audit)
-            return (own.fn if expected else own)(asked.recipe, store, asked.resources, True)
+            own = flow_of(request.audit)
+            return (own.fn if expected else own)(request.recipe, store, request.resources, RunOptions(quiet=True))
     except (EngineLost, StoreUnreachable) as error:
         return Crashed(message=str(error), data=error)
     except (UserError, RunError) as error:

@@ -5,10 +5,11 @@ import functools
 import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -29,6 +30,7 @@ from memlib.runs.index import page_path, results_path
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
 from memlib.specs import Resources, Spec
+from memlib.specs.options import RunOptions
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
 from tasks.display import is_gone, quietly
@@ -46,38 +48,17 @@ _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 def flow_of(audit: Audit) -> Any:
     """Return the Prefect flow of an audit. Its signature is the form in Prefect's UI; its parameters are plain JSON."""
 
-    def run(
-        recipe: Any,
-        store: str,
-        resources: Resources = Resources(),
-        quiet: bool = False,
-        force: tuple[str, ...] = (),
-        cascade: bool = False,
-        verbose: bool = False,
-    ) -> RunRecord:
+    def run(recipe: Any, store: str, resources: Resources = Resources(), options: RunOptions = RunOptions()) -> RunRecord:
         """Args:
             recipe: the audit's settings; `memlib schema` lists the keys.
             store: folder or s3:// prefix for artifacts, results and reports.
             resources: machine settings; they do not affect results.
-            quiet: do not show progress.
-            force: stages to recompute even if the store holds their results.
-            cascade: retrain models whose inputs were recomputed with a different result.
-            verbose: show the keys of artifacts, and details of the progress.
+            options: what the run prints and recomputes.
 
         Returns:
             the run's manifest.
         """
-        return carry_out(
-            audit.name,
-            body_of(audit),
-            recipe,
-            store,
-            resources,
-            quiet=quiet,
-            force=force,
-            cascade=cascade,
-            verbose=verbose,
-        )
+        return carry_out(audit.name, body_of(audit), recipe, store, resources, options)
 
     run.__name__ = run.__qualname__ = audit.name.replace("-", "_")
     run.__annotations__["recipe"] = audit.recipe
@@ -92,16 +73,7 @@ def _title() -> str:
 
 
 def carry_out(
-    audit: str,
-    body: Body,
-    recipe: Spec,
-    store: str,
-    resources: Resources,
-    *,
-    quiet: bool,
-    force: Sequence[str],
-    cascade: bool,
-    verbose: bool = False,
+    audit: str, body: Body, recipe: Spec, store: str, resources: Resources, options: RunOptions = RunOptions()
 ) -> RunRecord:
     """Run the body of an audit in a store, and return the run's manifest.
 
@@ -111,13 +83,10 @@ def carry_out(
         recipe: the audit's settings.
         store: folder or s3:// prefix.
         resources: machine settings.
-        quiet: do not show progress.
-        force: stages to recompute even if the store holds their results.
-        cascade: retrain models whose inputs were recomputed with a different result.
-        verbose: show the keys of artifacts, and details of the progress.
+        options: what the run prints and recomputes.
     """
     opened = Store(store)
-    check_stages(AUDITS[audit], force)
+    check_stages(AUDITS[audit], options.force)
     within = _shared.get()
     if within is None:
         opened.check_writable()
@@ -127,18 +96,7 @@ def carry_out(
     with announced(opened, audit, recipe, resources, computed, say=shared.console.print) as run:
         title = str(getattr(recipe, "title", ""))
         quietly(name_flow_run, title, run)
-        context = Context(
-            opened,
-            resources,
-            quiet,
-            run=run,
-            title=title,
-            forced=frozenset(force),
-            cascade=cascade,
-            shared=shared,
-            computed=computed,
-            verbose=verbose,
-        )
+        context = Context(opened, resources, options, run=run, title=title, shared=shared, computed=computed)
         for line in AUDITS[audit].limits(recipe):
             context.warn(line)
         try:
@@ -263,14 +221,20 @@ class CellsRunner(StageRunner):
         }
 
     def _forced(self, cell: CellRequest) -> tuple[str, ...]:
-        return tuple(self.context.forced & {stage.rpartition("/")[2] for stage in stage_names(AUDITS[cell.audit])})
+        return tuple(
+            set(self.context.options.force) & {stage.rpartition("/")[2] for stage in stage_names(AUDITS[cell.audit])}
+        )
 
     def _run_cell(self, name: str, cell: CellRequest) -> RunRecord | str:
         """Run the audit of a cell, and return its manifest, or why it failed."""
         context, flow = self.context, flow_of(AUDITS[cell.audit])
         try:
             return through_prefect(
-                flow, cell.recipe, context.store.uri, context.resources, True, self._forced(cell), context.cascade
+                flow,
+                cell.recipe,
+                context.store.uri,
+                context.resources,
+                replace(context.options, quiet=True, force=self._forced(cell)),
             )
         except (UserError, RunError, OSError) as error:
             return str(error)

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.errors import RunError, UserError
 from memlib.pipeline.stage import AnyStage, CellRequest, Runner
-from memlib.recipes.files import load_recipe, validate
+from memlib.recipes.files import load_recipe
+from memlib.recipes.request import AuditRequest
 from memlib.runs.records import RunRecord
 from memlib.specs import changed_content
 
@@ -64,13 +64,13 @@ def cells_of(recipe: Recipe) -> dict[str, CellRequest]:
         raise UserError(str(error)) from error
     for name, base, change in changes:
         content = changed_content(load_recipe(base)[0] if isinstance(base, str) else base, change)
-        audit = AUDITS.get(audit_of(str(content.get("audit", ""))))
-        if audit is None or audit.recipe is Recipe:
-            raise UserError(f"cell {name}: {content.get('audit')!r} is not an audit that can be a cell")
         try:
-            cells[name] = CellRequest(audit.name, validate(audit.recipe, content), change)
+            request = AuditRequest.read(content)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
+        if request.audit.recipe is Recipe:
+            raise UserError(f"cell {name}: a {request.audit.name} cannot be a cell")
+        cells[name] = CellRequest(request.audit.name, request.recipe, change)
     return cells
 
 

@@ -17,6 +17,7 @@ from memlib.running.publishing import Work
 from memlib.runs.journal import LOG_VARIABLE, Journal
 from memlib.sanitize import plain
 from memlib.specs import Resources
+from memlib.specs.options import RunOptions
 from memlib.store import Ref, Store
 from tasks.display import tell
 from tasks.progress import Bars, Mover, StderrConsole, bars
@@ -59,19 +60,16 @@ class Context:
 
     store: Store
     resources: Resources = field(default_factory=Resources)
-    quiet: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
     run: str = ""
     title: str = ""
-    forced: frozenset[str] = frozenset()
-    cascade: bool = False
     shared: Shared = field(default_factory=Shared)
     computed: list[str] = field(default_factory=list)
-    verbose: bool = False
 
     def __post_init__(self) -> None:
         self.work = Work(self.resources, computed=self.computed, look=self.shared.look)
         self._console = self.shared.console
-        self._prints = not (self.quiet or os.environ.get(LOG_VARIABLE))  # else a log of JSON has the events
+        self._prints = not (self.options.quiet or os.environ.get(LOG_VARIABLE))  # else a log of JSON has the events
         self.live = self._prints and self._console.is_terminal and not self._console.is_dumb_terminal
         self.journal = Journal(self.store, self.run, {"title": self.title, "started": self.work.started})
 
@@ -129,7 +127,7 @@ class Context:
 
     def say(self, text: str) -> None:
         """Print a detail, if the run is verbose."""
-        if self.verbose:
+        if self.options.verbose:
             self._print(text)
 
     def _print(self, text: str) -> None:

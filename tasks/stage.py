@@ -101,9 +101,9 @@ def _label(stages: Sequence[AnyStage]) -> str:
 
 def _line_name(context: Context, stages: Mapping[Ref, AnyStage]) -> str:
     """Return the name of a step in lines of progress, in words; in a verbose run, with its artifacts."""
-    named = _listed(f"{ref.stage} {ref.key[:8]}" if context.verbose else stage.label for ref, stage in stages.items())
+    named = _listed(f"{ref.stage} {ref.key[:8]}" if context.options.verbose else stage.label for ref, stage in stages.items())
     title = next(iter(stages.values())).title
-    return f"{title} ({named})" if 0 < len(named) <= LONGEST_NAMES or context.verbose else title
+    return f"{title} ({named})" if 0 < len(named) <= LONGEST_NAMES or context.options.verbose else title
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -173,7 +173,7 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     Raises:
         RunError: for a trained model whose inputs were recomputed with different content, unless the run may cascade.
     """
-    if ref.stage_name in context.forced and ref not in context.shared.renewed:
+    if ref.stage_name in context.options.force and ref not in context.shared.renewed:
         context.shared.renewed.add(ref)
         context.discard(ref)
         context.store.resume.drop(ref.key)
@@ -192,7 +192,7 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     if not changed:
         return True
     reason = f"inputs of {ref.stage} {ref.key[:8]} have changed: {' and '.join(sorted({other.stage for other in changed}))}"
-    if kind.place == "fleet" and not context.cascade:
+    if kind.place == "fleet" and not context.options.cascade:
         raise RunError(
             f"{reason} was recomputed with different content; --cascade trains the model again and recomputes "
             "what depends on it"

@@ -5,7 +5,7 @@ import importlib
 
 from benchmarks.validity.harness import Part, carry_out, heading
 
-MODULES = ("smoke", "gate", "deja_vu", "deja_vu_alone", "persons", "forgetting", "unique_feature", "exposure")
+MODULES = ("smoke", "gate", "deja_vu", "deja_vu_alone", "persons", "forgetting", "unique_feature", "exposure", "sweeps")
 
 
 def parts() -> dict[str, Part]:

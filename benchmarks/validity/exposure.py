@@ -204,7 +204,7 @@ def file_report(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- given secrets whose null is the text's own held-out part -------------------------------------------
 
-HELD_OUT, SINGLE_NETS, SINGLE_REDRAWS, PEOPLE = (0.1, 0.3), 6, 100, 400
+HELD_OUT, SINGLE_NETS, SINGLE_REDRAWS, PEOPLE = (0.1, 0.3), 5, 400, 400
 
 
 def single_unit(unit: str) -> Row:

@@ -28,11 +28,12 @@ from memlib.audits.arrangement import check_stages
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.pipeline import user_code
 from memlib.recipes.files import load_recipe, overridden, printed_recipe, shipped_recipes, validate
-from memlib.recipes.request import Asked, read_named
+from memlib.recipes.request import AuditRequest
 from memlib.runs.journal import log_as_asked
 from memlib.sanitize import brief, plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
+from memlib.specs.options import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
 
@@ -107,30 +108,19 @@ def run(
         from memlib.data.examples import REHASH  # loads Pillow
 
         os.environ[REHASH] = "1"
-    asked = read_named(what, recipe, set_)
+    request = AuditRequest.of_command(what, recipe, set_)
     user_code.allow(
-        user_code.modules_in(asked.recipe.model_dump(mode="json"))
+        user_code.modules_in(request.recipe.model_dump(mode="json"))
     )  # a recipe given on the command line may run code
-    options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
-    _carry_out(asked, store, force=force_stage, **options)
+    _carry_out(request, store, RunOptions(quiet or json_, verbose, tuple(force_stage), cascade), as_json=json_)
 
 
-def _carry_out(
-    asked: Asked,
-    store: str,
-    *,
-    quiet: bool,
-    force: Sequence[str] = (),
-    cascade: bool = False,
-    as_json: bool = False,
-    verbose: bool = False,
-) -> None:
+def _carry_out(request: AuditRequest, store: str, options: RunOptions, *, as_json: bool) -> None:
     from flows.api import carry_out  # loads the audits
 
     log_as_asked()
     opened = Store(store)
-    options = {"quiet": quiet, "cascade": cascade, "verbose": verbose}
-    run = carry_out(asked, opened, force=force, say=lambda line: _say(f"warning: {line}"), **options)
+    run = carry_out(request, opened, options, say=lambda line: _say(f"warning: {line}"))
     if as_json:
         print(json.dumps(run.model_dump(), indent=1))
     else:
@@ -164,11 +154,11 @@ def plan(
     json_
         Print the plan as JSON.
     """
-    asked = read_named(what, recipe, set_)
-    check_stages(asked.audit, [*force_stage, *asked.resources.stages])
+    request = AuditRequest.of_command(what, recipe, set_)
+    check_stages(request.audit, [*force_stage, *request.resources.stages])
     from memlib.running.finished import plan as planned
 
-    steps = planned(asked.audit, asked.recipe, store, asked.resources, force=force_stage)
+    steps = planned(request.audit, request.recipe, store, request.resources, force=force_stage)
     if json_:
         print(json.dumps(steps.as_json(), indent=1))
     else:
@@ -217,10 +207,8 @@ def resume(
     record = find_asked(opened, run_id)
     elsewhere = any(setting.startswith("resources.ray_address=") for setting in set_)
     machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
-    audit = audit_of(record.audit)
-    spec, resources = validate(AUDITS[audit].recipe, record.recipe), validate(Resources, machines)
-    options = {"quiet": quiet or json_, "cascade": cascade, "as_json": json_, "verbose": verbose}
-    _carry_out(Asked(AUDITS[audit], spec, resources), store, force=force_stage, **options)
+    request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))
+    _carry_out(request, store, RunOptions(quiet or json_, verbose, tuple(force_stage), cascade), as_json=json_)
 
 
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:

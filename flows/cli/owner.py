@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,13 +14,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from flows.cli.store import StoreOption
-from memlib.audits import AUDITS, audit_of
+from memlib.audits import AUDITS
 from memlib.audits.base import Audit
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
 from memlib.observe.names import asked_as
 from memlib.pipeline import user_code
-from memlib.recipes.files import load_recipe, origin_of, validate
+from memlib.recipes.request import AuditRequest
 from memlib.specs import Spec
 from memlib.store import DEFAULT_STORE, Store
 from memlib.store.permissions import PRIVATE, make_folder, write_file
@@ -128,13 +127,9 @@ def export(
 
 def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
     """Return a recipe's audit and the recipe, whose code may run because it was given on the command line."""
-    content, _ = load_recipe(recipe, set_)
-    name = audit_of(str(content.get("audit", "")))
-    if name not in AUDITS:
-        raise UserError(f"recipe {recipe} is for the {name} audit, which does not exist; choose from {', '.join(AUDITS)}")
-    spec = validate(AUDITS[name].recipe, content, origin=partial(origin_of, recipe, set_))
-    user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
-    return AUDITS[name], spec
+    request = AuditRequest.read(recipe, set_)
+    user_code.allow(user_code.modules_in(request.recipe.model_dump(mode="json")))
+    return request.audit, request.recipe
 
 
 def _new_folder(output: Path) -> Path:

@@ -24,7 +24,7 @@ from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.errors import RunError, UserError
 from memlib.recipes.files import SHIPPED
 from memlib.recipes.named_files import check_files
-from memlib.recipes.request import command_for, read_file
+from memlib.recipes.request import AuditRequest, command_for
 from memlib.specs.cores import cores
 from memlib.store import DEFAULT_STORE, Store
 
@@ -153,9 +153,9 @@ def validate(
     json_
         Print the recipe as JSON, with all defaults filled in.
     """
-    asked = read_file(recipe, set_)
-    name, spec = asked.audit.name, asked.recipe
-    limits = [*asked.audit.limits(spec), *check_files(spec)]
+    request = AuditRequest.read(recipe, set_)
+    name, spec = request.audit.name, request.recipe
+    limits = [*request.audit.limits(spec), *check_files(spec)]
     if json_:
         print(json.dumps({"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}, indent=1))
         return

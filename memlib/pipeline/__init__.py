@@ -1,1 +1,1 @@
-"""What a stage is: its key, its code, its artifact, and what the artifact's manifest records."""
+"""Stages: their keys, code and artifacts, and the provenance that manifests record."""

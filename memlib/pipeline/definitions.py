@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
     "memlib.store",
     "memlib.runs",
+    "memlib.recipes",
     "memlib.running",
     "memlib.pipeline.definitions",
     "memlib.pipeline.provenance",

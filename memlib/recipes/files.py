@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from memlib.errors import UserError
+from memlib.recipes import RecipeError
 from memlib.recipes.yaml import Removed, Replaced, inherited, inherited_commented, print_yaml, read_commented, read_yaml
 from memlib.sanitize import is_plain, plain
 from memlib.store.permissions import read_plain
@@ -97,14 +98,16 @@ def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str])
     """Return the origin of a value: an override, the recipe, or a recipe that it extends; "" if none of them sets it.
 
     Args:
-        name_or_file: name of a shipped recipe, or path of a YAML file.
-        overrides: overrides from the command line.
+        name_or_file: name of a shipped recipe, or path of a YAML file; "" for a recipe that is in no file.
+        overrides: overrides from the command line, or changes of a program.
         place: the keys that lead to the value, outermost first.
     """
     for override in reversed(overrides):
         key = override.partition("=")[0].split(".")
         if key[: len(place)] == list(place[: len(key)]):
             return f"--set {override.partition('=')[0]}"
+    if not name_or_file:
+        return ""
     named = [(_depth(part.content, place), -position, part.name) for position, part in enumerate(_parts(name_or_file))]
     depth, position, name = max(named)
     if not depth:
@@ -256,13 +259,14 @@ def validate(
     try:
         return model.model_validate({**content, "audit": named.replace("-", "_")} if isinstance(named, str) else content)
     except ValidationError as error:
-        problems = []
+        problems, places = [], []
         for problem in error.errors(include_url=False):
             place = list(_without_tags(model, [str(part) for part in problem["loc"]]))
             source = origin(place)
+            places.append((".".join(place), source))
             problems.append(_in_words(model, problem) + (f" (in {source})" if source else ""))
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
-        raise UserError("; ".join(problems[:2]) + more) from error
+        raise RecipeError("; ".join(problems[:2]) + more, *places[0]) from error
 
 
 def _in_words(model: type[BaseModel], problem: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
@@ -13,6 +13,7 @@ from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import resolved
 from memlib.audits.base import Audit
 from memlib.errors import UserError
+from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, validate
 from memlib.specs import Resources, Spec, merged
 
@@ -21,8 +22,8 @@ AnyRecipe = str | PathLike[str] | Mapping[str, Any] | Spec
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A validated request.
+class AuditRequest:
+    """A validated request for an audit.
 
     Attributes:
         audit: the audit that the recipe is for.
@@ -34,31 +35,60 @@ class Asked:
     recipe: Spec
     resources: Resources
 
+    @classmethod
+    def read(
+        cls,
+        recipe: AnyRecipe,
+        changes: Mapping[str, Any] | Sequence[str] = (),
+        resources: Resources | Mapping[str, Any] | None = None,
+        *,
+        expected: str = "",
+    ) -> "AuditRequest":
+        """Read and validate a request; every command, function and deployed flow does so here.
 
-def read(
-    recipe: AnyRecipe, changes: Mapping[str, Any] | None = None, resources: Resources | Mapping[str, Any] | None = None
-) -> Asked:
-    """Read and validate a request.
+        Args:
+            recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
+            changes: values to change, by dotted key, as in {"training.epochs": 50}; or as texts of the form KEY=VALUE, whose
+                values are YAML.
+            resources: machine settings; values that differ from the defaults take precedence over the recipe's own.
+            expected: name of the audit that the recipe must be for, and is for if it names none; "" for any.
 
-    Args:
-        recipe: name of a shipped recipe, path of a YAML file, or the recipe itself as a mapping or a spec.
-        changes: values to change, by dotted key, as in {"training.epochs": 50}.
-        resources: machine settings; values that differ from the defaults take precedence over the recipe's own.
+        Raises:
+            RecipeError: if the recipe does not exist, is invalid or is for another audit, or if a change does not fit it; the
+                message names the key, and the file or change from which its value comes.
+        """
+        if isinstance(changes, Mapping):
+            changes = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        named = fspath(recipe) if isinstance(recipe, str | PathLike) else ""
+        content, machines = _content(named or recipe, changes)
+        source = partial(origin_of, named, changes)
+        audit = _audit_of(content, f"recipe {named}" if named else "the recipe", expected, source)
+        spec = validate(audit.recipe, resolved(audit, content), origin=source)
+        if isinstance(resources, Resources):
+            resources = resources.model_dump(mode="json", exclude_defaults=True)
+        machines = merged(machines, dict(resources or {}))
+        return cls(audit, spec, validate(Resources, machines, origin=lambda place: source(["resources", *place])))
 
-    Raises:
-        UserError: if the recipe does not exist or is invalid, or a change does not fit it.
-    """
-    settings = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
-    content, machines = _content(recipe, settings)
-    name = audit_of(str(content.get("audit", "")))
-    if name not in AUDITS:
-        named = f"recipe {recipe}" if isinstance(recipe, str) else "the recipe"
-        raise UserError(f"{named} does not name its audit; set audit to one of {', '.join(AUDITS)}")
-    if isinstance(resources, Resources):
-        resources = resources.model_dump(mode="json", exclude_defaults=True)
-    audit = AUDITS[name]
-    spec = validate(audit.recipe, resolved(audit, content))
-    return Asked(audit, spec, validate(Resources, merged(machines, dict(resources or {}))))
+    @classmethod
+    def of_command(cls, what: str, recipe: str | None, settings: Sequence[str]) -> "AuditRequest":
+        """Read and validate the request of a command line, see `find_recipe`."""
+        expected, named = find_recipe(what, recipe)
+        return cls.read(named, settings, expected=expected)
+
+
+def _audit_of(content: Mapping[str, Any], named: str, expected: str, source: Callable[[Sequence[str]], str]) -> Audit:
+    """Return the audit that a recipe's content is for."""
+    stated = content.get("audit", expected)
+    name = audit_of(str(stated))
+    if name not in PACKAGES:
+        where = source(["audit"])
+        problem = (
+            f"{named} names no audit" if not stated else f"there is no audit {stated!r}{f' (in {where})' if where else ''}"
+        )
+        raise RecipeError(f"{problem}; set audit to one of {', '.join(PACKAGES)}", "audit", where)
+    if expected and name != expected:
+        raise RecipeError(f"{named} is for the {name} audit, not {expected}", "audit", source(["audit"]))
+    return AUDITS[name]
 
 
 def find_recipe(what: str, recipe: str | None) -> tuple[str, str]:
@@ -97,43 +127,11 @@ def command_for(audit: str, recipe: str) -> str:
     return f"{audit} --recipe {recipe}" if audit_of(recipe) in PACKAGES else recipe
 
 
-def read_named(what: str, recipe: str | None, settings: Sequence[str]) -> Asked:
-    """Read and validate the request of a command line, see `find_recipe`.
-
-    Raises:
-        UserError: if the recipe does not exist, is invalid, or is for another audit.
-    """
-    expected, named = find_recipe(what, recipe)
-    return read_file(named, settings, expected)
-
-
-def read_file(named: str, settings: Sequence[str], expected: str = "") -> Asked:
-    """Read and validate the request of a recipe.
-
-    Args:
-        named: name of a shipped recipe or path of a YAML file.
-        settings: values to change, each as KEY=VALUE.
-        expected: name of the audit that the recipe must be for; "" for any.
-
-    Raises:
-        UserError: if the recipe does not exist, is invalid, or is for another audit; the message names the file and line.
-    """
-    content, machines = load_recipe(named, settings)
-    name = audit_of(str(content.get("audit", expected)))
-    if expected and name != expected:
-        raise UserError(f"recipe {named} is for the {name} audit, not {expected}")
-    if name not in PACKAGES:
-        raise UserError(f"{named} does not name its audit; set audit to one of {', '.join(PACKAGES)}")
-    audit = AUDITS[name]
-    spec = validate(audit.recipe, resolved(audit, content), origin=partial(origin_of, named, settings))
-    resources = validate(Resources, machines, origin=lambda place: origin_of(named, settings, ["resources", *place]))
-    return Asked(audit, spec, resources)
-
-
-def _content(recipe: AnyRecipe, settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _content(recipe: AnyRecipe, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the content of a recipe and its resources, with settings applied."""
-    if isinstance(recipe, str | PathLike):
-        return load_recipe(fspath(recipe), settings)
+    if isinstance(recipe, str):
+        return load_recipe(recipe, settings)
+    assert not isinstance(recipe, PathLike)
     content = overridden(recipe.model_dump(mode="json") if isinstance(recipe, Spec) else recipe, settings)
     if "extends" in content:
         raise UserError("a recipe given as a mapping cannot extend another recipe; pass that recipe's name, and `changes`")

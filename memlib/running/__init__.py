@@ -1,1 +1,1 @@
-"""Who carries stages out in this process, plans them, publishes and verifies runs."""
+"""Runners that execute or plan the stages of an audit in this process; publication and verification of runs."""

@@ -12,7 +12,7 @@ from memlib.errors import UserError
 from memlib.pipeline import user_code
 from memlib.pipeline.stage import AnyStage
 from memlib.recipes.named_files import require_files
-from memlib.recipes.request import AnyRecipe, read
+from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.comparison import Comparison, compare
 from memlib.running.eviction import let_go
 from memlib.running.finished import finished
@@ -67,8 +67,8 @@ def run(
         >>> memlib.run(moons, quiet=True).verdict.word
         'descriptive'
     """
-    asked = read(recipe, changes)
-    audit, spec, resources = asked.audit, asked.recipe, asked.resources
+    request = AuditRequest.read(recipe, changes or {})
+    audit, spec, resources = request.audit, request.recipe, request.resources
     user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
     opened = Store(chosen_store(store))
     opened.check_writable()
@@ -107,8 +107,8 @@ def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, A
         >>> [stage for stage, parts in plan.by_stage() if all(part.hit for part in parts)]
         ['decode', 'hold_out']
     """
-    asked = read(recipe, changes)
-    return planned(asked.audit, asked.recipe, chosen_store(store), asked.resources)
+    request = AuditRequest.read(recipe, changes or {})
+    return planned(request.audit, request.recipe, chosen_store(store), request.resources)
 
 
 def list_runs(*, store: str | None = None) -> list[ListedRun]:

@@ -1,1 +1,1 @@
-"""What a store knows of runs: records, index, ledger, journals, requests, and what no run needs."""
+"""Runs as a store records them: manifests, index, ledger, journals and requests; and garbage, which no run needs."""

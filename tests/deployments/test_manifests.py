@@ -23,8 +23,8 @@ from prefect.utilities.callables import parameter_schema
 import memlib
 from flows.engine import TAG
 from memlib.audits import AUDITS
-from memlib.recipes import request
 from memlib.recipes.files import load_recipe, validate
+from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_every_deployment_can_run(deployment: dict[str, Any]) -> None:
     given = deployment["parameters"]
     parameters = flow.validate_parameters(flow_defaults() | given)
     jsonschema.validate(given, parameter_schema(flow).model_dump_for_openapi())
-    request.read(parameters["recipe"], parameters["changes"], parameters["resources"])
+    AuditRequest.read(parameters["recipe"], parameters["changes"], parameters["resources"])
     assert "://" in parameters["store"] or Path(parameters["store"]).is_absolute()
     limit = deployment["concurrency_limit"]
     ConcurrencyLimitConfig.model_validate(limit)
@@ -321,7 +321,7 @@ def test_the_runs_of_the_readme_can_run() -> None:
     for name, options in found:
         given = [shlex.split(option)[0].partition("=") for option in re.findall(r"--param ('[^']+'|\S+)", options)]
         parameters = flow_defaults() | defaults[name] | {key: yaml.safe_load(value) for key, _, value in given}
-        request.read(parameters["recipe"], parameters["changes"], Resources.model_validate(parameters["resources"]))
+        AuditRequest.read(parameters["recipe"], parameters["changes"], Resources.model_validate(parameters["resources"]))
     (job,) = re.findall(r"audit\.sbatch (\S+) --recipe (\S+) --store \S+((?: +(?:\\\n *)?--set \S+)*)", readme)
     content, machines = load_recipe(job[1], re.findall(r"--set (\S+)", job[2]))
     validate(AUDITS[job[0]].recipe, content)

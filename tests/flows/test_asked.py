@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+import flows
+import memlib
+from flows.cli.app import main
+from flows.deployed import audit
 from memlib.errors import UserError
+from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe
-from memlib.recipes.request import command_for, find_recipe, read, read_named
+from memlib.recipes.request import AuditRequest, command_for, find_recipe
 from memlib.specs import Resources
 
 
@@ -20,7 +25,7 @@ def recipe(tmp_path: Path) -> str:
 
 def test_changes_are_values_and_not_texts(recipe: str) -> None:
     changes = {"training.epochs": 7, "training.optimizer.learning_rate": 1e-5, "title": "yes: no", "decode": {"k": [3]}}
-    asked = read(recipe, changes)
+    asked = AuditRequest.read(recipe, changes)
     assert asked.audit.name == "deja-vu"
     found = asked.recipe.model_dump()
     assert found["training"]["epochs"] == 7
@@ -30,9 +35,9 @@ def test_changes_are_values_and_not_texts(recipe: str) -> None:
 
 
 def test_machines_of_the_form_go_before_those_of_the_recipe(recipe: str) -> None:
-    machines = read(recipe, {}, Resources(workers_per_model=8)).resources
+    machines = AuditRequest.read(recipe, {}, Resources(workers_per_model=8)).resources
     assert (machines.resume_seconds, machines.workers_per_model) == (5, 8)
-    machines = read(recipe, {"resources.resume_seconds": 7}, Resources()).resources
+    machines = AuditRequest.read(recipe, {"resources.resume_seconds": 7}, Resources()).resources
     assert (machines.resume_seconds, machines.workers_per_model) == (7, 3)
 
 
@@ -41,28 +46,30 @@ def test_machines_of_the_form_go_before_those_of_the_recipe(recipe: str) -> None
     [
         ({"training.epoch": 7}, "did you mean epochs"),
         ({"training.epochs": -1}, "training.epochs"),
-        ({"audit": "nothing"}, "does not name its audit"),
+        ({"audit": "nothing"}, "there is no audit 'nothing' .in --set audit.; set audit to one of deja-vu"),
         ({"resources.gpus": 1}, "did you mean gpu"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        read("smoke", changes)
+        AuditRequest.read("smoke", changes)
 
 
 def test_a_recipe_is_a_name_a_file_a_mapping_or_a_spec(recipe: str) -> None:
-    by_name = read("smoke").recipe
-    assert read(Path(recipe)).recipe == by_name
-    assert read(load_recipe("smoke")[0]).recipe == by_name
-    assert read(by_name).recipe == by_name
-    assert read(by_name, {"training.epochs": 3}).recipe.model_dump()["training"]["epochs"] == 3
-    assert read({**load_recipe("smoke")[0], "resources": {"workers_per_model": 2}}).resources.workers_per_model == 2
-    assert read(recipe, resources={"workers_per_model": 4}).resources.workers_per_model == 4
+    by_name = AuditRequest.read("smoke").recipe
+    assert AuditRequest.read(Path(recipe)).recipe == by_name
+    assert AuditRequest.read(load_recipe("smoke")[0]).recipe == by_name
+    assert AuditRequest.read(by_name).recipe == by_name
+    assert AuditRequest.read(by_name, {"training.epochs": 3}).recipe.model_dump()["training"]["epochs"] == 3
+    assert (
+        AuditRequest.read({**load_recipe("smoke")[0], "resources": {"workers_per_model": 2}}).resources.workers_per_model == 2
+    )
+    assert AuditRequest.read(recipe, resources={"workers_per_model": 4}).resources.workers_per_model == 4
 
 
 def test_a_mapping_extends_nothing() -> None:
     with pytest.raises(UserError, match="pass that recipe.s name, and `changes`"):
-        read({"extends": "smoke"})
+        AuditRequest.read({"extends": "smoke"})
 
 
 @pytest.mark.parametrize(
@@ -100,16 +107,42 @@ def test_words_that_name_nothing_are_a_line(what: str, recipe: str | None, messa
 def test_the_command_line_reads_a_recipe_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("photos.yaml").write_text("extends: smoke\ntraining: {epochs: 7}\n")
-    asked = read_named("photos.yaml", None, ["pairs=2"])
+    asked = AuditRequest.of_command("photos.yaml", None, ["pairs=2"])
     assert asked.audit.name == "deja-vu"
     assert (asked.recipe.training.epochs, asked.recipe.pairs) == (7, 2)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="recipe photos.yaml is for the deja-vu audit, not exposure"):
-        read_named("exposure", "photos.yaml", [])
+        AuditRequest.of_command("exposure", "photos.yaml", [])
     Path("none.yaml").write_text("title: a\n")
-    with pytest.raises(UserError, match="none.yaml does not name its audit; set audit to one of deja-vu"):
-        read_named("none.yaml", None, [])
+    with pytest.raises(UserError, match="none.yaml names no audit; set audit to one of deja-vu"):
+        AuditRequest.of_command("none.yaml", None, [])
     Path("photos").write_text("extends: smoke\n")
     with pytest.raises(UserError, match=r"for the file, write \./photos"):
         find_recipe("photos", None)
     assert command_for("deja-vu", "smoke") == "smoke"
     assert command_for("self-influence", "self_influence") == "self-influence --recipe self_influence"
+
+
+@pytest.mark.parametrize(
+    "content", ["audit: nope\n", "extends: smoke\ntraining: {epochs: many}\n", "resources: {gpus: 1}\nextends: smoke\n"]
+)
+def test_each_way_in_says_the_same(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    said = set()
+    for arguments in (
+        ["run", str(path)],
+        ["plan", str(path)],
+        ["validate", str(path)],
+        ["ids", "--recipe", str(path), "--output", str(tmp_path / "out")],
+    ):
+        assert main(arguments) == 2
+        said.add(capsys.readouterr().err.replace("\n", ""))
+    for call in (memlib.run, memlib.plan, flows.run):
+        with pytest.raises(RecipeError) as caught:
+            call(str(path), store=str(tmp_path / "store"))
+        said.add(f"memlib: {caught.value}")
+        assert caught.value.origin == str(path)
+    state = audit.fn(recipe=str(path), store=str(tmp_path))
+    said.add(f"memlib: {state.message}")
+    assert len(said) == 1, said
+    assert f"(in {path})" in said.pop()

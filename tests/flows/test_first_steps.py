@@ -13,7 +13,7 @@ import yaml
 from flows.cli.app import main
 from flows.cli.start import QUESTION, Have, _in_yaml, _starter
 from memlib.audits import AUDITS
-from memlib.recipes.request import read_file
+from memlib.recipes.request import AuditRequest
 from memlib.store import Store
 from memlib.store.records import sealed
 
@@ -29,7 +29,7 @@ def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
     assert f"#   memlib validate {path}" in Path(path).read_text()
     assert main(["validate", path]) == 0
     assert f"{path} is a valid recipe for the {name} audit" in capsys.readouterr().out
-    assert list(AUDITS[name].limits(read_file(path, ()).recipe)) == []
+    assert list(AUDITS[name].limits(AuditRequest.read(path).recipe)) == []
     assert main(["init", name]) == 2
     assert "already exists; choose another file" in capsys.readouterr().err
     assert main(["init", name, "none/there.yaml"]) == 2
@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path
     assert json.loads(capsys.readouterr().out)["recipe"]["training"]["epochs"] == 90
     path.write_text("title: nothing\n")
     assert main(["validate", str(path)]) == 2
-    assert "does not name its audit" in capsys.readouterr().err
+    assert "names no audit" in capsys.readouterr().err
 
 
 def test_sources_are_listed_with_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:

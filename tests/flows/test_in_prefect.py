@@ -14,9 +14,10 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.engine import carry_out
 from memlib.data.stages import Decode
 from memlib.errors import RunError
-from memlib.recipes.request import read
+from memlib.recipes.request import AuditRequest
 from memlib.runs.records import Finding, RunRecord, VerdictRecord
 from memlib.specs import DataSpec, Resources
+from memlib.specs.options import RunOptions
 from tasks.display import LOGGER
 from tasks.stage import StageRunner
 
@@ -58,9 +59,9 @@ def body(runner: StageRunner, recipe: Any) -> RunRecord:
 
 
 def run(store: Path, title: str = "Smoke", epochs: int = 1) -> Any:
-    recipe = read("smoke", {"title": title, "training.epochs": epochs}).recipe
+    recipe = AuditRequest.read("smoke", {"title": title, "training.epochs": epochs}).recipe
     audited = flow(name="deja-vu", flow_run_name=title)(
-        lambda: carry_out("deja-vu", body, recipe, str(store), Resources(), quiet=True, force=(), cascade=False)
+        lambda: carry_out("deja-vu", body, recipe, str(store), Resources(), RunOptions(quiet=True))
     )
     return audited(return_state=True)
 

@@ -11,7 +11,7 @@ from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.errors import UserError
 from memlib.recipes.files import load_recipe, models_in, printed_recipe, shipped_recipes, validate
-from memlib.recipes.request import read_named
+from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
 from memlib.specs.base import _numbers_of
 
@@ -184,7 +184,7 @@ def test_recipes_are_strict_and_who_says_it_is_named(tmp_path: Path, text: str, 
 
 
 def read(audit: str, recipe: str, *settings: str) -> Any:
-    return read_named(audit, recipe, settings).recipe
+    return AuditRequest.of_command(audit, recipe, settings).recipe
 
 
 def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: Path) -> None:

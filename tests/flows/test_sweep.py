@@ -32,7 +32,7 @@ from memlib.tables import SUMMARY
             "at most 10000 are possible",
         ),
         ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
-        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "is not an audit that can be a cell"),
+        ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "a sweep cannot be a cell"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(

@@ -14,6 +14,7 @@ from memlib.errors import RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Runner, Stage
 from memlib.running.planning import Plan, PlanRunner
+from memlib.specs.options import RunOptions
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
 from tasks.stage import StageRunner, record_of
@@ -81,19 +82,21 @@ def carry_out(
 def test_nothing_is_made_again_where_nothing_changed(store: Store) -> None:
     assert pipeline(Context(store)) == ["embed", "search", "score"]
     assert pipeline(Context(store)) == []
-    assert pipeline(Context(store, forced=frozenset({"embed"}))) == ["embed"]  # its floats are rounded otherwise, no more
+    assert pipeline(Context(store, options=RunOptions(force=("embed",)))) == [
+        "embed"
+    ]  # its floats are rounded otherwise, no more
 
 
 def test_what_reads_neighbors_that_have_changed_is_made_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline(Context(store))
-    assert pipeline(Context(store, forced=frozenset({"search"})), neighbor=2) == ["search", "score"]
+    assert pipeline(Context(store, options=RunOptions(force=("search",))), neighbor=2) == ["search", "score"]
     assert "score" in capsys.readouterr().err
     assert pipeline(Context(store), neighbor=2) == []
 
 
 def test_what_reads_floats_of_other_code_is_made_again(store: Store) -> None:
     pipeline(Context(store))
-    context = Context(store, forced=frozenset({"embed"}))
+    context = Context(store, options=RunOptions(force=("embed",)))
     assert pipeline(context, embed=step("embed", "second")) == ["embed", "search", "score"]
 
 
@@ -119,7 +122,7 @@ def test_a_plan_names_the_cascade(store: Store) -> None:
 
 def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
     pipeline(Context(store))
-    context = Context(store, forced=frozenset({"search"}))
+    context = Context(store, options=RunOptions(force=("search",)))
     embedded = next(iter(context.store.names("artifacts/embed")))
     StageRunner(context).run(SEARCH({"queries": embedded}, np.array([7])))  # by a run that was killed after it
     plan = Plan(store)
@@ -142,9 +145,9 @@ def test_models_are_trained_again_only_on_demand(store: Store, monkeypatch: pyte
     monkeypatch.setattr(tasks.stage, "train_missing", trained_here)
     pipeline(Context(store), last=train)
     with pytest.raises(RunError, match="--cascade trains the model again"):
-        pipeline(Context(store, forced=frozenset({"search"})), neighbor=2, last=train)
+        pipeline(Context(store, options=RunOptions(force=("search",))), neighbor=2, last=train)
     assert len(store.names("artifacts/train")) == 1
-    assert pipeline(Context(store, cascade=True), neighbor=2, last=train) == ["train"]
+    assert pipeline(Context(store, options=RunOptions(cascade=True)), neighbor=2, last=train) == ["train"]
 
 
 def test_artifacts_of_before_contents_were_noted_are_reused(store: Store) -> None:
@@ -157,4 +160,6 @@ def test_artifacts_of_before_contents_were_noted_are_reused(store: Store) -> Non
             json.dumps({k: v for k, v in said.items() if k not in ("content", "reads", "code", "digest", "version")})
         )
     assert pipeline(Context(store)) == []
-    assert pipeline(Context(store, forced=frozenset({"search"})), neighbor=2) == ["search"]  # nobody knows what score read
+    assert pipeline(Context(store, options=RunOptions(force=("search",))), neighbor=2) == [
+        "search"
+    ]  # nobody knows what score read

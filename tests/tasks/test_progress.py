@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memlib.runs.journal import Journal, read_status
+from memlib.specs.options import RunOptions
 from memlib.store import Store
 from tasks import progress
 from tasks.progress import TimeLeft, bars, duration
@@ -168,9 +169,9 @@ def test_a_pipe_gets_plain_lines(
     assert capsys.readouterr().err.splitlines() == [
         "warning: the disk is nearly full", "from a library", "train models: done in 3 s",
     ]  # fmt: skip
-    Context(store, verbose=True).say("starting Ray on this machine")
+    Context(store, options=RunOptions(verbose=True)).say("starting Ray on this machine")
     assert capsys.readouterr().err == "starting Ray on this machine\n"
-    Context(store, verbose=True, quiet=True).note("train models: started")
+    Context(store, options=RunOptions(quiet=True, verbose=True)).note("train models: started")
     assert capsys.readouterr().err == ""
 
 

@@ -17,6 +17,7 @@ from memlib.data.stages import Decode
 from memlib.errors import CorruptArtifact, RunError
 from memlib.runs.garbage import garbage
 from memlib.specs import DataSpec, Resources
+from memlib.specs.options import RunOptions
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.store.logs import LONGEST, recorded, recording
@@ -162,8 +163,8 @@ def test_a_run_stops_where_its_hours_are_spent_and_keeps_what_is_done(
     data = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
     store = Store(str(tmp_path))
     with pytest.raises(RunError, match=r"resources\.max_hours allows 1e-09; finished work is kept"):
-        StageRunner(Context(store, Resources(max_hours=1e-9), quiet=True)).run(data)
-    context = Context(store, Resources(max_hours=1e-9), quiet=True)
+        StageRunner(Context(store, Resources(max_hours=1e-9), RunOptions(quiet=True))).run(data)
+    context = Context(store, Resources(max_hours=1e-9), RunOptions(quiet=True))
     assert StageRunner(context).run(data).content.images.shape == (20, 3)  # takes no worker
     assert not context.work.computed
 

@@ -1,4 +1,4 @@
-"""Stages that search the neighbors of crops and whole images in the public set."""
+"""Stages that search for nearest public neighbours of crops and of whole images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scoring stages of unique features read and write."""
+"""Names and records that the scoring stages of unique features share."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pyt
     monkeypatch.setenv("MEMLIB_REHASH", "")
     seen: list[str | None] = []
     monkeypatch.setattr(
-        "flows.cli.app.read_named", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0)
+        "flows.cli.app.AuditRequest.of_command", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0)
     )
     for options in ([], ["--rehash"]):
         with pytest.raises(SystemExit):
