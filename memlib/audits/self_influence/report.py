@@ -19,6 +19,17 @@ _NOT_SHOWN = (
     "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
 )
 
+_MEANING = (
+    "The predictions for the examples at the top of the list depend most on the examples themselves. They are the first "
+    "candidates for being memorized or mislabelled; what an outsider could gain from them was not examined."
+)
+_ADVICE = (
+    "Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out what should "
+    "not be remembered, train again, and run an audit with a test, such as unique-feature or deja-vu, on those that stay."
+)
+_NOT_COMPARED = "Nothing was compared, so the order of the examples below means nothing."
+_AGAIN = "Run this audit again on earlier checkpoints, or after a training with a lower learning rate."
+
 
 def build_page(
     recipe: Recipe,
@@ -41,14 +52,11 @@ def build_page(
         folder: receives the figures.
     """
     rows = with_params(summary)
-    verdict, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share"]
+    verdict, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share" and np.isfinite(row["value"])]
     count = recipe.report.gallery
     return Page(
-        meaning="The predictions for the examples at the top of the list depend most on the examples themselves. They are "
-        "the first candidates for being memorized or mislabelled; what an outsider could gain from them was not examined.",
-        advice="Inspect the examples at the top of the list before the model is released: correct wrong labels, leave out "
-        "what should not be remembered, train again, and run an audit with a test, such as unique-feature or deja-vu, on "
-        "those that stay.",
+        meaning=_MEANING if top else _NOT_COMPARED,
+        advice=_ADVICE if top else _AGAIN,
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
         title=recipe.title,

@@ -72,7 +72,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a self-influence audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 8)
+    declared: ClassVar[Declared] = Declared("report", 9)
     title: ClassVar[str] = "report self-influence"
 
     recipe: Recipe

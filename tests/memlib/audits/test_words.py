@@ -2,21 +2,33 @@
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memlib.audits.deja_vu import recipe as deja_vu
+from memlib.audits.deja_vu.summary import settled as settled_as_table
 from memlib.audits.deja_vu.verdict import UPSIDE_DOWN
 from memlib.audits.deja_vu.verdict import verdict as of_deja_vu
 from memlib.audits.exposure import recipe as exposure
 from memlib.audits.exposure.verdict import verdict as of_exposure
 from memlib.audits.forgetting import recipe as forgetting
+from memlib.audits.forgetting.report import _advice as advice_on_forgetting
+from memlib.audits.forgetting.verdict import verdict as of_forgetting
+from memlib.audits.self_influence import recipe as self_influence
+from memlib.audits.self_influence.report import build_page as influence_page
+from memlib.audits.self_influence.scores import score as of_influence
+from memlib.audits.self_influence.summary import curves as influence_curves
+from memlib.audits.self_influence.summary import summarize as summarize_influence
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
-from memlib.findings import Interval, Row, estimate, settle, tested, word_of
+from memlib.audits.unique_feature.verdict import verdict_on_own
+from memlib.findings import Interval, Row, diagnostic, estimate, settle, tested, verdict_of, word_of
+from memlib.report.page import advice_of
 from memlib.runs.records import Finding, RunRecord, VerdictRecord
 from memlib.tables import SUMMARY
 
@@ -202,6 +214,167 @@ def test_a_sweep_says_what_its_cells_say(words: tuple[str | None, ...]) -> None:
         assert said.sentence.startswith(f"{tests.count('shown')} of {len(tests)} audits show memorization")
     assert ("does not rule out" in said.explanation) == (expected == "inconclusive")
     assert ("none of them includes a test" in said.sentence) == (expected == "descriptive")
+
+
+def agree(word: str, explanation: str, advice: str) -> None:
+    """Check that explanation and advice say nothing that the word denies."""
+    assert ("Do not report this as a pass" in advice) == (word == "inconclusive")
+    assert advice.startswith("Report the bound") == (word == "bounded")
+    assert ("Do not use these numbers as evidence" in advice) == (word == "descriptive")
+    if word == "bounded":
+        assert not any(text in explanation for text in ("absence is not shown", "cannot be shown", "could have been missed"))
+    if word != "shown":
+        assert "has memorized" not in explanation
+        assert "Shown at level" not in explanation
+    assert explanation
+    assert "  " not in explanation + advice
+
+
+TARGETS = {  # what makes a target end in an outcome
+    "retained": {"p_value": 1e-9, "value": 0.4}, "reversed": {"p_value": 1e-9, "value": -0.4},
+    "forgotten": {"p_value": 0.6, "value": 0.01, "limit": 0.1}, "no trace": {"p_value": 0.6, "value": 0.01, "limit": 0.9},
+    "no control": {"p_value": 0.6, "value": 0.01, "limit": 0.9, "power": 0.3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("outcomes", [*itertools.product(TARGETS), *itertools.product(TARGETS, TARGETS), ("",), ("", "")])
+def test_forgetting_says_one_thing(outcomes: tuple[str, ...], external: bool) -> None:
+    names = [f"t{number}" for number in range(len(outcomes))]
+    kind = {"trained": {"model": "a:b", "version": "1"}} if external else {"mix": {"calibration": 1}}
+    recipe = forgetting.Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "digits"}}, "sets": {"query": {}, "calibration": {}, "provider": {}}, "model": {"architecture": "mlp"},
+            "training": {"objective": {"kind": "supervised"}, "epochs": 1}, "targets": dict.fromkeys(names, kind),
+            "verdict": {"known_drawn_afterwards": True},
+        }
+    )  # fmt: skip
+    rows: list[Row] = []
+    for name, outcome in zip(names, outcomes, strict=True):
+        at = {"target": name, "kind": forgetting.TARGET, "examples": 90, "withheld": 90}
+        if not outcome:  # nothing was withheld
+            rows.append(estimate("rho", at, 0.4, n=9))
+            continue
+        given = {"limit": 0.9, "power": 0.9} | TARGETS[outcome]
+        value, limit = given["value"], given["limit"]
+        rows.append(
+            tested(
+                "trace", at, value, n=180, p_value=given["p_value"], family=forgetting.HEADLINES[0], detectable=0.2, either_direction=True,
+                interval=Interval(value - 0.1, value + 0.1, "examples"), upper_bound=limit, bound=0.2,
+            )
+        )  # fmt: skip
+        rows += [diagnostic("control_power", {"target": name}, given["power"], n=90)]
+        rows += [diagnostic("share_limit", {"target": name}, limit, n=90)]
+        rows += [diagnostic("control_strength", {"target": name, "strongest": 5.0}, 3.0, n=90)]
+    rows = with_mappings(settle(rows, alpha=0.01, headlines=forgetting.HEADLINES))
+    said, advice = of_forgetting(rows, recipe), advice_on_forgetting(of_forgetting(rows, recipe).word, rows, recipe)
+    used = [outcome in ("retained", "reversed") for outcome in outcomes]
+    expected = "shown" if any(used) else "bounded" if set(outcomes) == {"forgotten"} else "inconclusive"
+    assert said.word == expected
+    if len(outcomes) == 1:
+        assert ("At most 10 % of the trace" in said.sentence or "at most 10 % of the trace" in said.sentence) == (
+            expected == "bounded"
+        )
+        assert ("has used this data set, at least" in said.sentence) == (outcomes[0] == "retained")
+    elif outcomes[0]:
+        assert said.sentence.startswith(f"{sum(used)} of 2 models were shown to have used")
+        assert ("nothing can be concluded" in said.sentence) == bool({"no trace", "no control"} & set(outcomes))
+    if expected == "shown":
+        assert advice.startswith("If D_Q had to be removed")
+        assert ("Do not report a pass for" in advice) == bool({"no trace", "no control"} & set(outcomes))
+        assert ("a false alarm" in said.explanation) == (not external)  # the auditor knows that these never saw D_Q
+    else:
+        agree(expected, said.explanation, advice)
+        if expected == "inconclusive":  # a model that is given cannot be audited with more models
+            assert ("Run a larger audit" in advice) == (not external)
+
+
+@pytest.mark.parametrize(("finite", "count"), list(itertools.product((True, False), (15, 20, 300))))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_self_influence_says_one_thing(finite: bool, count: int, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).lognormal(0, 1.5, count)
+    values[0] = values[0] if finite else np.nan
+    names = [f"e{number}" for number in range(count)]
+    units = of_influence(names, np.zeros(count, np.int64), ["x"] * count, values[None], [1.0], [1])
+    summary = summarize_influence(units)
+    recipe = self_influence.Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "digits"}}, "model": {"architecture": "mlp"},
+            "training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None},
+        }
+    )  # fmt: skip
+    page = influence_page(recipe, "r", units, summary, influence_curves(units), lambda _: None, {}, tmp_path)
+    said = verdict_of(summary.to_pylist())
+    assert said.word == "descriptive"
+    assert page.verdict == said.sentence
+    assert ("account" in said.sentence) == finite
+    assert ("not a finite number" in said.sentence) == (not finite)
+    assert ("does not prove it" in said.explanation) == finite
+    text = f"{page.verdict} {page.lead} {page.meaning} {page.advice} {page.numbers}"
+    assert "nan" not in text
+    assert not any(claim in text for claim in ("has memorized", "Report the bound", "report this as a pass"))
+    assert ("first candidates" in page.meaning) == finite  # nothing is at the top of a list of numbers that are none
+    assert ("Inspect the examples at the top" in page.advice) == finite
+
+
+@pytest.mark.parametrize("scores", [*itertools.product(WORDS), *itertools.product(WORDS, ("shown", "inconclusive"))])
+@pytest.mark.parametrize("nulls", [9, 99])
+def test_an_external_model_with_a_feature_says_one_thing(scores: tuple[str, ...], nulls: int) -> None:
+    rows = []
+    for number, word in enumerate(scores):
+        at = {"metric": ("m_black", "m_grey")[number], "output": "probability", "null": "names", "nulls": nulls}
+        row = outcome_of(at["metric"], unique_feature.OWN, word, **at)
+        if nulls == 9:  # no rank among ten reaches .05
+            row |= {"p_value": max(row["p_value"], 0.1), "upper_bound": None, "smallest_p": 0.1, "detectable": None}
+        rows.append(row | ({"bound": None} if number else {}))
+    rows = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
+    said = verdict_on_own(rows)
+    expected = "inconclusive" if nulls == 9 else "shown" if "shown" in scores else scores[0]
+    assert said.word == expected
+    assert said.sentence.startswith("The feature stands out") == (expected == "shown")
+    assert ("exceeds that of others by less than" in said.sentence) == (expected == "bounded")
+    assert ("too small" in said.sentence) == (nulls == 9)
+    assert ("not shown to stand out" in said.sentence) == (nulls == 99 and expected == "inconclusive")
+    advice = advice_of(expected, shown="Remove it.", more="compare the feature with more others (score.null_features)")
+    agree(expected, said.explanation, advice)
+    assert "Run a larger audit" not in advice  # nothing else can be trained
+
+
+ALONE = list(itertools.product(WORDS, (None, "alike", "differ"), (False, True), (True, False)))
+
+
+@pytest.mark.parametrize(("names", "sets", "blind", "by_chance"), ALONE)
+def test_one_model_alone_says_one_thing(names: str, sets: str | None, blind: bool, by_chance: bool) -> None:
+    config = deja_vu.Config(bound=0.05)
+    rows = [outcome_of("share_excess", deja_vu.HEADLINE, names, reference="network", layer="backbone")]
+    rows.append(estimate("accuracy_target", {"chance": 0.25}, 0.5, n=50, interval=Interval(0.4, 0.6, "examples")))
+    low = 0.2 if blind else 0.4
+    rows.append(
+        estimate("knn_accuracy", {"probe_layer": "backbone"}, low + 0.05, n=50, interval=Interval(low, 0.6, "examples"))
+    )
+    if sets is not None:
+        for by, value in (("backgrounds", 0.1), ("pixels", 0.6)):
+            missed = 0.12 if by == "backgrounds" else None
+            differs = sets == "differ" and by == "pixels"
+            rows.append(
+                diagnostic("sets_compared", {"by": by, "p": 0.01, "differs": differs, "detectable": missed}, value, n=50)
+            )
+    table = settled_as_table(rows, config, by_chance=by_chance).to_pylist()
+    said = verdict_of(table)
+    if sets == "differ" or not by_chance:
+        expected = "descriptive"
+    elif names == "bounded" and blind:
+        expected = "inconclusive"
+    else:
+        expected = names
+    assert said.word == expected
+    assert ("Nothing was tested" in said.sentence) == (expected == "descriptive")
+    assert ("has memorized" in said.sentence) == (expected == "shown")
+    assert ("fewer than" in said.sentence) == (expected == "bounded")
+    assert ("cannot see anything" in said.sentence) == (expected == "inconclusive" and blind)
+    assert ("as declared. Compared without" in said.explanation) == (sets == "alike" and expected != "descriptive")
+    assert "model that never saw them" not in said.explanation  # there is no second model
+    agree(expected, said.explanation, advice_of(expected, shown="Treat it confidentially.", more="audit more of its images"))
 
 
 def test_every_audit_with_tests_names_its_headline_families() -> None:
