@@ -372,6 +372,11 @@ def test_one_model_alone_says_one_thing(names: str, sets: str | None, blind: boo
     assert ("has memorized" in said.sentence) == (expected == "shown")
     assert ("fewer than" in said.sentence) == (expected == "bounded")
     assert ("cannot see anything" in said.sentence) == (expected == "inconclusive" and blind)
+    limits = (
+        "a difference of 12 % in what their backgrounds reveal",
+        "no such size is known for the comparison of small versions",
+    )
+    assert all((text in said.explanation) == (sets == "alike" and expected != "descriptive") for text in limits)
     assert ("as declared. Compared without" in said.explanation) == (sets == "alike" and expected != "descriptive")
     assert "model that never saw them" not in said.explanation  # there is no second model
     agree(expected, said.explanation, advice_of(expected, shown="Treat it confidentially.", more="audit more of its images"))
