@@ -155,8 +155,8 @@ def _of_names(
     limit = (
         ""
         if missed is None
-        else f"; a difference of {percent(missed)} in what their backgrounds reveal would have been found, while no such size "
-        "is known for the comparison of small versions of the images"
+        else f"; a difference of {percent(missed)} in what their backgrounds reveal would have been found, while no such "
+        "size is known for the comparison of small versions of the images"
     )
     given = (
         "All this is given that the sets were drawn at random, as declared. Compared without the model, they were not found "
