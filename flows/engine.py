@@ -17,13 +17,13 @@ from prefect.artifacts import create_table_artifact
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
-from flows.cli.store import format_interval, format_p, format_setting, format_value, varying_params
-from flows.cli.supervisor import keep_interrupts
+from flows.interrupts import keep_interrupts
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import Body, body_of, check_stages, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import RunError, UserError
 from memlib.pipeline.stage import CellRequest, Ended
+from memlib.report.format import finding_rows
 from memlib.running import eviction
 from memlib.running.cells import finished_cells, publish_cells
 from memlib.runs.index import page_path, results_path
@@ -115,31 +115,17 @@ def carry_out(
         context.journal.end("completed")
     if manifest.run != run:
         quietly(name_flow_run, title, manifest.run)
-    quietly(show_in_prefect, manifest, _rows(manifest), _places(opened, manifest))
+    quietly(
+        show_in_prefect,
+        manifest,
+        finding_rows((row, json.loads(row.params)) for row in manifest.findings),
+        _places(opened, manifest),
+    )
     if within is None:
         eviction.let_go(opened, shared.passing, resources, say=context.note)
     if (finished := _finished.get()) is not None:
         finished.append(manifest)
     return manifest
-
-
-def _rows(run: RunRecord) -> list[dict[str, str]]:
-    """Return the findings of a run as `memlib show` prints them, by column."""
-    rows = [(row, json.loads(row.params)) for row in run.findings]
-    varying = varying_params([params for _, params in rows])
-    return [
-        {
-            "setting": ", ".join(format_setting(name, params[name]) for name in varying if name in params),
-            "metric": row.metric,
-            "value": format_value(row.value),
-            "95 % interval": format_interval(row),
-            "p": format_p(row.p_value),
-            "p adjusted": format_p(row.p_adjusted),
-            "n": str(row.n),
-            "verdict": row.verdict or "",
-        }
-        for row, params in rows
-    ]
 
 
 def _places(store: Store, run: RunRecord) -> dict[str, str]:

@@ -18,17 +18,40 @@ The functions are imported when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from memlib.running.api import check, diff, list_runs, plan, run, verify
-    from memlib.runs.run import open
+from memlib.identity import VERSION as __version__
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "check", "diff", "list_runs", "open", "plan", "run", "verify"]
+if TYPE_CHECKING:
+    from memlib.audits.base import Audit
+    from memlib.objectives import Objective
+    from memlib.pipeline.stage import Artifact, Stage
+    from memlib.running.api import check, diff, list_runs, plan, run, verify
+    from memlib.running.planning import Plan
+    from memlib.runs.run import Run, open
+    from memlib.specs import Spec
+    from memlib.specs.base import Source
+    from memlib.store import Store
+
+_PLACES = {
+    "memlib.audits.base": ("Audit",),
+    "memlib.objectives": ("Objective",),
+    "memlib.pipeline.stage": ("Artifact", "Stage"),
+    "memlib.running.api": ("check", "diff", "list_runs", "plan", "run", "verify"),
+    "memlib.running.planning": ("Plan",),
+    "memlib.runs.run": ("Run", "open"),
+    "memlib.specs": ("Spec",),
+    "memlib.specs.base": ("Source",),
+    "memlib.store": ("Store",),
+}
+__all__ = [
+    "Artifact", "Audit", "Objective", "Plan", "Run", "Source", "Spec", "Stage", "Store", "__version__", "check", "diff",
+    "list_runs", "open", "plan", "run", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("memlib.runs.run" if name == "open" else "memlib.running.api"), name)
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'memlib' has no attribute {name!r}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+VERSION = "0.1.0"  # of memlib, as in pyproject.toml
 KEY_LENGTH = 32  # hex digits, 128 bits
 
 

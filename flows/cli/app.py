@@ -21,8 +21,9 @@ from flows.cli.gate import check
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
 from flows.cli.store import JsonOption, StoreOption, find_asked, opened_store, print_run
-from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN, interrupt, keep_interrupts
+from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN
 from flows.environment import prepare_environment
+from flows.interrupts import interrupt, keep_interrupts
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.audits.arrangement import check_stages
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError

@@ -9,7 +9,6 @@ import time
 import traceback
 
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, supervised, tell
-from memlib.store.settings import waiting
 
 LONG = ("run", "resume")
 FAILED = 2
@@ -23,7 +22,6 @@ def command() -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         return supervised(_work)
     gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
@@ -32,7 +30,10 @@ def command() -> int:
 
 def _work() -> int:
     try:
-        from flows.cli.app import main  # imported after the fork, as forking a process with threads is unsafe
+        from memlib.store.settings import waiting  # after the fork: numpy starts threads, and forking is then unsafe
+
+        os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
+        from flows.cli.app import main
         from memlib.runs import requests
 
         requests.listeners[:] = [tell]

@@ -20,6 +20,7 @@ from rich.table import Table
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
+from memlib.report.format import finding_rows, format_interval, format_p, format_setting, format_value, varying_params
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
@@ -31,33 +32,12 @@ from memlib.runs.run import ListedRun, Run
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
 
-ASIDE = {
-    "interval",
-    "pairs",
-    "train_accuracy",
-    "test_accuracy",
-    "nets",
-    "controls",
-    "alpha",
-    "metric",
-    "setting",
-    "kind",
-    "models",
-    "examples",
-    "withheld",
-    "known",
-    "assumes",
-    "chance",
-    "wins",
-    "losses",
-}  # params left out of settings, as they are shown elsewhere
 StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
 NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
 COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
-ROUNDING = 1e-12  # smaller values are rounding errors of 0
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
 console = Console(highlight=False, markup=False)
@@ -576,16 +556,13 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
 
 def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
     """Print findings grouped by setting; a narrow terminal shows adjusted p-values only."""
-    varying = varying_params([params for _, params in rows])
     is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
     adjusted = "p adjusted" if is_wide else "p adj."
     groups: dict[str, list[dict[str, str]]] = {}
-    for row, params in rows:
-        setting = ", ".join(format_setting(name, params[name]) for name in varying if name in params)
-        cells = {"metric": row.metric, "value": format_value(row.value), "95 % interval": format_interval(row)}
-        cells |= {"p": format_p(row.p_value)} if is_wide else {}
-        cells |= {adjusted: format_p(row.p_adjusted), "n": str(row.n), "verdict": row.verdict or ""}
-        groups.setdefault(setting, []).append(cells)
+    left_out = () if is_wide else ("p",)
+    for cells in finding_rows(rows):
+        cells = {adjusted if name == "p adjusted" else name: text for name, text in cells.items() if name not in left_out}
+        groups.setdefault(cells.pop("setting"), []).append(cells)
     every = [cells for group in groups.values() for cells in group]
     filled = [name for name in every[0] if any(cells[name] for cells in every)]
     widths = {name: max(len(name), *(len(cells[name]) for cells in every)) for name in filled}
@@ -619,20 +596,6 @@ def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
     return table
 
 
-def format_value(value: float | None) -> str:
-    """Return a value with three decimals, or two digits if it is small; "" for none."""
-    if value is None:
-        return ""
-    return f"{value:.2g}" if ROUNDING < abs(value) < 0.001 else f"{0.0 if abs(value) <= ROUNDING else value:.3f}"
-
-
-def format_interval(row: Finding) -> str:
-    """Return a finding's interval, which may have no upper end; "" for none."""
-    if row.ci_low is None:
-        return ""
-    return f"{row.ci_low:.3f} to {row.ci_high:.3f}" if row.ci_high is not None else f"at least {row.ci_low:.3f}"
-
-
 def _reveal(store: Store, run: RunRecord) -> None:
     name = audit_of(run.audit)
     revealed = AUDITS[name].revealed if name in AUDITS else None
@@ -646,21 +609,3 @@ def _reveal(store: Store, run: RunRecord) -> None:
         for row in rows:
             table.add_row(*(str(value) for value in row.values()))
         console.print(table)
-
-
-def varying_params(params: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the names of the params in which the findings differ."""
-    names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
-    return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
-
-
-def format_setting(name: str, value: Any) -> str:
-    """Return a param in words: a word stands for itself."""
-    if isinstance(value, float):
-        return f"{name}={value:.3g}"
-    return value if isinstance(value, str) else f"{name}={value}"
-
-
-def format_p(value: float | None) -> str:
-    """Return a p-value with two digits; "" for none."""
-    return "" if value is None else f"{value:.2g}"

@@ -14,9 +14,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: running the same command again resumes the work
 STOPPED = 130
@@ -30,7 +30,6 @@ ENDING_SECONDS = 10.0
 LONGEST_WAIT = 3600.0
 END = "ended "
 _told: int | None = None  # in the computing process: descriptor of the pipe to the command and the guard
-_stopping = False  # whether a signal has asked this process to stop
 
 
 def supervised(work: Callable[[], int]) -> int:
@@ -72,24 +71,6 @@ def tell(store: str, run: str) -> None:
     if _told is not None:
         with contextlib.suppress(OSError):
             os.write(_told, json.dumps([store, run]).encode() + b"\n")
-
-
-def interrupt() -> NoReturn:
-    """Raise an interrupt, as a signal handler, and remember that one was asked for."""
-    global _stopping
-    _stopping = True
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def keep_interrupts() -> Iterator[None]:
-    """Raise the interrupt again where a library made an error of its own of it, as pydantic's serializer does."""
-    try:
-        yield
-    except Exception as error:
-        if _stopping:
-            raise KeyboardInterrupt from error
-        raise
 
 
 def _in_child(work: Callable[[], int], guard: int, writing: int) -> int:

@@ -67,7 +67,7 @@ class PageStage(Stage[Path]):
         page, section = self.page(attempt), what_was_read(self.read)
         if section is not None:
             page = replace(page, sections=(*page.sections, section))
-        page = signed(page, self.recipe, self.scores.store, self.read)
+        page = signed(page, _question(self.recipe), self.recipe, self.scores.store, self.read)
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     @classmethod
@@ -79,3 +79,9 @@ class PageStage(Stage[Path]):
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
     """Return a run's id, which depends on its scores and on its recipe without data locations and presentation."""
     return run_name(recipe.model_dump(mode="json"), scores.key)
+
+
+def _question(recipe: Spec) -> str:
+    from memlib.audits import AUDITS, audit_of  # which audits list their packages
+
+    return AUDITS[audit_of(recipe.model_dump()["audit"])].question

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import memlib
+from memlib.identity import VERSION
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
 
@@ -56,7 +56,7 @@ def provenance_of(version: int, definitions: str, reads: Mapping[str, str], name
 @functools.cache
 def software() -> Mapping[str, str]:
     """Return the versions of memlib, Python and the numerical libraries."""
-    versions = {"memlib": memlib.__version__, "python": platform.python_version()}
+    versions = {"memlib": VERSION, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             versions[name] = importlib.metadata.version(name)
@@ -68,7 +68,7 @@ def software() -> Mapping[str, str]:
 @functools.cache
 def source_state() -> Mapping[str, str | bool]:
     """Return the commit that memlib runs from and whether tracked files differ from it; empty for an installed package."""
-    folder = Path(memlib.__file__).parents[1]
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return {}
     try:

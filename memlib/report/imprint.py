@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-import memlib
-from memlib.audits import AUDITS, audit_of
+from memlib.identity import VERSION
 from memlib.pipeline.provenance import source_state, who
 from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
@@ -18,11 +17,12 @@ from memlib.store import Store
 DIGITS = 16  # hexadecimal digits shown of each digest
 
 
-def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) -> Page:
-    """Return a page with its audit's question and an imprint added.
+def signed(page: Page, question: str, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) -> Page:
+    """Return a page with a question and an imprint added.
 
     Args:
         page: the page as the audit composed it.
+        question: the question that the audit answers.
         recipe: recipe of the run.
         store: store of the run's artifacts.
         read: the data artifacts of the run.
@@ -35,7 +35,7 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
-        "memlib": f"memlib {memlib.__version__}{commit}",
+        "memlib": f"memlib {VERSION}{commit}",
         "data": data,
         "model": page.model,
         "level": "" if level is None else f"{level:g}: a test shows something if its adjusted p-value is at most this",
@@ -44,7 +44,7 @@ def signed(page: Page, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) 
     }
     return replace(
         page,
-        question=AUDITS[audit_of(content["audit"])].question,
+        question=question,
         imprint=[(name, text) for name, text in lines.items() if text],
     )
 

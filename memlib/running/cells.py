@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import memlib
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
@@ -13,7 +12,7 @@ from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import RunError, UserError
-from memlib.identity import file_digest
+from memlib.identity import VERSION, file_digest
 from memlib.pipeline import user_code
 from memlib.pipeline.stage import AnyArtifact, Artifact, CellRequest, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
@@ -129,12 +128,12 @@ def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, Ce
     compared = compare(store, outcomes)
     with scratch("sweep") as folder:
         sentence = compared.verdict.sentence
-        metadata = {"memlib.run": run, "memlib.software": memlib.__version__, "memlib.sentence": sentence}
+        metadata = {"memlib.run": run, "memlib.software": VERSION, "memlib.sentence": sentence}
         write_table(compared.table, SWEEP, folder / "sweep.parquet", metadata=metadata)
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        page = signed(compared.page(recipe, run, folder / "page"), recipe, store, ())
+        page = signed(compared.page(recipe, run, folder / "page"), AUDITS["sweep"].question, recipe, store, ())
         (folder / "page" / REPORT_FILE).write_text(render(page))
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import memlib
 from memlib.audits import tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
 from memlib.errors import RunError
 from memlib.findings import verdict_of
-from memlib.identity import file_digest
+from memlib.identity import VERSION, file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
 from memlib.pipeline.stage import AnyArtifact, Artifact
@@ -71,7 +70,7 @@ def publish_audit(
     """
     run = run_id(recipe, scores)
     named = {**artifacts, "scores": scores, "report": report}
-    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": memlib.__version__}
+    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": VERSION}
     results: dict[str, str] = {}
     pages, published = {}, {}
     with scratch("publish") as folder:

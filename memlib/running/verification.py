@@ -18,8 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import memlib
-from memlib.audits import published_tables, tables_of
+from memlib.audits import AUDITS, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
 from memlib.audits.sweep.compared import compare, text_of
 from memlib.audits.sweep.recipe import Recipe, run_of
@@ -27,7 +26,7 @@ from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import Verdict, verdict_of
-from memlib.identity import KEY_LENGTH, canonical_json
+from memlib.identity import KEY_LENGTH, VERSION, canonical_json
 from memlib.pipeline.provenance import source_state
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
@@ -414,13 +413,15 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
             write_table(compared.table, SWEEP, folder / "sweep.parquet")
             if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):
                 yield Problem(name, f"{table_path} differs from its cells' findings")
-            page = render(signed(compared.page(recipe, run.run, folder), recipe, store, ())).encode()
+            page = render(
+                signed(compared.page(recipe, run.run, folder), AUDITS["sweep"].question, recipe, store, ())
+            ).encode()
     except CorruptArtifact:  # reported by check_artifacts
         return
     path = f"runs/{run.run}/{REPORT_FILE}"
     if path in run.published and text_of(store.published(path) or b"") != text_of(page):
         here = dict(source_state())
-        other = run.source != here or here.get("dirty") or run.software.get("memlib") != memlib.__version__
+        other = run.source != here or here.get("dirty") or run.software.get("memlib") != VERSION
         problem = "was drawn by another version of memlib, which can compare its text" if other else "differs from its cells"
         yield Problem(path, problem, is_unchecked=bool(other))
     if unnamed := {table_path, path} - run.published.keys():

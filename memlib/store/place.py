@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import memlib
 from memlib.errors import UserError
-from memlib.identity import file_digest
+from memlib.identity import VERSION, file_digest
 from memlib.store.backend import TMP, Backend, Facts
 from memlib.store.permissions import MODES, PRIVATE, Mode, Permissions, permissions
 from memlib.store.records import FileRecord, MarkerRecord, Unreadable, parse
@@ -108,7 +107,7 @@ class Place:
             mode = choice("MEMLIB_STORE_MODE", MODES) or self.backend.suggested_mode()
         self.backend.make_folder("", permissions(mode, secret=False).folder)
         self.backend.make_folder(TMP, permissions(mode, secret=True).folder)  # the marker itself is first written there
-        data = {"format": FORMAT, "id": uuid.uuid4().hex, "mode": mode, "made": time.time(), "software": memlib.__version__}
+        data = {"format": FORMAT, "id": uuid.uuid4().hex, "mode": mode, "made": time.time(), "software": VERSION}
         self._marked = None
         self.backend.create(MARKER, json.dumps(data, indent=1).encode(), permissions(mode, secret=False).file)
 

@@ -144,9 +144,12 @@ def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
 
 
 def test_the_functions_are_listed() -> None:
-    for name in ("run", "plan", "open", "list_runs", "diff", "check", "verify"):
-        assert name in dir(memlib)
+    functions = {"run", "plan", "open", "list_runs", "diff", "check", "verify"}
+    types = {"Run", "Plan", "Spec", "Source", "Objective", "Stage", "Artifact", "Audit", "Store"}
+    assert set(dir(memlib)) == functions | types | {"__version__"}
+    for name in functions | types:
         assert callable(getattr(memlib, name))
+    for name in functions:
         assert f"memlib.{name}(" in (memlib.__doc__ or "")
 
 

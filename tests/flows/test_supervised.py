@@ -264,3 +264,9 @@ def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Pat
             time.sleep(0.05)
         assert of_session(done.pid) == []
         assert state(tmp_path)["state"] == ("failed" if number == signal.SIGKILL else "stopped")
+
+
+def test_nothing_that_starts_threads_is_loaded_before_the_fork() -> None:
+    script = "import sys, flows.cli.entry; print(*{'numpy', 'pyarrow', 'torch', 'fsspec'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.cli.app import main
 from memlib import __version__
-from memlib.audits import tables_of
+from memlib.audits import AUDITS, tables_of
 from memlib.audits.sweep.compared import compare
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
@@ -96,7 +96,9 @@ def swept(store: Store, tmp_path: Path) -> Store:
     folder = tmp_path / "sweep"
     folder.mkdir()
     write_table(compared.table, SWEEP, folder / "sweep.parquet")
-    (folder / "report.html").write_text(render(signed(compared.page(recipe, run, folder), recipe, store, ())))
+    (folder / "report.html").write_text(
+        render(signed(compared.page(recipe, run, folder), AUDITS["sweep"].question, recipe, store, ()))
+    )
     table, page = results_path("sweep", "sweep", run), f"runs/{run}/report.html"
     published = {}
     for path, file in ((table, folder / "sweep.parquet"), (page, folder / "report.html")):
