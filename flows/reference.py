@@ -29,18 +29,7 @@ def schema_page() -> str:
     for name, tables in published_tables().items():
         for audit, table in tables.items():
             lines += _table_lines(name, audit, table)
-        if name == "summary":
-            lines += EARLIER_SUMMARY
     return "\n".join(lines).rstrip() + "\n"
-
-
-EARLIER_SUMMARY = [
-    "Version 1, from before roles and families, had `metric`, `params`, `value`, `ci_low`, `ci_high`, `n` as above;",
-    "`null_value`, the value when nothing is memorized, even on rows that were never tested; `p_value`, not adjusted; and",
-    "`verdict`: `above_null`, `at_null` or `below_null`, by the position of the interval relative to `null_value` whatever",
-    "the p-value, else `descriptive`. Such a verdict is not a test: read the p-value and adjust it for the rows examined.",
-    "",
-]
 
 
 def _table_lines(name: str, audit: str, table: Table) -> list[str]:
