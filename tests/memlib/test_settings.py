@@ -28,7 +28,9 @@ def seen_by(code: str, **environment: str) -> dict[str, str]:
     return dict(zip(OWN, json.loads(done.stdout), strict=True))
 
 
-COMMAND = "import sys; sys.argv = ['memlib', 'audits']; from flows.cli import app, entry; app.main = lambda: 0; entry.command()"
+COMMAND = (
+    "import sys; sys.argv = ['memlib', 'audits']; from flows.cli import app, entry; app.main = lambda: 0; entry.command()"
+)
 
 
 def test_threads_of_the_command_and_of_workers_sleep_while_they_wait() -> None:
