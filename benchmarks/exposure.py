@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.data.formats import Space
-from memlib.models.outside import HuggingFace
+from memlib.models.external.language import HuggingFace
 from memlib.models.sequence import START, LanguageModel, build_language_model
 from memlib.observe.extraction import ShortestPath
 from memlib.observe.likelihoods import UNITS_PER_BIT, Predictor, Work, leaf_costs, ranks, sequence_costs

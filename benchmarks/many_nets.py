@@ -19,7 +19,7 @@ import scipy.stats
 import torch
 import torch.nn.functional as F
 
-from memlib.audits.unique_feature.measures import m_of_label
+from memlib.audits.unique_feature.formulas import m_of_label
 from memlib.data.canaries import build_feature, training_rows
 from memlib.data.two_moons import TwoMoons
 from memlib.models.classifiers import build_classifier

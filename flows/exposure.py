@@ -15,7 +15,7 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
-from memlib.models.external import outside_digest
+from memlib.models.external.factory import outside_digest
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec

@@ -12,8 +12,8 @@ from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, 
 from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
 from memlib.identity import derive_seed
-from memlib.observe.given import GivenOutputs, read_outputs
 from memlib.observe.stages import ModelOutputs
+from memlib.observe.supplied_outputs import GivenOutputs, read_outputs
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import TrainedSpec

@@ -18,11 +18,11 @@ from memlib.store import Ref, Store
 from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
-from tasks.board import LONGEST_SECONDS, Board
 from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray, worker_environment
 from tasks.progress import Bars
 from tasks.remote import reach
 from tasks.runtime import Context
+from tasks.training_queue import LONGEST_SECONDS, Board
 
 STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2

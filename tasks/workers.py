@@ -17,8 +17,8 @@ from memlib.running.precision import be_exact
 from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
-from tasks.board import LONGEST_SECONDS
 from tasks.remote import log_kept, telling, whereabouts
+from tasks.training_queue import LONGEST_SECONDS
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a retry would not help
 

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.unique_feature.analysis import Analysis, settings, unit_means
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima, settings_of
 from memlib.audits.unique_feature.exchange import Score, exchange
-from memlib.audits.unique_feature.maxima import ByLabel, maxima, settings_of
 from memlib.audits.unique_feature.own import own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, score, score_by_label
 from memlib.audits.unique_feature.summary import summarize
 from memlib.data.canaries import Feature, TrainingRows, build_feature, null_features, training_rows
 from memlib.data.glyphs import LETTERS
-from memlib.data.names import other_names
+from memlib.data.name_replacements import other_names
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import Forward, class_scores

@@ -18,7 +18,7 @@ from memlib.audits import AUDITS
 from memlib.audits.base import Audit
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
-from memlib.observe.names import asked_as
+from memlib.observe.pseudonyms import asked_as
 from memlib.pipeline import user_code
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Spec

@@ -20,7 +20,7 @@ from PIL import Image
 
 from memlib.data.bounds import check_pixels
 from memlib.data.glyphs import DIGITS, LETTERS, draw_text
-from memlib.data.names import other_names
+from memlib.data.name_replacements import other_names
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.specs import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, ScalarFeature

@@ -11,7 +11,7 @@ import scipy
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.named import named_digest, said_of_examples
+from memlib.data.id_files import named_digest, said_of_examples
 from memlib.data.splits import LEFT_OUT
 from memlib.errors import UserError
 from memlib.specs import GroupSpec

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlib.data.data_summary import Understood, described, preview, understood, warnings
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of, near_copies
-from memlib.data.named import named_digest, said_of_examples
+from memlib.data.id_files import named_digest, said_of_examples
 from memlib.data.shards import (
     BLOCKS_FILE,
     INDEX_FILE,
@@ -44,7 +45,6 @@ from memlib.data.splits import (
     split_examples,
 )
 from memlib.data.stored import Blocks, Ranges, read_images
-from memlib.data.understood import Understood, described, preview, understood, warnings
 from memlib.errors import CorruptArtifact, RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered

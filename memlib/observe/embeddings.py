@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
-from memlib.models.own_encoders import OwnEncoder
+from memlib.models.external.encoders import OwnEncoder
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision
 from memlib.training.augment import normalise

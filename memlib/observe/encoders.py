@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memlib.data.columns import check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
-from memlib.models.external import encoder_digest
+from memlib.models.external.factory import encoder_digest
 from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
 
 LAST = "last"  # in recipes: the deepest layer, whatever its name

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
-from memlib.models.external import own_digest
+from memlib.models.external.factory import own_digest
 from memlib.pipeline.stage import Artifact
 from memlib.specs import TrainedSpec
 from memlib.store import Attempt
@@ -129,7 +129,7 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
 
 def load_logits(model: TrainedSpec, weights: str | None, num_classes: int) -> tuple[nn.Module, Take]:
     """Return an external model that returns logits, and the function that converts stored examples to its inputs."""
-    from memlib.models.own import ClassScores, load_own, take_own
+    from memlib.models.external.classifiers import ClassScores, load_own, take_own
 
     return ClassScores(load_own(model, weights), model, num_classes).eval(), functools.partial(take_own, model)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.models.encoder import Encoder
-from memlib.models.own_encoders import OwnEncoder
+from memlib.models.external.encoders import OwnEncoder
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import outputs_of
 from memlib.specs import AugmentSpec

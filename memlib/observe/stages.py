@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
-from memlib.models.external import own_digest
+from memlib.models.external.factory import own_digest
 from memlib.observe.models import Take, check_varied, load_any, load_logits, model_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage

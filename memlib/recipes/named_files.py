@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memlib.data.named import said_of_examples
+from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
 from memlib.specs.encoders import TimmEncoder, TorchvisionEncoder, TransformersEncoder
@@ -52,7 +52,7 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
 
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
-        from memlib.models.own_encoders import load_own_encoder
+        from memlib.models.external.encoders import load_own_encoder
 
         yield "weights", lambda _: load_own_encoder(spec)
     elif isinstance(spec, InFile):
@@ -65,7 +65,7 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         what = ENCODER if isinstance(spec, TransformersEncoder) else MODEL
         yield "path", lambda path: check_folder(path, what)
     elif isinstance(spec, OutputsSpec):
-        from memlib.observe.given import check_columns
+        from memlib.observe.supplied_outputs import check_columns
 
         yield "path", lambda _: check_columns(spec)
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 from memlib.errors import RunError
 from memlib.store.backend import Backend, Damaged, Facts, size_problem
 from memlib.store.copies import Copies
-from memlib.store.patience import PatientFileSystem, is_taken, is_unsupported
 from memlib.store.permissions import Mode, Permissions, scratch
 from memlib.store.records import FileRecord
+from memlib.store.retrying import PatientFileSystem, is_taken, is_unsupported
 
 PIECE_BYTES = 64 * 2**20
 FETCHES = 3  # attempts to fetch a file, since other processes may evict the copy to make room for their own

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.errors import UserError
-from memlib.models.external import read_files
+from memlib.models.external.factory import read_files
 from memlib.models.hugging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_files
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage

@@ -12,8 +12,8 @@ from PIL import Image
 
 from flows.cli.app import main
 from memlib.data.secret import read_secret
-from memlib.observe.given import read_outputs
-from memlib.observe.names import asked_as
+from memlib.observe.pseudonyms import asked_as
+from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import OutputsSpec
 
 

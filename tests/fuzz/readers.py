@@ -25,15 +25,15 @@ from memlib.data.canaries import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.formats import Format
 from memlib.data.groups import groups_digest, groups_of
-from memlib.data.named import said_of_examples
+from memlib.data.id_files import said_of_examples
 from memlib.data.shards import write_shard
 from memlib.data.text import build_corpus, read_secrets
 from memlib.data.text_sources import open_text
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.causal import FolderTokenizer, load_model
-from memlib.models.own import load_own
+from memlib.models.external.classifiers import load_own
 from memlib.observe.encoders import given_layers
-from memlib.observe.given import read_outputs
+from memlib.observe.supplied_outputs import read_outputs
 from memlib.runs.garbage import committed
 from memlib.runs.index import run_names
 from memlib.runs.requests import FOLDER, unfinished

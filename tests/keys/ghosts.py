@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import memlib.models.external.language  # noqa: F401  _ghosts replaces its function
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from safetensors.numpy import save_file
 
-import memlib.models.outside  # noqa: F401  _ghosts replaces its function
 from flows import sweep
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import body_of, resolved, stages_of
@@ -152,7 +152,7 @@ def _ghosts() -> Iterator[None]:
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.outside"):
+            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.external.language"):
                 for function in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, function, replaced[function]))
         stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))

@@ -16,7 +16,7 @@ import yaml
 from flows.cli.app import main
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
-from memlib.models.external import own_digest
+from memlib.models.external.factory import own_digest
 from memlib.pipeline import user_code
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage

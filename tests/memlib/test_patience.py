@@ -7,8 +7,8 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, FlexibleChecksumError, NoCredentialsError
 
 from memlib.errors import StoreRefused, StoreUnreachable
-from memlib.store import patience
-from memlib.store.patience import PatientFileSystem
+from memlib.store import retrying
+from memlib.store.retrying import PatientFileSystem
 
 
 def answered(code: str, status: int) -> OSError:
@@ -42,8 +42,8 @@ class Flaky:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time that goes by only in pauses."""
     slept: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", slept.append)
-    monkeypatch.setattr(patience.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(retrying.time, "sleep", slept.append)
+    monkeypatch.setattr(retrying.time, "monotonic", lambda: sum(slept))
     return slept
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from memlib.data.stored import read_images
 from memlib.errors import CorruptArtifact, UserError
-from memlib.models.own import load_own
+from memlib.models.external.classifiers import load_own
 from memlib.observe.extraction import Frontier
 from memlib.runs.index import refs_of
 from memlib.runs.records import RunRecord

@@ -15,9 +15,9 @@ from memlib.recipes.files import validate
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training
-from tasks.board import Board
 from tasks.cluster import Watch, in_words, needs_of, places
 from tasks.runtime import Context
+from tasks.training_queue import Board
 
 
 class FakeRay:

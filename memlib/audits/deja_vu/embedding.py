@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.models.encoder import Encoder
-    from memlib.models.own_encoders import OwnEncoder
+    from memlib.models.external.encoders import OwnEncoder
 
 
 IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"
@@ -219,7 +219,7 @@ def model_key(model: Artifact[TrainedModel] | OutsideEncoder) -> str:
 def encoder_of(model: Artifact[TrainedModel] | OutsideEncoder, epoch: int) -> tuple[Encoder | OwnEncoder, int]:
     """Return a model's checkpoint at an epoch, and the side of its input images in pixels."""
     from memlib.models.encoder import Encoder
-    from memlib.models.own_encoders import load_own_encoder
+    from memlib.models.external.encoders import load_own_encoder
 
     if isinstance(model, OutsideEncoder):
         assert not isinstance(model.spec, GivenEmbeddings)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.models.causal import FolderTokenizer
-    from memlib.models.outside import Answering, HuggingFace
+    from memlib.models.external.language import Answering, HuggingFace
     from memlib.models.sequence import LanguageModel
     from memlib.observe.likelihoods import Predictor
 
@@ -107,7 +107,7 @@ class CorpusData:
     @cached_property
     def outside(self) -> HuggingFace | Answering:
         """The external model."""
-        from memlib.models.outside import load_outside
+        from memlib.models.external.language import load_outside
 
         assert self.trained is not None
         return load_outside(self.trained)
@@ -119,7 +119,7 @@ class CorpusData:
             return self.base.content.tokenizer
         if self.trained is None:
             return None
-        from memlib.models.outside import HuggingFace
+        from memlib.models.external.language import HuggingFace
 
         return self.outside.tokenizer if isinstance(self.outside, HuggingFace) else None
 
@@ -320,7 +320,7 @@ class OutsideModel:
         """Load the model, ready for queries."""
         import torch
 
-        from memlib.models.outside import HuggingFace
+        from memlib.models.external.language import HuggingFace
 
         model = self.data.outside
         assert model is not None
@@ -333,7 +333,7 @@ class OutsideModel:
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
         """Compute the loss as `AskedModel.loss`, on the first windows only, because the model may be slow."""
-        from memlib.models.outside import HuggingFace
+        from memlib.models.external.language import HuggingFace
         from memlib.observe.likelihoods import UNITS_PER_BIT, sequence_costs
 
         windows = windows[:OUTSIDE_WINDOWS]

@@ -24,7 +24,7 @@ from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
 from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError
 from memlib.identity import canonical_json
-from memlib.observe.given import GivenOutputs
+from memlib.observe.supplied_outputs import GivenOutputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact
 from memlib.pipeline.tables import Tables

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.analysis import Analysis, unit_weights
-from memlib.audits.unique_feature.maxima import ByLabel, exchanged_maxima
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, exchanged_maxima
 from memlib.identity import derive_seed
 from memlib.stats.inference import exchanges, permutation_p
 from memlib.stats.multiplicity import max_t_p

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.maxima import ByLabel, settings_of
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.recipe import HEADLINES, OWN, SETTING, Config
 from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memlib.audits.unique_feature.score_nets import NetTables
 from memlib.audits.unique_feature.scoring import Net, Pull
-from memlib.audits.unique_feature.shows import NetTables
 from memlib.data.canaries import Feature
 from memlib.data.stages import TrainingData
 from memlib.observe.models import Trained

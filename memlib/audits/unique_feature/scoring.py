@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.measures import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
+from memlib.audits.unique_feature.formulas import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
 from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config, Output
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.identity import derive_seed

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
-from memlib.audits.unique_feature.maxima import ByLabel, maxima
-from memlib.audits.unique_feature.nets import TrainNets
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
 from memlib.audits.unique_feature.own import own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config, Recipe
+from memlib.audits.unique_feature.score_nets import NetTables, ScoreNets
 from memlib.audits.unique_feature.scoring import Pull, calibrate
-from memlib.audits.unique_feature.shows import NetTables, ScoreNets
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries import choose_canaries, null_kind
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
@@ -269,7 +269,7 @@ class Report(PageStage):
 
     def page(self, attempt: Attempt) -> Page:
         """Draw the figures and compose the page."""
-        from memlib.audits.unique_feature.material import material_of
+        from memlib.audits.unique_feature.page_content import material_of
         from memlib.audits.unique_feature.report import build_page
 
         tables = self.scores.content

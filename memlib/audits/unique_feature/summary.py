@@ -9,8 +9,8 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
-from memlib.audits.unique_feature.maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.verdict import verdict

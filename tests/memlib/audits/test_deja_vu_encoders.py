@@ -23,8 +23,8 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.embedding import Embed
 from memlib.errors import UserError
 from memlib.models.encoder import Encoder
-from memlib.models.external import encoder_digest
-from memlib.models.own_encoders import OwnEncoder, load_own_encoder
+from memlib.models.external.encoders import OwnEncoder, load_own_encoder
+from memlib.models.external.factory import encoder_digest
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import cut, embed
 from memlib.observe.encoders import OutsideEncoder, given_layers

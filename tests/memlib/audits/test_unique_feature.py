@@ -10,9 +10,9 @@ import scipy.stats
 from pydantic import ValidationError
 
 from memlib.audits.unique_feature.analysis import unit_means, unit_weights
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel, exchanged_maxima, maxima, ranks
 from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves, strongest
-from memlib.audits.unique_feature.maxima import ByLabel, exchanged_maxima, maxima, ranks
-from memlib.audits.unique_feature.measures import divergence, m_kl, m_of_label, m_of_labels, m_w
+from memlib.audits.unique_feature.formulas import divergence, m_kl, m_of_label, m_of_labels, m_w
 from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label

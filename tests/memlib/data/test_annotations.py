@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.annotations import match_files, parse_coco, parse_labelme, parse_voc, parse_yolo
+from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
-from memlib.data.understood import preview
 from memlib.errors import UserError
 from memlib.specs import AnnotatedFolderSource, ImageFolderSource
 

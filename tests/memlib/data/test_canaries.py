@@ -13,7 +13,7 @@ from PIL import Image
 
 from memlib.data.canaries import build_feature, choose_canaries, null_features, null_kind, probe_rows, training_rows
 from memlib.data.glyphs import GLYPHS, draw_text
-from memlib.data.names import other_names
+from memlib.data.name_replacements import other_names
 from memlib.errors import UserError
 from memlib.specs import CanarySpec, GlyphFeature, PictureFeature, ScalarFeature
 

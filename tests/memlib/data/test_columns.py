@@ -13,10 +13,10 @@ from flows.cli.app import main
 from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of
 from memlib.data.datasets import open_source
 from memlib.data.examples import find_files, open_location
-from memlib.data.named import said_of_examples
+from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.observe.encoders import given_layers
-from memlib.observe.given import read_outputs
+from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import NpzSource, OutputsSpec, ParquetSource
 from memlib.specs.encoders import GivenEmbeddings
 from memlib.store import Store

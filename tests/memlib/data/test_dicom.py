@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
 from memlib.data.pictures import DEEP, SEVERAL
-from memlib.data.understood import preview
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, IntensitySpec
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
-from memlib.data.understood import preview
 from memlib.errors import UserError
 from memlib.specs import DataSpec, JoinedSource, LabelsSpec, NpzSource, ScenesSource
 

@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from memlib.data.data_summary import described, preview, understood, warnings
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
 from memlib.data.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
 from memlib.data.shards import CUT, write_shard
 from memlib.data.stored import read_images
-from memlib.data.understood import described, preview, understood, warnings
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, IntensitySpec, ParquetSource, SourceSpec
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import memlib
+from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
-from memlib.data.understood import preview
 from memlib.errors import UserError
 from memlib.specs import TableSource
 

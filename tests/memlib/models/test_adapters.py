@@ -16,9 +16,9 @@ from small_models import save_model
 
 from memlib.errors import UserError
 from memlib.models.causal import load_model
-from memlib.models.external import encoder_digest, outside_digest
-from memlib.models.outside import load_outside
-from memlib.models.own_encoders import load_own_encoder
+from memlib.models.external.encoders import load_own_encoder
+from memlib.models.external.factory import encoder_digest, outside_digest
+from memlib.models.external.language import load_outside
 from memlib.specs import HuggingFaceSpec, PretrainedSpec
 from memlib.specs.encoders import TransformersEncoder
 from memlib.store import Store

@@ -21,8 +21,8 @@ from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
 from memlib.models import causal
 from memlib.models.causal import FolderTokenizer, load_model
-from memlib.models.external import outside_digest
-from memlib.models.outside import Answering, HuggingFace, bytes_of, load_outside
+from memlib.models.external.factory import outside_digest
+from memlib.models.external.language import Answering, HuggingFace, bytes_of, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
 from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
 from memlib.specs import HuggingFaceSpec, ProtocolSpec

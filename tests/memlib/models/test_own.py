@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external import own_digest
-from memlib.models.own import ClassScores, load_own
+from memlib.models.external.classifiers import ClassScores, load_own
+from memlib.models.external.factory import own_digest
 from memlib.observe.models import check_varied, load_any, model_key
 from memlib.observe.outputs import is_constant
 from memlib.specs import TrainedSpec

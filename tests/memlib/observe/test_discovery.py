@@ -10,7 +10,7 @@ import torch
 from small_models import save_model
 
 from memlib.models.causal import Causal
-from memlib.models.outside import HuggingFace
+from memlib.models.external.language import HuggingFace
 from memlib.observe.discovery import STATE_COPIES, near_hits, needed_bits, scheme_log_probs, suffixes
 from memlib.observe.likelihoods import row_bytes
 

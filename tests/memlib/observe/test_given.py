@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from memlib.errors import UserError
-from memlib.observe.given import check_columns, read_outputs
+from memlib.observe.supplied_outputs import check_columns, read_outputs
 from memlib.specs import OutputsSpec
 from memlib.stats.likelihood import log_odds, odds_of
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external import made, scale_of
+from memlib.models.external.classifiers import loaded, with_weights
+from memlib.models.external.factory import made, scale_of
 from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
-from memlib.models.own import loaded, with_weights
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
 from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder

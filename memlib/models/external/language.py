@@ -28,7 +28,7 @@ from torch import Tensor
 
 from memlib.errors import UserError
 from memlib.models.causal import Causal, FolderTokenizer, load_model
-from memlib.models.external import made
+from memlib.models.external.factory import made
 from memlib.models.sequence import CACHE_BYTES
 from memlib.specs import HuggingFaceSpec, ProtocolSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.measures import m_of_label
+from memlib.audits.unique_feature.formulas import m_of_label
 from memlib.audits.unique_feature.recipe import Config, Output
 from memlib.audits.unique_feature.tables import NETS_HISTORY
 from memlib.data.canaries import probe_rows

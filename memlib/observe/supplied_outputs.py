@@ -17,7 +17,7 @@ from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of, reas
 from memlib.data.examples import open_location
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
-from memlib.observe.names import asked_as
+from memlib.observe.pseudonyms import asked_as
 from memlib.specs import OutputsSpec
 from memlib.specs.data import QUERY
 from memlib.stats.likelihood import decimals_of

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external import made
+from memlib.models.external.factory import made
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
 from memlib.specs import TrainedSpec

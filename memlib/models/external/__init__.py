@@ -1,0 +1,1 @@
+"""Models trained elsewhere: classifiers, encoders and language models."""
