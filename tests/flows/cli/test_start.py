@@ -194,7 +194,7 @@ def test_a_slip_on_the_command_line_is_one_line(command: str, said: str, capsys:
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "flows.cli.entry", "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert run.stdout is not None
     run.stdout.close()  # as head does

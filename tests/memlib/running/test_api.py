@@ -17,7 +17,7 @@ from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
 from memlib.runs.run import Run
 
-RECIPE = Path(__file__).parents[2] / "deployments/starters/self_influence.yaml"
+RECIPE = Path(__file__).parents[3] / "deployments/starters/self_influence.yaml"
 CHANGES: dict[str, Any] = {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}
 
 

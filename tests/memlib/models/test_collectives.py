@@ -14,7 +14,7 @@ from memlib.errors import RunError
 from memlib.models import collectives
 from memlib.models.collectives import share, share_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VALUES: list[Any] = [None, True, 7, -1, 0.1, float("inf"), "a proböem", [1, "x"], {"a": None}]
 
 
