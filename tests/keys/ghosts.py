@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import memlib.models.external.language  # noqa: F401  _ghosts replaces its function
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from safetensors.numpy import save_file
 
+import memlib.models.external.language  # noqa: F401  _ghosts replaces its function
 from flows import sweep
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import body_of, resolved, stages_of
