@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from memlib.errors import RunError, UserError
 from memlib.identity import canonical_json
+from memlib.runs import NoSuchRun
 from memlib.runs.records import DamagedEntry, IndexedRun, Pin, RunEntry, RunRecord, parse_index
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
@@ -176,7 +177,7 @@ def find_run(store: Store, prefix: str) -> RunRecord:
     """Read the manifest of the only finished run whose name starts with a prefix.
 
     Raises:
-        UserError: when no name, or more than one, starts with it.
+        NoSuchRun: when no name, or more than one, starts with it.
         RunError: when the manifest cannot be read.
     """
     return read_run(store, only_name(store, prefix, run_names(store)))
@@ -186,12 +187,13 @@ def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
     """Return the only name of a run that starts with a prefix.
 
     Raises:
-        UserError: when no name, or more than one, starts with it.
+        NoSuchRun: when no name, or more than one, starts with it.
     """
     matches = list(dict.fromkeys(name for name in names if name.startswith(prefix)))
     if len(matches) != 1:
         count = "no run id" if not matches else f"{len(matches)} run ids"
-        raise UserError(f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs")
+        message = f"{count} in {store.uri} begin{'s' if len(matches) < 2 else ''} with {prefix!r}; see memlib runs"
+        raise NoSuchRun(message, prefix)
     return matches[0]
 
 

@@ -207,7 +207,8 @@ def open(run: str, *, store: str | None = None) -> Run:
         store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
 
     Raises:
-        UserError: when there is no store, or when no run or more than one run in it matches.
+        UserError: when there is no store.
+        NoSuchRun: when no run or more than one run in it matches.
         RunError: when the run's manifest cannot be read.
 
     Example:

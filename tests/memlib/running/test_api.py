@@ -15,6 +15,7 @@ import memlib
 import memlib.audits.self_influence
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
+from memlib.runs import NoSuchRun
 from memlib.runs.run import Run
 
 RECIPE = Path(__file__).parents[3] / "deployments/starters/self_influence.yaml"
@@ -78,7 +79,7 @@ def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
 
 def test_a_run_opens_by_the_beginning_of_its_name(run: Run, store: str) -> None:
     assert memlib.open(run.id[:5], store=store).record.scores == run.record.scores
-    with pytest.raises(UserError, match="no run id in"):
+    with pytest.raises(NoSuchRun, match="no run id in"):
         memlib.open("zz", store=store)
     with pytest.raises(UserError):
         memlib.open("zz", store=f"{store}-that-is-missing")
