@@ -87,6 +87,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(TOYS / "class_sizes", folder / "memlib/audits/class_sizes")
     shutil.copy(TOYS / "flow.py", folder / "flows/class_sizes.py")
+    shutil.copy(TOYS / "starter.yaml", folder / "deployments/starters/class_sizes.yaml")
     shutil.copy(TOYS / "margin.py", folder / "memlib/objectives/margin.py")
     shutil.copy(TOYS / "stripes.py", folder / "memlib/data/stripes.py")
     for file, there, before in (*AUDIT, *OBJECTIVE, *SOURCE):
@@ -113,7 +114,8 @@ def call(project: Path) -> Call:
 
 
 def test_an_audit_is_a_package_a_flow_and_a_line(project: Path, call: Call) -> None:
-    (project / "sizes.yaml").write_text("audit: class_sizes\ntitle: toy\ndata: {source: {kind: digits}, image_size: 8}\n")
+    call("init", "class-sizes", "sizes.yaml")
+    assert "valid recipe for the class-sizes audit" in call("validate", "sizes.yaml").stdout
     asked = ("class-sizes", "--recipe", "sizes.yaml", "--store", "store")
     assert "How unevenly are the examples spread" in call("run", "--help").stdout
     assert "class_sizes" in call("plan", *asked).stdout

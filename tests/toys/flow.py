@@ -1,8 +1,11 @@
 """Flow of the toy audit, from images to a page."""
 
+from typing import Any
+
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.stages import Count, Report
 
+from memlib.audits.arrangement import prefect_flow
 from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode
 from memlib.pipeline.stage import Runner
@@ -17,3 +20,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     scores = runner.run(Count(shard, recipe.smallest))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores))
     return runner.publish(recipe, scores, report, {"shard": shard})
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `class_sizes` when it is asked for."""
+    return prefect_flow("class_sizes", name)
