@@ -78,7 +78,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     named = {stage.name: trained[side] for side, stage in training.items()}
     named |= {f"start of {training[side].name}": model for side, model in started.items()}
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
-    runner.let_go(observations.embedded)
+    runner.evict(observations.embedded)
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
 

@@ -122,7 +122,7 @@ def carry_out(
         _places(opened, manifest),
     )
     if within is None:
-        eviction.let_go(opened, shared.passing, resources, say=context.note)
+        eviction.evict(opened, shared.transient, resources, say=context.note)
     if (finished := _finished.get()) is not None:
         finished.append(manifest)
     return manifest
@@ -203,7 +203,7 @@ class CellsRunner(StageRunner):
         context = self.context
         unforced = {name: cell for name, cell in cells.items() if not self._forced(cell)}
         return {
-            **finished_cells(unforced, context.store, context.resources, say=context.warn, passing=context.shared.passing)
+            **finished_cells(unforced, context.store, context.resources, say=context.warn, transient=context.shared.transient)
         }
 
     def _forced(self, cell: CellRequest) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Shared:
     renewed: set[Ref] = field(default_factory=set)
     old_code: OldCode = field(default_factory=OldCode)
     stages: dict[Ref, AnyStage] = field(default_factory=dict)  # stages whose files may be evicted
-    passing: list[AnyArtifact] = field(default_factory=list)
+    transient: list[AnyArtifact] = field(default_factory=list)
     look: str = ""  # id of the sweep
     spent: float = 0.0  # worker seconds
     spending: threading.Lock = field(default_factory=threading.Lock)

@@ -75,9 +75,9 @@ class StageRunner:
         refs: Refs = as_task(kind.title, work, label=_label(stages))
         return [Artifact(self.store, ref, kind) for ref in refs]
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """Mark artifacts whose files may be evicted once the run, or its sweep, has ended."""
-        self.context.shared.passing += artifacts
+        self.context.shared.transient += artifacts
 
     def warn(self, text: str) -> None:
         """Print a warning, on a terminal as well as in a log."""
@@ -232,13 +232,13 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
     read = sorted({artifact.ref for stage in readers for artifact in stage.reads_passing}, key=str)
     for name in dict.fromkeys(ref.stage for ref in read):
         with context.turn(name):  # another cell may be about to recompute the same artifacts
-            complete = {ref: context.store.artifacts.is_whole(ref) for ref in read if ref.stage == name}
-            evicted = {ref: context.shared.stages[ref] for ref, is_whole in complete.items() if not is_whole}
+            complete = {ref: context.store.artifacts.is_complete(ref) for ref in read if ref.stage == name}
+            evicted = {ref: context.shared.stages[ref] for ref, is_complete in complete.items() if not is_complete}
             if not evicted:
                 continue
             context.note(f"{_line_name(context, evicted)}: needed again after their files were evicted")
             for ref in evicted:
-                if not context.store.artifacts.is_whole(ref):  # another driver may have recomputed it meanwhile
+                if not context.store.artifacts.is_complete(ref):  # another driver may have recomputed it meanwhile
                     context.discard(ref)
             with _at_work(context, evicted) as bars:
                 _compute(context, type(next(iter(evicted.values()))), evicted, bars)

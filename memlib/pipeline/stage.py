@@ -321,7 +321,7 @@ class Runner(Protocol):
         """Show the user a warning."""
         ...
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """After the run, evict transient files of artifacts that no stage will read again, if the resources allow it."""
         ...
 

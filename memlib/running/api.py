@@ -14,7 +14,7 @@ from memlib.pipeline.stage import AnyStage
 from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.comparison import Comparison, compare
-from memlib.running.eviction import let_go
+from memlib.running.eviction import evict
 from memlib.running.finished import finished
 from memlib.running.finished import plan as planned
 from memlib.running.planning import Plan
@@ -85,7 +85,7 @@ def run(
         assert record is not None  # only plans return None
         for line in dict.fromkeys((*audit.limits(spec), *runner.warnings)):
             _warn(line)
-        let_go(opened, runner.passing, resources, say=_warn)
+        evict(opened, runner.transient, resources, say=_warn)
     return Run(opened, record)
 
 

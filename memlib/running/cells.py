@@ -33,7 +33,7 @@ def finished_cells(
     resources: Resources,
     *,
     say: Callable[[str], None],
-    passing: list[AnyArtifact] | None = None,
+    transient: list[AnyArtifact] | None = None,
 ) -> dict[str, RunRecord]:
     """Return the runs of finished cells, by cell, as they were published.
 
@@ -45,7 +45,7 @@ def finished_cells(
         store: the store that may hold the runs.
         resources: machine settings.
         say: called with messages for the user.
-        passing: extended by the artifacts whose transient files may be evicted.
+        transient: extended by the artifacts whose transient files may be evicted.
     """
     known = {entry["asks"] for entry in list_runs(store).entries}
     candidates = {name: cell for name, cell in cells.items() if asks_digest(cell.recipe.model_dump(mode="json")) in known}
@@ -57,8 +57,8 @@ def finished_cells(
         for name, cell in candidates.items():
             run = runner.run_of(cell)
             if run is not None and all(path in existing for path in run.published):
-                if passing is not None:
-                    passing += runner.passing
+                if transient is not None:
+                    transient += runner.transient
                 runs[name] = run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
     limits = [line for name in runs for line in AUDITS[cells[name].audit].limits(cells[name].recipe)]
     for line in dict.fromkeys([*limits, *(runner.plan.old_code.lines if runs else [])]):
@@ -73,7 +73,7 @@ class _Naming(PlanRunner):
         """Return a cell's finished run; None if any part is missing or was computed from inputs that have since changed."""
         self._refs: list[Ref] = []
         self._run = ""
-        self.passing: list[AnyArtifact] = []
+        self.transient: list[AnyArtifact] = []
         try:
             body_of(AUDITS[cell.audit])(self, cell.recipe)
             if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
@@ -87,9 +87,9 @@ class _Naming(PlanRunner):
         self._refs += [stage.identity.ref for stage in stages]
         return super().run_all(stages)
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """Record the artifacts whose transient files may be evicted."""
-        self.passing += artifacts
+        self.transient += artifacts
 
     def publish(
         self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]

@@ -9,7 +9,7 @@ from memlib.specs import Resources
 from memlib.store import Store
 
 
-def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, *, say: Callable[[str], None]) -> None:
+def evict(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, *, say: Callable[[str], None]) -> None:
     """Evict the transient files of artifacts, if the resources allow it and no run in progress may read them.
 
     Args:
@@ -26,6 +26,6 @@ def let_go(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources,
     freed = 0
     for artifact in dict.fromkeys(artifacts):
         names = [name for name in artifact.files if artifact.stage.passing and fnmatch(name, artifact.stage.passing)]
-        freed += store.artifacts.let_go(artifact.ref, names)
+        freed += store.artifacts.evict(artifact.ref, names)
     if freed:
         say(f"{freed / 2**20:.1f} MiB of embeddings were evicted (resources.keep_embeddings)")

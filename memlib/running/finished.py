@@ -13,7 +13,7 @@ from memlib.pipeline import user_code
 from memlib.pipeline.stage import AnyArtifact, Artifact, CellRequest, Ended
 from memlib.pipeline.tables import Tables
 from memlib.recipes.named_files import check_files
-from memlib.running.eviction import let_go
+from memlib.running.eviction import evict
 from memlib.running.planning import Plan, PlanRunner
 from memlib.running.runners import FinishedRunner
 from memlib.runs.index import list_runs
@@ -58,7 +58,7 @@ def finished(
         run = body_of(audit)(runner, recipe)
     except RunError:
         return None
-    let_go(store, runner.passing, resources, say=say)
+    evict(store, runner.transient, resources, say=say)
     for line in (*audit.limits(recipe), *runner.warnings, *runner.old_code.lines):
         say(line)
     return run

@@ -279,7 +279,7 @@ class PlanRunner:
         )
         return artifact
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """Evict nothing."""
 
     def warn(self, text: str) -> None:
@@ -319,7 +319,7 @@ class PlanRunner:
         if stage.passing:
             self._stages[ref] = stage
         for artifact in () if plan.parts[ref].hit else stage.reads_passing:
-            if plan.parts[artifact.ref].hit and self.store.artifacts.let_go_of(artifact.ref):
+            if plan.parts[artifact.ref].hit and self.store.artifacts.evicted_files(artifact.ref):
                 evicted = self._stages[artifact.ref]
                 plan.again(artifact.ref, evicted.identity.spec, evicted.units)
         with contextlib.suppress(CorruptArtifact):

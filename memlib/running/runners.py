@@ -34,7 +34,7 @@ class PlainRunner:
 
     Attributes:
         warnings: warnings for the user.
-        passing: artifacts with files that may be evicted, see `memlib.running.eviction.let_go`.
+        transient: artifacts with files that may be evicted, see `memlib.running.eviction.evict`.
         old_code: stages whose artifacts were reused although their code has changed.
     """
 
@@ -44,7 +44,7 @@ class PlainRunner:
         self._stages: dict[Ref, AnyStage] = {}
         self.warnings: list[str] = []
         self.old_code = OldCode()
-        self.passing: list[AnyArtifact] = []
+        self.transient: list[AnyArtifact] = []
 
     @property
     def store(self) -> Store:
@@ -91,7 +91,7 @@ class PlainRunner:
         import torch
 
         for artifact in stage.reads_passing:
-            if not self._store.artifacts.is_whole(artifact.ref):
+            if not self._store.artifacts.is_complete(artifact.ref):
                 self._store.artifacts.discard(artifact.ref)
                 self._known.forget_content(artifact.ref)
                 self._make(self._stages[artifact.ref], artifact.ref)
@@ -109,9 +109,9 @@ class PlainRunner:
         """Run the parts of a step in the given order."""
         return [self.run(stage) for stage in stages]
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Append artifacts to `passing`."""
-        self.passing += artifacts
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
+        """Append artifacts to `transient`."""
+        self.transient += artifacts
 
     def warn(self, text: str) -> None:
         """Append a warning to `warnings`."""
@@ -126,7 +126,7 @@ class PlainRunner:
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
         """Run cells one after another, except those that are already finished."""
         done: dict[str, RunRecord | str] = {}
-        done |= finished_cells(cells, self._store, self.resources, say=self.warn, passing=self.passing)
+        done |= finished_cells(cells, self._store, self.resources, say=self.warn, transient=self.transient)
         for name, cell in cells.items():
             if name not in done:
                 inner = copy.copy(self)  # shares what is known of artifacts
@@ -161,7 +161,7 @@ class FinishedRunner(PlainRunner):
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
         """Return the finished runs of all cells."""
-        runs = finished_cells(cells, self._store, self.resources, say=self.warn, passing=self.passing)
+        runs = finished_cells(cells, self._store, self.resources, say=self.warn, transient=self.transient)
         if missing := cells.keys() - runs.keys():
             raise Unfinished(f"cells are not finished: {', '.join(sorted(missing))}")
         return runs

@@ -106,7 +106,7 @@ class Artifacts:
         try:
             self._check_there(ref, manifest, manifest.files)
         except CorruptArtifact:
-            evicted = self.let_go_of(ref)
+            evicted = self.evicted_files(ref)
             if not evicted:
                 raise
             kept = {name: file for name, file in manifest.files.items() if name not in evicted}
@@ -158,7 +158,7 @@ class Artifacts:
             return self._backend.local(f"{ref.folder}/{manifest.attempt}/{name}", manifest.files[name])
         except Damaged as error:
             self._known.pop(ref, None)
-            reason = "was evicted; run the audit again" if name in self.let_go_of(ref) else f"is {error}"
+            reason = "was evicted; run the audit again" if name in self.evicted_files(ref) else f"is {error}"
             raise CorruptArtifact(f"artifact {ref}: file {name} {reason}", ref) from error
 
     def problems(self, ref: Ref) -> list[str]:
@@ -173,7 +173,7 @@ class Artifacts:
             try:
                 digest = self._backend.digest(f"{ref.folder}/{manifest.attempt}/{name}")
             except FileNotFoundError:
-                if name not in self.let_go_of(ref):
+                if name not in self.evicted_files(ref):
                     problems.append(f"file {name} is missing")
                 continue
             except IsADirectoryError:
@@ -186,13 +186,13 @@ class Artifacts:
 
     # -- evicting files -------------------------------------------------------------------------------
 
-    def let_go(self, ref: Ref, names: Collection[str]) -> int:
+    def evict(self, ref: Ref, names: Collection[str]) -> int:
         """Evict some of an artifact's files, and return their total size in bytes; the artifact remains committed.
 
-        A run that needs evicted files recomputes the artifact; see `let_go_of`.
+        A run that needs evicted files recomputes the artifact; see `evicted_files`.
         """
         manifest = self.manifest(ref)
-        folder, evicted = f"{ref.folder}/{manifest.attempt}", self.let_go_of(ref)
+        folder, evicted = f"{ref.folder}/{manifest.attempt}", self.evicted_files(ref)
         selected = sorted(name for name in names if name in manifest.files and name not in evicted)
         if selected:
             self._place.publish(f"{folder}/{LET_GO}", json.dumps(sorted({*evicted, *selected})).encode(), secret=True)
@@ -201,12 +201,12 @@ class Artifacts:
             self._backend.forget(manifest.files[name])
         return sum(manifest.files[name].size for name in selected)
 
-    def is_whole(self, ref: Ref) -> bool:
+    def is_complete(self, ref: Ref) -> bool:
         """Return whether an artifact is committed (has a manifest) and none of its files has been evicted."""
         self._known.pop(ref, None)
-        return self.has(ref) and not self.let_go_of(ref)
+        return self.has(ref) and not self.evicted_files(ref)
 
-    def let_go_of(self, ref: Ref) -> frozenset[str]:
+    def evicted_files(self, ref: Ref) -> frozenset[str]:
         """Return the names of an artifact's evicted files; empty if there is no artifact."""
         try:
             content = self._backend.read(f"{ref.folder}/{self.manifest(ref).attempt}/{LET_GO}")

@@ -108,7 +108,7 @@ class GhostRunner:
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
         return self._run(stage)
 
-    def let_go(self, artifacts: Sequence[AnyArtifact]) -> None:
+    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         pass
 
     def warn(self, text: str) -> None:

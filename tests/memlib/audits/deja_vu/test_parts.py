@@ -22,7 +22,7 @@ from memlib.errors import CorruptArtifact
 from memlib.observe.search import search
 from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.recipes.files import load_recipe, validate
-from memlib.running.eviction import let_go
+from memlib.running.eviction import evict
 from memlib.running.finished import plan
 from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts, check_run
@@ -191,31 +191,31 @@ def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
 ) -> None:
     shutil.copytree(whole[0].store.uri, tmp_path / "store", symlinks=True)
     store, said = Store(str(tmp_path / "store")), list[str]()
-    passing = [Artifact(store, artifact.ref, Embed) for artifact in whole[0].passing]
-    let_go(store, passing, Resources(), say=said.append)
+    transient = [Artifact(store, artifact.ref, Embed) for artifact in whole[0].transient]
+    evict(store, transient, Resources(), say=said.append)
     assert not said  # by default they stay
     arrays = set((tmp_path / "store" / "artifacts" / "embed").rglob("*.npy"))
     note = tmp_path / "store" / "requests" / f"{'0' * 12}.json"
     note.parent.mkdir(exist_ok=True)
     note.write_text("{}")
-    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    evict(store, transient, Resources(keep_embeddings=False), say=said.append)
     assert "other runs are in progress" in said.pop()
     note.unlink()
-    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    evict(store, transient, Resources(keep_embeddings=False), say=said.append)
     assert "MiB of embeddings were evicted" in said.pop()
     assert arrays
     assert not any(path.exists() for path in arrays)
-    assert not list(check_artifacts(store, {artifact.ref for artifact in passing}))
+    assert not list(check_artifacts(store, {artifact.ref for artifact in transient}))
     assert not garbage(store, days=0)
-    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    evict(store, transient, Resources(keep_embeddings=False), say=said.append)
     assert not said  # there is nothing left
     with pytest.raises(CorruptArtifact, match="was evicted"):
-        passing[0].open().layer("backbone")
-    assert not store.artifacts.is_whole(passing[0].ref)
-    left = passing[0].store.artifacts
-    file = tmp_path / "store" / passing[0].ref.folder / left.manifest(passing[0].ref).attempt / "backbone.npy"
+        transient[0].open().layer("backbone")
+    assert not store.artifacts.is_complete(transient[0].ref)
+    left = transient[0].store.artifacts
+    file = tmp_path / "store" / transient[0].ref.folder / left.manifest(transient[0].ref).attempt / "backbone.npy"
     file.write_bytes(b"left by who was killed over it")
-    let_go(store, passing, Resources(keep_embeddings=False), say=said.append)
+    evict(store, transient, Resources(keep_embeddings=False), say=said.append)
     assert not file.exists()
 
     again, units, _ = carried_out(tmp_path / "store")
@@ -232,6 +232,6 @@ def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
     assert not any(not planned.parts[ref].hit for ref in probed)  # nobody reads these
     more, units, _ = carried_out(tmp_path / "store", *wider)
     assert {ref.split("/")[0] for ref in more._work.computed} == {"search", "score", "report"}
-    assert not any(store.artifacts.let_go_of(ref) for ref in planned.parts if ref.stage == "embed" and ref not in probed)
+    assert not any(store.artifacts.evicted_files(ref) for ref in planned.parts if ref.stage == "embed" and ref not in probed)
     five = [units.filter(pc.equal(units["k"], 5)), whole[1].filter(pc.equal(whole[1]["k"], 5))]
     assert_same_units(*five)
