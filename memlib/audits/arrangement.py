@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memlib.runs.records import RunRecord
 
 
-FOLDER = Path(__file__).parents[2] / "flows"
+FOLDER = Path(__file__).resolve().parents[2] / "flows"
 
 
 class Body(Protocol):
@@ -78,9 +78,10 @@ def prefect_flow(module: str, name: str) -> Any:
     if name != module:
         raise AttributeError(f"module 'flows.{module}' has no attribute {name!r}")
     place = find_spec("flows")
-    if place is None or FOLDER not in map(Path, place.submodule_search_locations or ()):
-        found = "missing" if place is None else f"hidden by {', '.join(place.submodule_search_locations or ())}"
-        raise UserError(f"memlib's package flows is {found}; deploy from another folder")
+    found = [] if place is None else list(place.submodule_search_locations or ())
+    if FOLDER not in (Path(folder).resolve() for folder in found):
+        state = f"hidden by {', '.join(found)}" if found else "missing"
+        raise UserError(f"memlib's package flows is {state}; deploy from another folder")
     audit = AUDITS[audit_of(module)]
     return import_module("flows.deployed").audit_flow(audit.name, audit.question)
 

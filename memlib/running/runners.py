@@ -131,6 +131,7 @@ class PlainRunner:
             if name not in done:
                 inner = copy.copy(self)  # shares what is known of artifacts
                 inner._work = Work(self.resources, look=look)
+                self.warnings += AUDITS[cell.audit].limits(cell.recipe)
                 try:
                     run = body_of(AUDITS[cell.audit])(inner, cell.recipe)
                     assert run is not None

@@ -1,11 +1,13 @@
 """The flow of deployments: what its parameters request, and how a mistake ends."""
 
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from flows import deja_vu
 from flows.deployed import audit
-from memlib.errors import EngineLost, RunError, StoreUnreachable
+from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 
 
 def test_a_mistake_ends_as_one_line(tmp_path: Path) -> None:
@@ -38,3 +40,20 @@ def test_what_a_machine_did_is_a_crash_and_is_run_again(
     state = audit.fn(store=str(tmp_path / "store"))
     assert (state.is_crashed(), state.is_failed()) == (crashed, not crashed)
     assert state.message == str(error)
+
+
+def test_an_arrangement_has_one_flow_of_its_own_name() -> None:
+    assert deja_vu.deja_vu.name == "deja-vu"
+    assert deja_vu.deja_vu is deja_vu.deja_vu
+    state = deja_vu.deja_vu.fn(recipe="exposure_smoke", store="/tmp")
+    assert state.message == "recipe exposure_smoke is for the exposure audit, not deja-vu"
+    with pytest.raises(AttributeError, match="has no attribute 'exposure'"):
+        _ = deja_vu.exposure
+
+
+def test_a_package_that_hides_the_flows_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hiding = ModuleSpec("flows", None, is_package=True)
+    hiding.submodule_search_locations = [str(tmp_path / "flows")]
+    monkeypatch.setattr("memlib.audits.arrangement.find_spec", lambda name: hiding)
+    with pytest.raises(UserError, match=f"hidden by {tmp_path}/flows; deploy from another folder"):
+        _ = deja_vu.deja_vu
