@@ -302,7 +302,7 @@ def test_what_a_users_code_says_in_its_exceptions_is_not_repeated() -> None:
         raise KeyError("my pin is 4071")
 
     mine.next_log_probs = answer
-    with pytest.raises(UserError, match=r"KeyError at test_outside.py:\d+$") as caught:
+    with pytest.raises(UserError, match=r"KeyError at test_language.py:\d+$") as caught:
         Answering(mine, name="m").begin(())
     assert caught.value.__cause__ is None
 
