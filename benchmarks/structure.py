@@ -6,9 +6,9 @@ Only syntax trees are read: nothing is imported. Modules are those of memlib, ta
 modules, folders or functions do not exceed.
 """
 
+import argparse
 import ast
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,4 +171,6 @@ def main(folders: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [str(Path(__file__).parents[1])])
+    parser = argparse.ArgumentParser(description="Print measures of the structure of checkouts, a column each.")
+    parser.add_argument("folders", nargs="*", default=[str(Path(__file__).parents[1])], help="checkouts; by default this one")
+    main(parser.parse_args().folders)
