@@ -21,6 +21,7 @@ from memlib.stats.randomization import Design, detectable, detectable_answers, t
 from memlib.stats.totals import grouped_interval, resampled_differences
 
 PERSONS, WORLDS, REDRAWS, CLASSES = 60, 6, 400, 3
+UNEQUAL_DRAWS = 200
 LAWS = {
     "3 images each": lambda rng, count: np.full(count, 3),
     "1 to 60 images": lambda rng, count: rng.integers(1, 61, count),
@@ -262,6 +263,68 @@ def report_power(rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
+# -- power where persons are unequal ----------------------------------------------------------------------
+
+STATISTICS = ("share_excess", "SSLMem, models of one scale", "SSLMem, one model tighter throughout")
+PLANTED = {"share_excess": 0.1, STATISTICS[1]: 0.05, STATISTICS[2]: 0.05}  # share of answers, or of distances, due to memory
+
+
+def judge_unequal(unit: str) -> Row:
+    """Plant memory in the images of unequal persons, and test the sum of the gains and today's difference of means."""
+    name = unit.rsplit("/", 1)[0]
+    rng = np.random.default_rng(derive_seed(8, unit) % 2**31)
+    now = before = null_now = null_before = 0
+    for draw in range(UNEQUAL_DRAWS):
+        persons = np.repeat(np.arange(PERSONS), LAWS["1 to 60 images"](rng, PERSONS))
+        design = design_of(rng, (np.arange(PERSONS) % CLASSES)[persons], persons, 0.5)
+        memory = PLANTED[name]
+        for planted in (0.0, memory):
+            gains = (answers if name == STATISTICS[0] else distances)(rng, design, planted, tighter=name == STATISTICS[2])
+            shown = permutation_p(design.difference(gains), design.redrawn_differences(gains, 199, seed=draw)) <= 0.05
+            sums = design.redrawn_sums(gains, 199, seed=draw)
+            formerly = permutation_p(float(gains[design.first].sum()), sums) <= 0.05
+            if planted:
+                now, before = now + shown, before + formerly
+            else:
+                null_now, null_before = null_now + shown, null_before + formerly
+    found = {"now": now, "before": before, "null_now": null_now, "null_before": null_before}
+    return {"kind": name, **{key: int(value) for key, value in found.items()}, "count": UNEQUAL_DRAWS}
+
+
+def answers(rng: np.random.Generator, design: Design, planted: float, *, tighter: bool) -> NDArray[np.float64]:
+    """Return right answers of A's model minus those of B's, of which A's is better at all images."""
+    count = len(design.first)
+    ease = rng.random(design.num_groups)[design.number]
+    right_a, right_b = rng.random(count) < 0.2 + 0.6 * ease, rng.random(count) < 0.6 * ease
+    learnt = rng.random(count) < planted
+    right_a, right_b = right_a | (learnt & design.first), right_b | (learnt & ~design.first)
+    gains: NDArray[np.float64] = right_a.astype(np.float64) - right_b
+    return gains
+
+
+def distances(rng: np.random.Generator, design: Design, planted: float, *, tighter: bool) -> NDArray[np.float64]:
+    """Return distances between views under B's model minus those under A's; an image's own model places them closer."""
+    count = len(design.first)
+    own = rng.gamma(20.0, 1 / 20, design.num_groups)[design.number] * rng.gamma(20.0, 1 / 20, count)
+    scale_a = 0.7 if tighter else 1.0
+    noise = 0.1 * rng.normal(size=(2, count))
+    under_a = scale_a * own * (1 - planted * design.first) + noise[0]
+    under_b = own * (1 - planted * ~design.first) + noise[1]
+    gains: NDArray[np.float64] = under_b - under_a
+    return gains
+
+
+def report_unequal(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"Simulated: {PERSONS} persons of 1 to 60 images, {CLASSES} classes; before: the sum of the gains on side A, redrawn with the persons. Memory: an"
+    yield "image's own model answers one in ten rightly from memory, or places views a twentieth closer together. One model is better than the other"
+    yield "(.2 of answers), or tighter (.7 of distances)."
+    yield ""
+    yield from table(
+        ("statistic", "shown", "shown before", "shown without memory", "before, without memory"),
+        ((r["kind"], *(rate(r[key], r["count"]) for key in ("now", "before", "null_now", "null_before"))) for r in rows),
+    )
+
+
 # -- looking again ---------------------------------------------------------------------------------------
 
 LOOKS = ("one pair of models, then three", "five seeds of the split")
@@ -370,6 +433,11 @@ PARTS = (
         "deja-vu-power",
         "Is what a run says that it would have found, found four times out of five?",
         lambda: iter(POWERS), judge_power, report_power,
+    ),
+    Part(
+        "persons-power",
+        "Is memory found where persons have unequally many images and one model differs from the other throughout?",
+        lambda: (f"{name}/0" for name in STATISTICS), judge_unequal, report_unequal,
     ),
     Part(
         "deja-vu-looks",
