@@ -5,7 +5,18 @@ import importlib
 
 from benchmarks.validity.harness import Part, carry_out, heading
 
-MODULES = ("smoke", "gate", "deja_vu", "deja_vu_alone", "persons", "forgetting", "unique_feature", "exposure", "sweeps")
+MODULES = (
+    "smoke",
+    "gate",
+    "deja_vu",
+    "deja_vu_alone",
+    "persons",
+    "forgetting",
+    "unique_feature",
+    "exposure",
+    "sweeps",
+    "words",
+)
 
 
 def parts() -> dict[str, Part]:

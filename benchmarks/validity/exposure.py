@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import scipy.stats
 import torch
 from numpy.typing import NDArray
@@ -53,11 +54,11 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(plain | changes)
 
 
-def findings(models: Sequence[Scored], said: Recipe, size: int) -> list[Row]:
+def findings(models: Sequence[Scored], said: Recipe, size: int, documents: pa.Table | None = None) -> list[Row]:
     """Return the findings of the audit's own functions for some models, params as mappings."""
     with patch.object(scores, "_extrapolate", lambda *_: None):  # the skew-normal law, which no test rests on
         units = score(models, size, said.score)
-    rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
+    rows = summarize(models, units, empty_extractions(), said, size=size, documents=documents).to_pylist()
     return [{**row, "params": json.loads(row["params"])} for row in rows]
 
 
