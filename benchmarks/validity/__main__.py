@@ -16,6 +16,7 @@ MODULES = (
     "exposure",
     "sweeps",
     "words",
+    "forests",
 )
 
 
