@@ -11,7 +11,6 @@ from typing import Any
 from flows.cli.start import check_prefect
 from flows.environment import prepare_environment
 from memlib.audits.arrangement import check_stages
-from memlib.pipeline import user_code
 from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.finished import finished, has_server
@@ -55,7 +54,7 @@ def run(
         RunError: if a stage fails, or Ray or the store is lost.
     """
     request = AuditRequest.read(recipe, changes or {}, resources)
-    user_code.allow(user_code.modules_in(request.recipe.model_dump(mode="json")))
+    request.allow_code()
     prepare_environment()
     opened = Store(chosen_store(store))
     options = RunOptions(quiet=quiet, force=tuple(force), cascade=cascade)

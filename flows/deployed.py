@@ -40,11 +40,11 @@ def audit(
 
 
 @functools.cache
-def audit_flow(audit: str, question: str) -> Flow[Any, Any]:
+def audit_flow(name: str, question: str) -> Flow[Any, Any]:
     """Return the Prefect flow of one audit, `flows.<audit>.<audit>`, which refuses recipes of other audits.
 
     Args:
-        audit: the audit's name on the command line.
+        name: the audit's name on the command line.
         question: the question that it answers, shown in Prefect's UI.
     """
 
@@ -54,13 +54,13 @@ def audit_flow(audit: str, question: str) -> Flow[Any, Any]:
         store: str = DEFAULT_STORE,
         resources: Resources = Resources(),
     ) -> Any:
-        return _run(recipe, changes, store, resources, audit)
+        return _run(recipe, changes, store, resources, name)
 
-    run.__name__ = run.__qualname__ = audit.replace("-", "_")
+    run.__name__ = run.__qualname__ = name.replace("-", "_")
     run.__module__ = f"flows.{run.__name__}"  # the place from which workers load it
-    _, _, parameters = (globals()["audit"].fn.__doc__ or "").partition("\n")
+    _, _, parameters = (audit.fn.__doc__ or "").partition("\n")
     run.__doc__ = f"{question}\n{parameters}"
-    return flow(name=audit, validate_parameters=True)(run)
+    return flow(name=name, validate_parameters=True)(run)
 
 
 def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources, expected: str = "") -> Any:

@@ -27,7 +27,6 @@ from flows.interrupts import interrupt, keep_interrupts
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
 from memlib.audits.arrangement import check_stages
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
-from memlib.pipeline import user_code
 from memlib.recipes.files import load_recipe, overridden, printed_recipe, shipped_recipes, validate
 from memlib.recipes.request import AuditRequest
 from memlib.runs.journal import log_as_asked
@@ -110,9 +109,7 @@ def run(
 
         os.environ[REHASH] = "1"
     request = AuditRequest.of_command(what, recipe, set_)
-    user_code.allow(
-        user_code.modules_in(request.recipe.model_dump(mode="json"))
-    )  # a recipe given on the command line may run code
+    request.allow_code()
     _carry_out(request, store, RunOptions(quiet or json_, verbose, tuple(force_stage), cascade), as_json=json_)
 
 

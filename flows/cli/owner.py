@@ -19,7 +19,6 @@ from memlib.audits.base import Audit
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
 from memlib.observe.pseudonyms import asked_as
-from memlib.pipeline import user_code
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Spec
 from memlib.store import DEFAULT_STORE, Store
@@ -128,7 +127,7 @@ def export(
 def _audit_of(recipe: str, set_: Sequence[str]) -> tuple[Audit, Spec]:
     """Return a recipe's audit and the recipe, whose code may run because it was given on the command line."""
     request = AuditRequest.read(recipe, set_)
-    user_code.allow(user_code.modules_in(request.recipe.model_dump(mode="json")))
+    request.allow_code()
     return request.audit, request.recipe
 
 

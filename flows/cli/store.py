@@ -20,7 +20,15 @@ from rich.table import Table
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
-from memlib.report.format import finding_rows, format_interval, format_p, format_setting, format_value, varying_params
+from memlib.report.format import (
+    finding_rows,
+    format_interval,
+    format_p,
+    format_setting,
+    format_settings,
+    format_value,
+    varying_params,
+)
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
@@ -315,7 +323,7 @@ def _print_comparison(found: Comparison) -> None:
     params = [_both_params(change) for change in changed]
     varying, groups = varying_params(params), dict[str, list[tuple[str, ...]]]()
     for change, at in zip(changed, params, strict=True):
-        setting = ", ".join(format_setting(name, at[name]) for name in varying if name in at)
+        setting = format_settings(varying, at)
         groups.setdefault(setting, []).extend(_finding_lines(change))
     widths = _widths([*heading, *(line for group in groups.values() for line in group)])
     for number, (setting, lines) in enumerate([("", heading), *groups.items()]):

@@ -59,7 +59,7 @@ def check_stages(audit: Audit, named: Iterable[str]) -> None:
 
 
 def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's content; including the content of other recipes that it refers to."""
+    """Return a recipe's content, including the content of other recipes that it refers to."""
     resolve: Callable[[dict[str, Any]], dict[str, Any]] = getattr(_module(audit), "resolved", dict)
     return resolve(content)
 

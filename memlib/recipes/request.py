@@ -13,6 +13,7 @@ from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import resolved
 from memlib.audits.base import Audit
 from memlib.errors import UserError
+from memlib.pipeline import user_code
 from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, validate
 from memlib.specs import Resources, Spec, merged
@@ -74,6 +75,10 @@ class AuditRequest:
         """Read and validate the request of a command line, see `find_recipe`."""
         expected, named = find_recipe(what, recipe)
         return cls.read(named, settings, expected=expected)
+
+    def allow_code(self) -> None:
+        """Let this process run the code that the recipe names, which the user, and not a store or a server, has given."""
+        user_code.allow(user_code.modules_in(self.recipe.model_dump(mode="json")))
 
 
 def _audit_of(content: Mapping[str, Any], named: str, expected: str, source: Callable[[Sequence[str]], str]) -> Audit:

@@ -1,6 +1,6 @@
 """Formats of findings in terminals, in Prefect and in tables of comparisons."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memlib.runs.records import Finding
@@ -55,6 +55,11 @@ def format_setting(name: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{name}={value}"
 
 
+def format_settings(varying: Iterable[str], params: Mapping[str, Any]) -> str:
+    """Return those params of a finding that vary between findings, in words."""
+    return ", ".join(format_setting(name, params[name]) for name in varying if name in params)
+
+
 def format_p(value: float | None) -> str:
     """Return a p-value with two digits; "" for none."""
     return "" if value is None else f"{value:.2g}"
@@ -70,7 +75,7 @@ def finding_rows(rows: Iterable[tuple[Finding, dict[str, Any]]]) -> list[dict[st
     varying = varying_params([params for _, params in rows])
     return [
         {
-            "setting": ", ".join(format_setting(name, params[name]) for name in varying if name in params),
+            "setting": format_settings(varying, params),
             "metric": row.metric,
             "value": format_value(row.value),
             "95 % interval": format_interval(row),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from memlib.audits.arrangement import body_of
 from memlib.audits.gates import Decision, decide
 from memlib.errors import UserError
-from memlib.pipeline import user_code
 from memlib.pipeline.stage import AnyStage
 from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
@@ -69,7 +68,7 @@ def run(
     """
     request = AuditRequest.read(recipe, changes or {})
     audit, spec, resources = request.audit, request.recipe, request.resources
-    user_code.allow(user_code.modules_in(spec.model_dump(mode="json")))
+    request.allow_code()
     opened = Store(chosen_store(store))
     opened.check_writable()
     record = finished(audit, spec, opened, resources, say=_warn)

@@ -114,12 +114,11 @@ def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, Ce
     from memlib.report.page import render
 
     assert isinstance(recipe, Recipe)
-    outcomes = [
-        Outcome(name, AUDITS[cell.audit].field, cell.changes, None, end)
-        if isinstance(end := ended[name], str)
-        else Outcome(name, AUDITS[cell.audit].field, cell.changes, end)
-        for name, cell in cells.items()
-    ]
+    outcomes = []
+    for name, cell in cells.items():
+        end = ended[name]
+        one, problem = (None, end) if isinstance(end, str) else (end, "")
+        outcomes.append(Outcome(name, AUDITS[cell.audit].field, cell.changes, one, problem))
     run, done = run_of(recipe), [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
     digests = {one.run: one.digest for _, one in done if one.digest is not None}
     before = publish_again(store, work, run, recipe, digests)

@@ -1,4 +1,4 @@
-"""The stages of a déjà vu audit after training: embedding, search, probing, scoring and the report page."""
+"""The stage that embeds images and background crops, and the views that it shows to a model."""
 
 from __future__ import annotations
 
