@@ -11,7 +11,6 @@ learnt.
 Exit status 1 if a count lies outside the expected range.
 """
 
-import json
 import sys
 import tempfile
 
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from flows.cli.app import main
+from memlib.findings import Findings
 from memlib.runs.index import list_runs, read_run
 from memlib.runs.records import RunRecord
 from memlib.store import Store
@@ -73,11 +73,10 @@ def plant(store: str, title: str, *settings: str) -> dict[tuple[str, str], int]:
     run = audit(store, "canary.repeats=20", "nets.seeds=100", "nets.controls=100", f"title={title}", *settings)
     print(f"{title}, 100 nets; found by the calibrated criterion:")
     hits = {}
-    for row in run.findings:
-        params = json.loads(row.params)
-        score = (params["metric"], params["output"]) if "metric" in params else None
-        if row.metric == "proportion_memorized" and params["criterion"] == "calibrated" and score in PAIRS:
-            hits[score] = round((row.value or 0) * (row.n or 0))
+    for row in Findings.of_run(run).all("proportion_memorized", criterion="calibrated"):
+        score = row.params["metric"], row.params["output"]
+        if score in PAIRS:
+            hits[score] = round(row.value * row.n)
             print(f"  {score[0]:8} {score[1]:12} {hits[score]:4} of {row.n}")
     return hits
 

@@ -19,6 +19,7 @@ from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.data.crops import periphery_crop
 from memlib.data.datasets import open_source
+from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.models.encoder import Encoder, build_encoder
 from memlib.objectives import build_objective
@@ -53,7 +54,7 @@ def train(encoder: Encoder, images: np.ndarray, labels: np.ndarray, epochs: int,
     Training(encoder, build_objective(spec.objective), data, spec, input_size=32).run()
 
 
-def audit(number: int, epochs: int) -> list[dict[str, object]]:
+def audit(number: int, epochs: int) -> Findings:
     """Run one audit, from fresh scenes to its findings; return those of both directions and all classes together."""
     count = 2 * NUM_AUDITED + NUM_PUBLIC + 2 * NUM_TRAINING
     images, labels, crops = make_scenes(derive_seed(0, "null", epochs, number), count)
@@ -79,11 +80,12 @@ def audit(number: int, epochs: int) -> list[dict[str, object]]:
             Decoding(direction, 0, "classifier", epochs, "maximal", names, labels[rows], target[rows], reference[rows])
         )
     units = score(decodings, [str(i) for i in range(10)], CONFIG)
-    return [
-        row
-        for row in summarize(units, CONFIG, num_classes=10).to_pylist()
-        if row["metric"] in METRICS and '"direction": "both"' in row["params"] and '"class"' not in row["params"]
-    ]
+    return Findings.read(summarize(units, CONFIG, num_classes=10)).all(*METRICS, **{"direction": "both", "class": None})
+
+
+def contains_0(row: Finding) -> bool:
+    """Return whether the interval of a finding contains 0."""
+    return row.interval is not None and row.interval.high is not None and row.interval.low <= 0 <= row.interval.high
 
 
 def main() -> int:
@@ -96,12 +98,12 @@ def main() -> int:
     worst = 1.0
     for name, pairs, epochs in (("untrained", options.untrained, 0), ("disjoint", options.disjoint, options.epochs)):
         start = time.perf_counter()
-        rows = [row for number in range(pairs) for row in audit(number, epochs)]
+        rows = Findings(row for number in range(pairs) for row in audit(number, epochs))
         for metric in METRICS:
-            findings = [row for row in rows if row["metric"] == metric]
-            covered = sum(row["ci_low"] <= 0 <= row["ci_high"] for row in findings)
-            rejected = sum(row["p_value"] <= 0.05 for row in findings)
-            mean = float(np.mean([row["value"] for row in findings]))
+            findings = rows.all(metric)
+            covered = sum(map(contains_0, findings))
+            rejected = sum((row.p_value or 0.0) <= 0.05 for row in findings)
+            mean = float(np.mean([row.value for row in findings]))
             print(
                 f"{name:<10} {metric:<14} intervals that hold 0: {covered} of {pairs}; p <= .05: {rejected}; "
                 f"mean {mean:+.4f}; {time.perf_counter() - start:.0f} s",

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 
 from memlib.audits.deja_vu.comparison import gains_of
 from memlib.audits.deja_vu.gains import Gains
+from memlib.findings import Findings
 from memlib.runs.index import list_runs, read_run
 from memlib.runs.records import RunRecord
 from memlib.stats.inference import paired_t
@@ -66,12 +67,11 @@ def main() -> None:
 
 def _shown(runs: Sequence[RunRecord], metric: str) -> list[str]:
     """Return the mean and range of a metric over runs, and in how many of them it is shown."""
-    rows = [next((row for row in run.findings if row.metric == metric), None) for run in runs]
-    present = [row for row in rows if row is not None]
-    if not present:
+    rows = [row for run in runs for row in Findings.of_run(run).all(metric)[:1]]
+    if not rows:
         return ["", ""]
-    values = np.array([row.value for row in present])
-    counted = f"{sum(row.verdict == 'shown' for row in present)} of {len(present)}"
+    values = np.array([row.value for row in rows])
+    counted = f"{sum(row.verdict == 'shown' for row in rows)} of {len(rows)}"
     return [f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})", counted]
 
 
@@ -95,7 +95,7 @@ def _compared(apart: Sequence[Gains], between: float) -> list[str]:
 
 
 def _apart(one: RunRecord, other: RunRecord) -> Gains:
-    first, second = (gains_of(run, pq.ParquetFile(run.results["units"]).read()) for run in (one, other))
+    first, second = (gains_of(Findings.of_run(run).head, pq.ParquetFile(run.results["units"]).read()) for run in (one, other))
     assert first.images.equals(second.images), "the audits are of different images"
     return Gains(first.images, first.strata, first.gains - second.gains)
 

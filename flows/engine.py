@@ -3,7 +3,6 @@
 import contextvars
 import functools
 import inspect
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import Body, body_of, check_stages, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import RunError, UserError
+from memlib.findings import Findings
 from memlib.pipeline.stage import CellRequest, Ended
 from memlib.report.format import finding_rows
 from memlib.running import eviction
@@ -118,7 +118,7 @@ def carry_out(
     quietly(
         show_in_prefect,
         manifest,
-        finding_rows((row, json.loads(row.params)) for row in manifest.findings),
+        finding_rows(Findings.of_run(manifest)),
         _places(opened, manifest),
     )
     if within is None:

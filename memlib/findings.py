@@ -13,22 +13,25 @@ An estimate has an interval that accounts for the sampling of examples, models o
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import pyarrow as pa
 
 from memlib.stats.multiplicity import ADJUSTMENTS, holm_over_families
 from memlib.tables import SUMMARY
 
+if TYPE_CHECKING:
+    from memlib.runs.records import RunRecord
+
 Word = Literal["shown", "bounded", "inconclusive", "descriptive"]
 SHOWN: Word = "shown"
 BOUNDED: Word = "bounded"
 INCONCLUSIVE: Word = "inconclusive"
 DESCRIPTIVE: Word = "descriptive"
-
-Row = dict[str, Any]
+TEST, ESTIMATE, DIAGNOSTIC = "test", "estimate", "diagnostic"
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,183 @@ class Verdict:
     explanation: str
 
 
-def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
-    """Return an estimate row; pass no interval if too few units were sampled to compute one."""
-    row = _row(metric, params, value, n) | {"role": "estimate"}
-    return row | _interval(value, interval)
+@dataclass(frozen=True)
+class Finding:
+    """A finding: one row of tables.SUMMARY.
+
+    Attributes:
+        metric: name of the metric.
+        params: settings at which it was computed, as plain JSON.
+        value: the estimate; NaN if it is unknown.
+        n: number of units on which it is based.
+        role: test, estimate or diagnostic.
+        interval: its interval; None if too few units were sampled to compute one.
+        null_value: the statistic's value under the null.
+        p_value: p-value under the null.
+        family: name of the family of tests within which the p-value is adjusted.
+        p_adjusted: the adjusted p-value.
+        upper_bound: one-sided 95 % upper bound of the value.
+        bound: bound fixed by the recipe; the verdict is bounded if `upper_bound` lies below it.
+        detectable: the effect that would have been detected with a power of 80 %; None if no effect would have been.
+        smallest_p: the smallest p-value that data of this size can give.
+        alpha: significance level.
+        verdict: shown, bounded or inconclusive; None without a test, or without a word.
+        either_direction: whether memory can also be shown by a value at or below the null's; not a column of the table.
+    """
+
+    metric: str
+    params: Mapping[str, Any]
+    value: float
+    n: int
+    role: str
+    interval: Interval | None = None
+    null_value: float | None = None
+    p_value: float | None = None
+    family: str | None = None
+    p_adjusted: float | None = None
+    upper_bound: float | None = None
+    bound: float | None = None
+    detectable: float | None = None
+    smallest_p: float | None = None
+    alpha: float | None = None
+    verdict: str | None = None
+    either_direction: bool = False
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Finding":
+        """Return the finding in a row of a summary, or of a manifest, which repeats some columns."""
+        low, columns = row.get("ci_low"), {name: row.get(name) for name in _AS_THEY_ARE}
+        return cls(
+            **cast("dict[str, Any]", columns),
+            params=json.loads(row["params"]),
+            value=math.nan if row["value"] is None else row["value"],
+            interval=None if low is None else Interval(low, row.get("ci_high"), row.get("interval") or ""),
+        )
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it has a null."""
+        return self.role == TEST
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of the interval."""
+        return None if self.interval is None else self.interval.low
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of the interval; None where only a lower bound is known, too."""
+        return None if self.interval is None else self.interval.high
+
+    def has(self, **params: Any) -> bool:
+        """Return whether it has these params; None also stands for a param that it lacks."""
+        return all(self.params.get(name) == value for name, value in params.items())
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of tables.SUMMARY, those of the run's verdict empty."""
+        empty: dict[str, Any] = dict.fromkeys(SUMMARY.arrow.names)
+        row = {name: getattr(self, name) for name in _AS_THEY_ARE}
+        if self.interval is not None:
+            row |= {"ci_low": self.interval.low, "ci_high": self.interval.high, "interval": self.interval.over}
+        return empty | row | {"params": json.dumps(dict(self.params), sort_keys=True), "value": self.value}
 
 
-def diagnostic(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Row:
-    """Return a diagnostic row, which describes the models or the data and has no verdict."""
-    return _row(metric, params, value, n) | {"role": "diagnostic"} | _interval(value, interval)
+_AS_THEY_ARE = (
+    "metric", "n", "role", "null_value", "p_value", "family", "p_adjusted", "upper_bound", "bound", "detectable",
+    "smallest_p", "alpha", "verdict",
+)  # fmt: skip
+
+
+class Findings(Sequence[Finding]):
+    """The findings of a run, the headline first.
+
+    Example:
+        >>> from memlib.findings import Findings, estimate
+        >>> found = Findings([estimate("share", {"side": side}, value, n=9) for side, value in (("A", 0.5), ("B", 0.25))])
+        >>> found.get("share", side="B").value, found.get("share", side="C"), len(found.all("share"))
+        (0.25, None, 2)
+    """
+
+    def __init__(self, rows: Iterable[Finding], verdict: Verdict | None = None) -> None:
+        """Keep the findings and the verdict of the run, if there is one already."""
+        self._rows, self._verdict = tuple(rows), verdict
+
+    @classmethod
+    def read(cls, summary: pa.Table) -> "Findings":
+        """Return the findings and the verdict in a table of schema tables.SUMMARY."""
+        rows = summary.to_pylist()
+        first = rows[0]
+        return cls(map(Finding.of, rows), Verdict(first["conclusion"], first["sentence"], first["explanation"]))
+
+    @classmethod
+    def of_run(cls, run: "RunRecord") -> "Findings":
+        """Return the findings that a run's manifest repeats, without its verdict."""
+        return cls(Finding.of(record.model_dump()) for record in run.findings)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the run."""
+        assert self._verdict is not None, "these findings have no verdict yet"
+        return self._verdict
+
+    @property
+    def head(self) -> Finding:
+        """The headline."""
+        return self._rows[0]
+
+    def get(self, metric: str, /, **params: Any) -> Finding | None:
+        """Return the first finding of a metric with these params; None if there is none."""
+        return next(iter(self.all(metric, **params)), None)
+
+    def first(self, metric: str, /, **params: Any) -> Finding:
+        """Return the first finding of a metric with these params, which must be there."""
+        found = self.get(metric, **params)
+        assert found is not None, f"no finding {metric} with {params}"
+        return found
+
+    def all(self, *metrics: str, **params: Any) -> "Findings":
+        """Return the findings of some metrics, or of any, that have these params."""
+        return Findings(row for row in self if (not metrics or row.metric in metrics) and row.has(**params))
+
+    def tests(self, *families: str) -> "Findings":
+        """Return the tests of some families, or all tests."""
+        return Findings(row for row in self if row.is_test and (not families or row.family in families))
+
+    def shown(self) -> "Findings":
+        """Return the tests that show an effect."""
+        return Findings(row for row in self if row.verdict == SHOWN)
+
+    def table(self, verdict: Verdict) -> pa.Table:
+        """Return the findings as tables.SUMMARY, with the verdict on the first row."""
+        rows = [row.row() for row in self]
+        rows[0] |= {"sentence": verdict.sentence, "explanation": verdict.explanation, "conclusion": verdict.word}
+        return pa.Table.from_pylist(rows, schema=SUMMARY.arrow)
+
+    @overload
+    def __getitem__(self, place: int) -> Finding: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Findings": ...
+    def __getitem__(self, place: int | slice) -> "Finding | Findings":
+        """Return a finding, or some of them."""
+        return Findings(self._rows[place]) if isinstance(place, slice) else self._rows[place]
+
+    def __len__(self) -> int:
+        """Return the number of findings."""
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Yield the findings, the headline first."""
+        return iter(self._rows)
+
+
+def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Finding:
+    """Return an estimate; pass no interval if too few units were sampled to compute one."""
+    return _finding(metric, params, value, n, ESTIMATE, interval)
+
+
+def diagnostic(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Finding:
+    """Return a diagnostic, which describes the models or the data and has no verdict."""
+    return _finding(metric, params, value, n, DIAGNOSTIC, interval)
 
 
 def tested(
@@ -88,92 +259,72 @@ def tested(
     detectable: float | None = None,
     smallest_p: float = 0.0,
     either_direction: bool = False,
-) -> Row:
-    """Return a test row; `settle` adds p_adjusted, unless it is given here, and the verdict.
+) -> Finding:
+    """Return a test; `settle` adds p_adjusted, unless the family is adjusted jointly (max-T), and the verdict.
 
-    Args:
-        metric, params, value, n: as for an estimate.
-        p_value: p-value under the null.
-        family: name of the family of tests within which the p-value is adjusted.
-        null_value: the statistic's value under the null.
-        interval: interval of the estimate; it does not affect the verdict.
-        p_adjusted: the adjusted p-value, where the family is adjusted jointly (max-T).
-        upper_bound: one-sided 95 % upper bound of the value.
-        bound: bound fixed by the recipe; the verdict is bounded if `upper_bound` lies below it.
-        detectable: the effect that would have been detected with a power of 80 %; None if no effect would have been.
-        smallest_p: the smallest p-value that data of this size can give.
-        either_direction: whether memory can also be shown by a value at or below the null's.
+    The arguments are the attributes of `Finding`; the interval does not affect the verdict.
     """
-    row = _row(metric, params, value, n) | {"role": "test"} | _interval(value, interval)
-    return row | {
-        "null_value": float(null_value), "p_value": float(p_value), "family": family, "p_adjusted": p_adjusted,
-        "upper_bound": upper_bound, "bound": bound, "detectable": detectable, "smallest_p": float(smallest_p),
-        _EITHER: either_direction,
-    }  # fmt: skip
+    return replace(
+        _finding(metric, params, value, n, TEST, interval),
+        null_value=float(null_value), p_value=float(p_value), family=family, p_adjusted=p_adjusted, upper_bound=upper_bound,
+        bound=bound, detectable=detectable, smallest_p=float(smallest_p), either_direction=either_direction,
+    )  # fmt: skip
 
 
-def untested(row: Row) -> Row:
-    """Turn a test row into an estimate, for data that violate the assumptions of the test; return other rows unchanged."""
-    if row["role"] != "test":
-        return row
-    return row | dict.fromkeys(_OF_TESTS) | {"role": "estimate"}
-
-
-_EITHER = "either_direction"  # of rows that are not yet in a table
-_OF_TESTS = ("null_value", "p_value", "family", "p_adjusted", "upper_bound", "bound", "detectable", "smallest_p", _EITHER)
+def untested(row: Finding) -> Finding:
+    """Turn a test into an estimate, for data that violate the assumptions of the test; return other findings unchanged."""
+    return Finding(row.metric, row.params, row.value, row.n, ESTIMATE, row.interval) if row.is_test else row
 
 
 def settle(
-    rows: Iterable[Row], *, alpha: float, adjust: Mapping[str, str] | None = None, headlines: Sequence[str] = ()
-) -> list[Row]:
+    rows: Iterable[Finding], *, alpha: float, adjust: Mapping[str, str] | None = None, headlines: Sequence[str] = ()
+) -> Findings:
     """Adjust p-values within families, then over the headline families, and give the tests their verdicts.
 
     Args:
-        rows: rows returned by `estimate`, `diagnostic` and `tested`.
+        rows: findings returned by `estimate`, `diagnostic` and `tested`.
         alpha: significance level of the headline families together, and of every other family.
         adjust: adjustment method by family, "holm" (the default) or "benjamini-hochberg".
         headlines: the audit's headline families; without any, every test has a verdict.
     """
-    settled = [dict(row) for row in rows]
-    families: dict[str, list[Row]] = {}
-    for row in settled:
-        if row["role"] == "test":
-            families.setdefault(row["family"], []).append(row)
-    for name, members in families.items():
+    settled = list(rows)
+    families: dict[str, list[int]] = {}
+    for place, row in enumerate(settled):
+        if row.family is not None:
+            families.setdefault(row.family, []).append(place)
+    p_adjusted: dict[int, float] = {}
+    for name, places in families.items():
         method = ADJUSTMENTS[(adjust or {}).get(name, "holm")]
-        open_ = [row for row in members if row["p_adjusted"] is None]
-        for row, p in zip(open_, method([row["p_value"] for row in open_]), strict=True):
-            row["p_adjusted"] = float(p)
-    joined = [members for name, members in families.items() if name in headlines]
-    over_families = holm_over_families([[row["p_adjusted"] for row in members] for members in joined])
-    for members, p_values in zip(joined, over_families, strict=True):
-        for row, p in zip(members, p_values.tolist(), strict=True):
-            row["p_adjusted"] = p
-    return judged(settled, alpha=alpha, headlines=headlines)
+        given = {place: p for place in places if (p := settled[place].p_adjusted) is not None}
+        open_ = [place for place in places if place not in given]
+        found = method([settled[place].p_value or 0.0 for place in open_])
+        p_adjusted |= given | dict(zip(open_, map(float, found), strict=True))
+    joined = [places for name, places in families.items() if name in headlines]
+    over_families = holm_over_families([[p_adjusted[place] for place in places] for places in joined])
+    for places, p_values in zip(joined, over_families, strict=True):
+        p_adjusted |= dict(zip(places, p_values.tolist(), strict=True))
+    adjusted = [replace(row, p_adjusted=p_adjusted[n]) if n in p_adjusted else row for n, row in enumerate(settled)]
+    return judged(adjusted, alpha=alpha, headlines=headlines)
 
 
-def judged(rows: Sequence[Row], *, alpha: float, headlines: Sequence[str] = ()) -> list[Row]:
+def judged(rows: Iterable[Finding], *, alpha: float, headlines: Sequence[str] = ()) -> Findings:
     """Give adjusted tests their verdicts; outside headline families only in a run that shows memory.
 
     Args:
-        rows: rows with p_adjusted.
+        rows: findings with p_adjusted.
         alpha, headlines: as for `settle`.
     """
-    tests = [row for row in rows if row["role"] == "test"]
-    for row in tests:
-        row["alpha"], row["verdict"] = alpha, _verdict(row, alpha)
-    if headlines and word_of(rows, headlines) != SHOWN:
-        for row in tests:
-            if row["family"] not in headlines:
-                row["verdict"] = None
-    return list(rows)
+    words = Findings(replace(row, alpha=alpha, verdict=_verdict(row, alpha)) if row.is_test else row for row in rows)
+    if not headlines or word_of(words, headlines) == SHOWN:
+        return words
+    return Findings(row if row.family in headlines else replace(row, verdict=None) for row in words)
 
 
-def word_of(rows: Sequence[Mapping[str, Any]], headlines: Sequence[str], *, refuting: Sequence[str] = ()) -> Word:
+def word_of(rows: Iterable[Finding], headlines: Sequence[str], *, refuting: Sequence[str] = ()) -> Word:
     """Return the word of a run: a function of the verdicts in its headline families.
 
     Args:
-        rows: settled rows.
+        rows: settled findings.
         headlines: the audit's headline families.
         refuting: headline families whose tests can refute a claim of the owner's, but confirm nothing; they do not stand in
             the way of a bound.
@@ -182,8 +333,8 @@ def word_of(rows: Sequence[Mapping[str, Any]], headlines: Sequence[str], *, refu
         shown if any headline test is shown; bounded if all of them are bounded; inconclusive otherwise; descriptive without
         a headline test.
     """
-    heads = [row for row in rows if row["role"] == "test" and row["family"] in headlines]
-    words = [row["verdict"] for row in heads if row["verdict"] == SHOWN or row["family"] not in refuting]
+    heads = [row for row in rows if row.is_test and row.family in headlines]
+    words = [row.verdict for row in heads if row.verdict == SHOWN or row.family not in refuting]
     if SHOWN in words:
         return SHOWN
     if not heads:
@@ -191,58 +342,38 @@ def word_of(rows: Sequence[Mapping[str, Any]], headlines: Sequence[str], *, refu
     return BOUNDED if words and set(words) == {BOUNDED} else INCONCLUSIVE
 
 
-def families_of(rows: Iterable[Mapping[str, Any]], headlines: Sequence[str]) -> int:
+def families_of(rows: Iterable[Finding], headlines: Sequence[str]) -> int:
     """Return the number of headline families that are tested, which share one alpha; at least 1."""
-    return max(1, len({row["family"] for row in rows if row["role"] == "test" and row["family"] in headlines}))
+    return max(1, len({row.family for row in rows if row.is_test and row.family in headlines}))
 
 
-def cannot_reject(row: Mapping[str, Any], families: int = 1) -> bool:
-    """Return whether a row is a test that could not have been significant, whatever the data.
+def cannot_reject(row: Finding, families: int = 1) -> bool:
+    """Return whether a settled finding is a test that could not have been significant, whatever the data.
 
     Args:
-        row: settled row.
+        row: settled finding.
         families: number of families that share its level.
     """
-    return row["role"] == "test" and row["smallest_p"] is not None and row["smallest_p"] * families > row["alpha"]
+    return row.is_test and row.smallest_p is not None and row.smallest_p * families > (row.alpha or 0.0)
 
 
-def summary_table(rows: Sequence[Row], verdict: Verdict) -> pa.Table:
-    """Return settled rows as a table of schema tables.SUMMARY, with the verdict on the first row.
-
-    Args:
-        rows: settled rows, the headline first.
-        verdict: verdict of the run.
-    """
-    first = {**rows[0], "sentence": verdict.sentence, "explanation": verdict.explanation, "conclusion": verdict.word}
-    return pa.Table.from_pylist([first, *rows[1:]], schema=SUMMARY.arrow)
+def _finding(metric: str, params: Mapping[str, Any], value: float, n: int, role: str, interval: Interval | None) -> Finding:
+    plain = json.loads(json.dumps(dict(params), sort_keys=True))  # as they will be read from the table
+    return Finding(metric, plain, float(value), int(n), role, _around(float(value), interval))
 
 
-def verdict_of(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Return the verdict recorded in the first row of a summary."""
-    first = rows[0]
-    return Verdict(first["conclusion"], first["sentence"], first["explanation"])
-
-
-def with_params(summary: pa.Table) -> list[Row]:
-    """Return the rows of a summary with their params as mappings."""
-    return [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
-
-
-def _row(metric: str, params: Mapping[str, Any], value: float, n: int) -> Row:
-    empty: Row = dict.fromkeys(SUMMARY.arrow.names)
-    return empty | {"metric": metric, "params": json.dumps(dict(params), sort_keys=True), "value": float(value), "n": int(n)}
-
-
-def _interval(value: float, interval: Interval | None) -> Row:
-    """Return the columns of an interval, widened where rounding would leave the value outside."""
+def _around(value: float, interval: Interval | None) -> Interval | None:
+    """Return an interval, widened where rounding would leave the value outside."""
     if interval is None:
-        return {}
-    high = None if interval.high is None else float(max(interval.high, float(value)))
-    return {"ci_low": float(min(interval.low, float(value))), "ci_high": high, "interval": interval.over}
+        return None
+    high = None if interval.high is None else float(max(interval.high, value))
+    return Interval(float(min(interval.low, value)), high, interval.over)
 
 
-def _verdict(row: Mapping[str, Any], alpha: float) -> str:
-    if row["p_adjusted"] <= alpha and (row.get(_EITHER) or row["value"] > row["null_value"]):
+def _verdict(row: Finding, alpha: float) -> Word:
+    assert row.p_adjusted is not None
+    assert row.null_value is not None
+    if row.p_adjusted <= alpha and (row.either_direction or row.value > row.null_value):
         return SHOWN
-    bounded = row["bound"] is not None and row["upper_bound"] is not None and row["upper_bound"] < row["bound"]
+    bounded = row.bound is not None and row.upper_bound is not None and row.upper_bound < row.bound
     return BOUNDED if bounded else INCONCLUSIVE

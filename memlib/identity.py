@@ -48,6 +48,11 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
 
 
+def as_json(value: Any) -> Any:
+    """Return plain data as it is after writing it as canonical JSON and reading it again; pydantic models become mappings."""
+    return json.loads(canonical_json(value))
+
+
 def content_key(stage: str, *, version: int, spec: Any, inputs: Mapping[str, Any]) -> str:
     """Return the key of a stage's artifact: a digest of the stage, its version, its spec and its inputs.
 

@@ -14,6 +14,7 @@ MODULES = (
     "forgetting",
     "unique_feature",
     "exposure",
+    "documents",
     "sweeps",
     "words",
     "forests",

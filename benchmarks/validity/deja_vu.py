@@ -15,7 +15,7 @@ from benchmarks.validity.nets import How, Nets, images, train
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
-from memlib.findings import with_params
+from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.stats.neighbors import nearest_neighbors
 from memlib.stats.randomization import Design
@@ -144,11 +144,13 @@ def judge_innocents(unit: str) -> Row:
 
 def p_values(units: pa.Table) -> dict[str, float]:
     """Return the headline's adjusted p-value, and the smallest one of each family."""
-    rows = [row for row in with_params(summarize(units, CONFIG, num_classes=10)) if row["role"] == "test"]
-    smallest = {"headline": rows[0]["p_adjusted"]}
-    for family in ("settings", "classes"):
-        smallest[f"any of the {family}"] = min(row["p_adjusted"] for row in rows if row["family"] == family)
-    return smallest
+    return smallest_p(Findings.read(summarize(units, CONFIG, num_classes=10)))
+
+
+def smallest_p(findings: Findings) -> dict[str, float]:
+    """Return the headline's adjusted p-value, and the smallest one of each family."""
+    tests = {"headline": findings[:1]} | {f"any of the {name}": findings.tests(name) for name in ("settings", "classes")}
+    return {name: min(row.p_adjusted for row in rows if row.p_adjusted is not None) for name, rows in tests.items()}
 
 
 def report_innocents(rows: Sequence[Row]) -> Iterator[str]:
@@ -185,17 +187,19 @@ def judge_guilty(unit: str) -> Row:
     shown: Row = {"size": size}
     for count in PAIRS:
         units = units_of(pairs[:count], sides, rows, None)
-        head = with_params(summarize(units, CONFIG, num_classes=10))[0]
-        shown[f"{count} pairs"] = head["verdict"] == "shown"
+        head = Findings.read(summarize(units, CONFIG, num_classes=10)).head
+        shown[f"{count} pairs"] = head.verdict == "shown"
         shown[f"{count} pairs, before"] = before(units, head, count)
-        shown[f"{count} value"] = head["value"]
-        shown[f"{count} detectable"] = head["detectable"]
+        shown[f"{count} value"] = head.value
+        shown[f"{count} detectable"] = head.detectable
     return shown
 
 
-def before(units: pa.Table, head: Row, pairs: int) -> bool:
+def before(units: pa.Table, head: Finding, pairs: int) -> bool:
     """Apply the former rule: p at most .05 and an interval above 0, where the t quantile multiplied the whole variance."""
-    half = (head["ci_high"] - head["ci_low"]) / 2
+    assert head.interval is not None
+    assert head.interval.high is not None
+    half = (head.interval.high - head.interval.low) / 2
     if pairs >= 3:
         frame = units.to_pandas()
         gain = (frame["target_prediction"] == frame["label"]).astype(float) - (
@@ -205,7 +209,7 @@ def before(units: pa.Table, head: Row, pairs: int) -> bool:
         t = float(scipy.stats.t.ppf(0.975, pairs - 1))
         own = (t * between.std(ddof=1)) ** 2 / pairs
         half = t * math.sqrt(max(0.0, half**2 - own) / 1.96**2 + own / t**2)
-    return bool(head["p_value"] <= 0.05 and head["value"] - half > 0)
+    return bool((head.p_value or 0.0) <= 0.05 and head.value - half > 0)
 
 
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
@@ -294,10 +298,11 @@ def judge_bounds(unit: str) -> Row:
             names = [f"{place:04d}" for place in np.flatnonzero(side)]
             decodings.append(Decoding(direction, 0, "last", 1, "maximal", names, labels[side], target[side], reference[side]))
         units = score(decodings, [f"c{label}" for label in range(max(2, classes))], CONFIG)
-        head = with_params(summarize(units, CONFIG, num_classes=max(2, classes)))[0]
-        held += head["upper_bound"] is None or head["upper_bound"] >= due / count
-        inside += head["ci_low"] <= truth <= head["ci_high"]
-        width.append(1.0 if head["upper_bound"] is None else head["upper_bound"])
+        head = Findings.read(summarize(units, CONFIG, num_classes=max(2, classes))).head
+        bound = 1.0 if head.upper_bound is None else head.upper_bound
+        held += bound >= due / count
+        inside += (head.low or 0.0) <= truth <= (head.high or 0.0)
+        width.append(bound)
     return {"kind": unit, "held": held, "inside": inside, "bound": float(np.median(width)), "count": 300}
 
 

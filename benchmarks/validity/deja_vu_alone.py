@@ -20,13 +20,14 @@ from benchmarks.validity.deja_vu import (
     drawn_sides,
     labels_of,
     neighbours,
+    smallest_p,
     units_of,
 )
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, images, train
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
 from memlib.audits.deja_vu.summary import summarize
-from memlib.findings import with_params
+from memlib.findings import Findings
 from memlib.identity import derive_seed
 from memlib.observe.backgrounds import answers_of, folds_of, name_with_network, name_with_words
 from memlib.specs import ModelSpec
@@ -78,10 +79,9 @@ def units_alone(
     return score(decodings, [f"c{label}" for label in range(10)], CONFIG)
 
 
-def tested(units: pa.Table, reference: str) -> list[Row]:
-    """Return the rows that are tests, the headline first."""
-    summary = summarize(units, CONFIG, num_classes=10, reference=reference)
-    return [row for row in with_params(summary) if row["role"] == "test"]
+def tested(units: pa.Table, reference: str) -> Findings:
+    """Return the tests, the headline first."""
+    return Findings.read(summarize(units, CONFIG, num_classes=10, reference=reference)).tests()
 
 
 # -- models that saw none of the images -----------------------------------------------------------------
@@ -125,13 +125,9 @@ def judge_innocents(unit: str) -> Row:
     ]
     p_values: dict[str, list[float]] = {}
     for _ in range(REDRAWS):
-        rows_of_tests = tested(
-            units_alone(votes, known, drawn_sides(rng, labels_of(rows), groups), rows, persons), kind.reference.kind
-        )
-        p_values.setdefault("headline", []).append(rows_of_tests[0]["p_adjusted"])
-        for family in ("settings", "classes"):
-            least = min(row["p_adjusted"] for row in rows_of_tests if row["family"] == family)
-            p_values.setdefault(f"any of the {family}", []).append(least)
+        units = units_alone(votes, known, drawn_sides(rng, labels_of(rows), groups), rows, persons)
+        for test, p in smallest_p(tested(units, kind.reference.kind)).items():
+            p_values.setdefault(test, []).append(p)
     return {"kind": name, "p": p_values}
 
 
@@ -162,14 +158,13 @@ def judge_guilty(unit: str) -> Row:
     trained_on = [rows[sides][:half], rows[~sides][:half]]
     x, y = images("FashionMNIST")
     under_a, under_b = neighbours(train(x, y, trained_on, BASE, seed=derive_seed(number, size) % 2**31), queries, public)
-    pair = with_params(summarize(units_of([(under_a, under_b)], sides, rows, None), CONFIG, num_classes=10))[0]
-    result: Row = {"size": size, "two models": [pair["verdict"] == "shown", pair["value"], pair["detectable"]]}
+    pair = Findings.read(summarize(units_of([(under_a, under_b)], sides, rows, None), CONFIG, num_classes=10)).head
+    result: Row = {"size": size, "two models": [pair.verdict == "shown", pair.value, pair.detectable]}
     for name, reference in REFERENCES.items():
         known = backgrounds(reference, queries, labels_of(rows), np.arange(2 * size))
-        head = tested(units_alone([under_a], known, sides, rows, None), reference.kind)[0]
-        result[name] = [head["verdict"] == "shown", head["value"], head["detectable"]]
-        swapped = tested(units_alone([under_b], known, sides, rows, None), reference.kind)[0]
-        result[f"{name}, the other half's net"] = [swapped["verdict"] == "shown", swapped["value"], swapped["detectable"]]
+        for which, votes in ((name, under_a), (f"{name}, the other half's net", under_b)):
+            head = tested(units_alone([votes], known, sides, rows, None), reference.kind).head
+            result[which] = [head.verdict == "shown", head.value, head.detectable]
     return result
 
 

@@ -1,6 +1,5 @@
 """Exposure: secrets of a kind that the model knows, variants and nets that saw none, intervals, claims of privacy."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,17 +18,18 @@ from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.exposure import scores
-from memlib.audits.exposure.curves import empty_extractions
 from memlib.audits.exposure.evidence import evidence_of_given, held
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
 from memlib.audits.exposure.summary import summarize
+from memlib.audits.exposure.tables import EXTRACTION
 from memlib.data.formats import Format, Space
 from memlib.data.single import single_secrets
 from memlib.data.splits import TRAIN, column, select
 from memlib.data.streams import Text
 from memlib.data.text import Corpus, build_corpus, role_of, text_candidates
 from memlib.data.text_sources import open_text
+from memlib.findings import SHOWN, Findings
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.objectives import build_objective
 from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs
@@ -54,12 +54,11 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(plain | changes)
 
 
-def findings(models: Sequence[Scored], said: Recipe, size: int, documents: pa.Table | None = None) -> list[Row]:
-    """Return the findings of the audit's own functions for some models, params as mappings."""
+def findings(models: Sequence[Scored], said: Recipe, size: int, documents: pa.Table | None = None) -> Findings:
+    """Return the findings of the audit's own functions for some models."""
     with patch.object(scores, "_extrapolate", lambda *_: None):  # the skew-normal law, which no test rests on
         units = score(models, size, said.score)
-    rows = summarize(models, units, empty_extractions(), said, size=size, documents=documents).to_pylist()
-    return [{**row, "params": json.loads(row["params"])} for row in rows]
+    return Findings.read(summarize(models, units, EXTRACTION.arrow.empty_table(), said, size=size, documents=documents))
 
 
 def built(text: Text, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> Corpus:
@@ -174,7 +173,7 @@ def file_audit(given: NDArray[np.int64], unseen: NDArray[np.int64], references: 
     costs = np.concatenate([given, unseen])
     model = Scored("", 0, 1, tuple(range(count)), kinds, times, costs, references, 1.0, {})
     settings = recipe(canaries={"file": "secrets.txt", "unseen": "unseen.txt"}, score={"method": "sampled"})
-    return bool(findings([model], settings, space.size)[0]["conclusion"] == "shown")
+    return findings([model], settings, space.size).verdict.word == SHOWN
 
 
 def uniform_rule(given: NDArray[np.int64], references: NDArray[np.int64]) -> bool:
@@ -301,15 +300,14 @@ def variants_unit(unit: str) -> Row:
         rows = findings(models, recipe(variants={name: {} for name in names}), space.size)
         p = np.array([[model.exact[canary][1] / space.size for canary in range(CANARIES)] for model in models])
         counts["variants, before"] += bool((CANARIES * p.min(axis=1) <= ALPHA).any())
-        counts["variants, now"] += rows[0]["conclusion"] == "shown"
+        counts["variants, now"] += rows.verdict.word == SHOWN
         seeds = [
             ranked("", number, costs, order, chosen, sampled)
             for number, (costs, order) in enumerate(zip(nets, ordered, strict=True))
         ]
         counts["nets that share canaries, pooled"] += combined_p(p.ravel().tolist()) <= ALPHA
-        counts["nets that share canaries, now"] += (
-            findings(seeds, recipe(seeds=VARIANTS), space.size)[0]["conclusion"] == "shown"
-        )
+        together = findings(seeds, recipe(seeds=VARIANTS), space.size)
+        counts["nets that share canaries, now"] += together.verdict.word == SHOWN
     return {"found": {name: int(hits) for name, hits in counts.items()}, "audits": VARIANT_REDRAWS}
 
 
@@ -416,10 +414,10 @@ def epsilon_unit(unit: str) -> Row:
     kinds = ("inserted",) * 3
     model = Scored("", 0, 20, (0, 1, 2), kinds, (1, 1, 1), costs, whole[::50].copy(), 1.0, exact, claim)
     rows = findings([model], recipe(), space.size)
-    by = {row["metric"]: row for row in rows if row["metric"] in ("privacy_claim", "epsilon_lower_bound")}
+    test, bound = rows.first("privacy_claim"), rows.first("epsilon_lower_bound")
     return {
-        "kind": kind, "refuted": by["privacy_claim"]["verdict"] == "shown", "p": by["privacy_claim"]["p_value"],
-        "at_least": by["epsilon_lower_bound"]["value"], "ceiling": by["epsilon_lower_bound"]["params"]["ceiling"],
+        "kind": kind, "refuted": test.verdict == SHOWN, "p": test.p_value, "at_least": bound.value,
+        "ceiling": bound.params["ceiling"],
         "exposures": [round(math.log2(space.size / rank), 2) for rank in ranks],
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ from memlib.audits.forgetting.distances import Distances, Observed
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.summary import summarize
 from memlib.audits.forgetting.trace import Pool
-from memlib.findings import with_params
+from memlib.findings import Findings
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import CLIP
@@ -72,12 +72,12 @@ def judge_forests(unit: str) -> Row:
         for place, values in enumerate(np.clip(phi(nets.logits(x[pool]), y[pool]), -CLIP, CLIP)):
             observed.append(Observed(group, "", place, values, members=np.isin(pool, trained[place])))
     said = recipe()
-    rows = with_params(summarize(Distances(observed, Pool(roles, y[pool], np.arange(len(pool))), said.score), said))
-    found = {(row["metric"], row["params"].get("target")): row["value"] for row in rows}
+    found = Findings.read(summarize(Distances(observed, Pool(roles, y[pool], np.arange(len(pool))), said.score), said))
+    share = found.get("share_used")
     return {
-        "kind": f"{kind}, {use}", "word": rows[0]["conclusion"], "share": found.get(("share_used", "forest")),
-        "p": float(rows[0]["p_adjusted"]), "retained": float(found["found_share", "retained models"]),
-        "control": float(found["control_power", "forest"]),
+        "kind": f"{kind}, {use}", "word": found.verdict.word, "share": None if share is None else share.value,
+        "p": found.head.p_adjusted, "retained": found.first("found_share", target="retained models").value,
+        "control": found.first("control_power").value,
     }  # fmt: skip
 
 

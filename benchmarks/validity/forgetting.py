@@ -20,7 +20,7 @@ from memlib.audits.forgetting.trace import (
     normal_scores,
     power_by_redraws,
     residuals,
-    share_left,
+    share_limit,
     strength_of,
     strongest_trace,
 )
@@ -221,7 +221,7 @@ def judge_innocents(unit: str) -> Row:
         values = residuals(target, at.unseen)
         for _ in range(REDRAWS):
             pool = draw(rng, at)
-            p_values.append(find_trace(values, pool, QUERY, permutations=PERMUTATIONS, seed=int(rng.integers(2**31))).p_value)
+            p_values.append(find_trace(values, pool, permutations=PERMUTATIONS, seed=int(rng.integers(2**31))).p_value)
     ratio = sum(likelihood_ratio_rule(target, at) for target in odds)
     return {"kind": name, "p": p_values, "before": ratio, "targets": len(odds)}
 
@@ -276,21 +276,23 @@ def judge_guilty(unit: str) -> Row:
 
 
 def verdicts(odds: NDArray[np.float64], pools: Sequence[Pool], at: World, rng: np.random.Generator) -> Row:
-    retained, forgotten, powered, raw, limits = [], [], [], [], []
-    for target, pool in zip(odds, pools, strict=True):
-        values = residuals(target, at.unseen)
-        seed = int(rng.integers(2**31))
-        p = find_trace(values, pool, QUERY, permutations=PERMUTATIONS, seed=seed).p_value
-        power = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=seed)
-        control, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
-        _, limit = share_left(values, pool)
-        limits.append(round(min(limit, 9.0), 2))
-        retained.append(p <= ALPHA)
-        powered.append(power >= FOUND)
-        forgotten.append(p > ALPHA and power >= FOUND and control > 0 and limit < SHARE_BOUND)
-        raw.append(find_trace(normal_scores(target), pool, QUERY, permutations=PERMUTATIONS, seed=seed).p_value <= ALPHA)
-    counts = {"retained": retained, "forgotten": forgotten, "powered": powered, "raw": raw}
-    return {name: int(sum(values)) for name, values in counts.items()} | {"targets": len(pools), "limits": limits}
+    judged = [judge(target, pool, at, int(rng.integers(2**31))) for target, pool in zip(odds, pools, strict=True)]
+    counts = {key: sum(row[key] for row in judged) for key in ("retained", "forgotten", "powered", "raw")}
+    return counts | {"targets": len(pools), "limits": [round(min(row["limit"], 9.0), 2) for row in judged]}
+
+
+def judge(target: NDArray[np.float64], pool: Pool, at: World, seed: int) -> Row:
+    """Return whether a target is said to retain D_Q and called forgotten, whether its control is found, and its share's limit."""
+    values = residuals(target, at.unseen)
+    found, raw = (
+        bool(find_trace(scores, pool, permutations=PERMUTATIONS, seed=seed).p_value <= ALPHA)
+        for scores in (values, normal_scores(target))
+    )
+    powered = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=seed) >= FOUND
+    control, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
+    limit = share_limit(values, pool)
+    forgotten = not found and powered and control > 0 and limit < SHARE_BOUND
+    return {"retained": found, "raw": raw, "powered": powered, "forgotten": forgotten, "limit": limit}
 
 
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
@@ -386,14 +388,9 @@ def judge_bought(unit: str) -> Row:
     strongest = strongest_trace(strengths)
     before, after = [], []
     for target in targets:
-        values = residuals(target, at.unseen)
-        draws = int(rng.integers(2**31))
-        p = find_trace(values, pool, QUERY, permutations=PERMUTATIONS, seed=draws).p_value
-        power = power_by_redraws(values, pool, alpha=ALPHA, redraws=200, seed=draws)
-        control, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
-        forgotten = p > ALPHA and power >= FOUND and control > 0 and share_left(values, pool)[1] < SHARE_BOUND
+        forgotten = judge(target, pool, at, int(rng.integers(2**31)))["forgotten"]
         strength = strength_of(target, at.unseen, pool.roles == KNOWN, withheld)
-        before.append(bool(forgotten))
+        before.append(forgotten)
         after.append(bool(forgotten and strongest is not None and strength <= strongest))
     return {"kind": name, "before": before, "after": after}
 

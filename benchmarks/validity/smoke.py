@@ -8,6 +8,7 @@ import torch
 
 import memlib
 from benchmarks.validity.harness import Part, Row, rate, table
+from memlib.findings import Findings
 
 SEEDS = 20
 
@@ -19,12 +20,12 @@ def compute(unit: str) -> Row:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = memlib.run("smoke", store=folder, changes=changes, quiet=True)
-        finding = next(row for row in run.record.findings if row.metric == "share_excess")
+        finding = Findings.of_run(run.record).first("share_excess")
         return {
             "word": run.verdict.word,
             "excess": finding.value,
-            "low": finding.ci_low,
-            "high": finding.ci_high,
+            "low": finding.low,
+            "high": finding.high,
             "p": finding.p_adjusted,
         }
 

@@ -11,7 +11,7 @@ from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.identity import derive_seed
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
 MEMORY, CELLS, SWEEPS, ALPHA = (0.0, 0.05, 0.1), (5, 6, 8), 400, 0.05
 KEY, IMAGES, CHANCE = "training.epochs", 400, 0.2
@@ -22,7 +22,7 @@ def cell(number: int, value: float) -> Outcome:
     changes, model = {KEY: 10 * (number + 1)}, hashlib.sha256(str(number).encode()).hexdigest()[:32]
     rows = settle([tested("share_excess", {}, value, n=IMAGES, p_value=0.5, family="headline")], alpha=ALPHA)
     run = RunRecord(
-        run=f"r{number}", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows],
+        run=f"r{number}", audit="deja_vu", title="t", finished=1.0, findings=[FindingRecord(**row.row()) for row in rows],
         artifacts={"scores": f"score/{number}"}, computed=[f"train/{model}"],
         verdict=VerdictRecord(word="inconclusive", sentence=""),
     )  # fmt: skip
@@ -40,8 +40,8 @@ def compute(unit: str) -> Row:
     rng, shown = np.random.default_rng(derive_seed(0, "trends", unit)), 0
     for _ in range(SWEEPS):
         (found,) = trends([cell(number, share_excess(rng, memory)) for number in range(cells)], alpha=ALPHA)
-        assert found.row["role"] == "test", "the trend is not tested"
-        shown += found.row["verdict"] == "shown"
+        assert found.row.is_test, "the trend is not tested"
+        shown += found.row.verdict == "shown"
     return {"memory": memory, "cells": cells, "shown": shown, "count": SWEEPS}
 
 

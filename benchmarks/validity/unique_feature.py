@@ -7,7 +7,6 @@ Nets are MLPs with one hidden layer that reach about 95 % on new digits, trained
 
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,14 @@ from memlib.audits.unique_feature.analysis import Analysis, settings, unit_means
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima, settings_of
 from memlib.audits.unique_feature.exchange import Score, exchange
 from memlib.audits.unique_feature.own import own_units, summarize_own
-from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.recipe import HEADLINE, Config
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, score, score_by_label
 from memlib.audits.unique_feature.summary import summarize
+from memlib.audits.unique_feature.tables import with_column
 from memlib.data.canaries import Feature, TrainingRows, build_feature, null_features, training_rows
 from memlib.data.glyphs import LETTERS
 from memlib.data.name_replacements import other_names
+from memlib.findings import Findings
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import Forward, class_scores
@@ -156,9 +157,9 @@ class Scored:
             partner = self.nets[pairs[pair][0]]
             nets.append(Net(pair, partner.canary, place >= len(pairs), pair if repair else net.seed, partner.label))
         cell = ByLabel(nets, self.by_label[chosen])
-        rows = {}
+        rows: dict[int, list[Row]] = {}
         for row in self.units.to_pylist():
-            rows.setdefault((row["net"]), []).append(row)
+            rows.setdefault(row["net"], []).append(row)
         found = [
             {**row, "net": net.number, "canary": net.canary, "control": net.control, "seed": net.seed,
              "own_label": row["metric"] == "m_kl" or row["label"] == net.label}
@@ -167,8 +168,7 @@ class Scored:
         plain = calibrate(pa.Table.from_pylist(found, schema=self.units.schema))
         units = pa.concat_tables([plain, maxima(cell, CONFIG)])
         for name, value in (("variant", ""), ("data_seed", 0), ("example_id", "x"), ("epoch", 1)):
-            kind = units.schema.field(name).type
-            units = units.set_column(units.schema.get_field_index(name), name, pa.array([value] * units.num_rows, type=kind))
+            units = with_column(units, name, [value] * units.num_rows)
         return units, cell
 
 
@@ -201,7 +201,7 @@ def null_unit(unit: str) -> Row:
 
 def after(units: pa.Table, cell: ByLabel) -> Row:
     """Return the verdict and the smallest p-values of the audit."""
-    rows = summarize(units, {("", 0): cell}, CONFIG).to_pylist()
+    found = Findings.read(summarize(units, {("", 0): cell}, CONFIG))
     places = {setting: place for place, setting in enumerate(settings_of(CONFIG))}
     scores = [
         Score([Analysis(part, CONFIG) for part in parts], places.get((params["metric"], params["output"])))
@@ -209,11 +209,11 @@ def after(units: pa.Table, cell: ByLabel) -> Row:
     ]
     joint = exchange(scores, [cell], alpha=ALPHA, permutations=CONFIG.permutations, seed=1)
     assert joint is not None
-    single = [row["p_adjusted"] for row in rows if row["metric"] == "proportion_memorized" and row["role"] == "test"]
-    of_headline = [row["p_value"] for row in rows if row["metric"] == "proportion_memorized" and row["role"] == "test"][:1]
+    single = found.tests("single nets")
     return {
-        "headline": rows[0]["p_adjusted"], "joint": float(joint.adjusted.min()), "raw_exchange": float(joint.p_values.min()),
-        "single": min(single), "single_headline": min(of_headline), "word": rows[0]["conclusion"],
+        "headline": found.head.p_adjusted, "joint": float(joint.adjusted.min()), "raw_exchange": float(joint.p_values.min()),
+        "single": min(row.p_adjusted or 0.0 for row in single), "single_headline": single.head.p_value,
+        "word": found.verdict.word,
     }  # fmt: skip
 
 
@@ -296,13 +296,9 @@ def plant_unit(unit: str) -> Row:
         raw = (pool.by_label[:PAIRS, place, :, 0] - pool.by_label[:PAIRS, place, :, 1]).argmax(axis=1)
         of_setting = [r for r in units.to_pylist() if (r["metric"], r["output"], r["control"]) == (metric, output, False)]
         labels[f"{metric} {output}"] = [int((raw == draw.label).sum()), sum(r["label"] == draw.label for r in of_setting)]
-    summary = summarize(units, {("", 0): cell}, CONFIG).to_pylist()
-    p = {
-        f"{r['metric']} {json.loads(r['params'])['output']}": r["p_adjusted"]
-        for r in summary
-        if r["role"] == "test" and r["metric"] != "proportion_memorized"
-    }
-    return {"labels": labels, "p": p, "word": summary[0]["conclusion"], "before": before(pool, pairs)["any_before"]}
+    found = Findings.read(summarize(units, {("", 0): cell}, CONFIG))
+    p = {f"{row.metric} {row.params['output']}": row.p_adjusted for row in found.tests(HEADLINE, "scores")}
+    return {"labels": labels, "p": p, "word": found.verdict.word, "before": before(pool, pairs)["any_before"]}
 
 
 def plant_report(rows: Sequence[Row]) -> Iterator[str]:
@@ -429,7 +425,7 @@ def own_unit(unit: str) -> Row:
         tested.append([order[0], *order[1 + KNOWN_NAMES : 100 + KNOWN_NAMES]])
         kinds.append(kind)
     whole = Draw(np.concatenate(images), np.concatenate(labels), draw.members, draw.probe, draw.canary)
-    return {"models": [_own(whole, job, *names_and_kind) for job, *names_and_kind in zip(jobs, tested, kinds, strict=True)]}
+    return {"models": [_own(whole, job, names, kind) for job, names, kind in zip(jobs, tested, kinds, strict=True)]}
 
 
 def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
@@ -451,8 +447,9 @@ def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
             ]
         )
         for label in (None, draw.label):
-            rows = summarize_own(own_units(list(features), scores, CONFIG, label=label), CONFIG, null=nulls).to_pylist()
-            result[f"{nulls}{'' if label is None else ', label known'}"] = rows[0]["conclusion"] == "shown"
+            units = own_units(list(features), scores, CONFIG, label=label)
+            word = Findings.read(summarize_own(units, CONFIG, null=nulls)).verdict.word
+            result[f"{nulls}{'' if label is None else ', label known'}"] = word == "shown"
         if nulls == "letters":
             result["before"] = _own_before(scores)
     return result

@@ -45,8 +45,7 @@ def exposure_p(rng: np.random.Generator, claim: Mapping[str, float] | None) -> t
         patch.object(documents_of_runs, "detectable_shift", lambda *_, **__: None),  # the power, on which no word rests
     ):
         rows = findings([model], settings, SIZE, documents=texts)
-    tests = [row for row in rows if row["role"] == "test" and row["family"] in EXPOSURE_HEADLINES]
-    return rows[0]["conclusion"] == SHOWN, [row["p_value"] for row in tests]
+    return rows.verdict.word == SHOWN, [row.p_value or 0.0 for row in rows.tests(*EXPOSURE_HEADLINES)]
 
 
 def deja_vu_p(rng: np.random.Generator) -> tuple[bool, list[float]]:

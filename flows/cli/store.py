@@ -19,6 +19,7 @@ from rich.table import Table
 
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
+from memlib.findings import Finding, Findings
 from memlib.identity import file_digest
 from memlib.report.format import (
     finding_rows,
@@ -34,7 +35,7 @@ from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
 from memlib.runs import garbage, ledger
 from memlib.runs.index import find_run, list_runs, only_name, page_path, read_run, refs_of, results_path, rows_of, run_names
-from memlib.runs.records import Finding, RequestRecord, RunRecord, StatusRecord
+from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
 from memlib.runs.requests import unfinished
 from memlib.runs.run import ListedRun, Run
 from memlib.sanitize import count_of, plain
@@ -381,7 +382,7 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
 
 def _both_params(change: FindingChange) -> dict[str, Any]:
     """Return the params of a finding in two runs; one that differs has both values, in words."""
-    a, b = ({} if row is None else json.loads(row.params) for row in (change.first, change.second))
+    a, b = ({} if row is None else row.params for row in (change.first, change.second))
     both = {name: f"{format_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
     return {**a, **b, **both}
 
@@ -543,15 +544,14 @@ def gc(
 def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     """Print the findings and verdict of a run, and the current location of its results and report."""
     verdict = run.verdict
-    rows = [(row, json.loads(row.params)) for row in run.findings]
-    if not whole:
-        headline, audit = rows[0][1], AUDITS[audit_of(run.audit)]
-        rows = [(row, params) for row, params in rows if audit.in_brief(params, headline)]
+    findings = Findings.of_run(run)
+    audit, head = AUDITS[audit_of(run.audit)], findings.head
+    rows = [row for row in findings if whole or audit.in_brief(row.params, head.params)]
     console.print(run.title, style="italic", soft_wrap=True)
     _print_findings(rows)
     if verdict is not None:
         console.print(f"\n{verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
-    if rows[0][0].role == "test" and (said := ledger.look_in_words(run.ledger, run.audit)):
+    if head.is_test and (said := ledger.look_in_words(run.ledger, run.audit)):
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
@@ -562,9 +562,9 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     console.print(f"report  {store.uri.rstrip('/')}/{page_path(run)}", soft_wrap=True)
 
 
-def _print_findings(rows: Sequence[tuple[Finding, dict[str, Any]]]) -> None:
+def _print_findings(rows: Sequence[Finding]) -> None:
     """Print findings grouped by setting; a narrow terminal shows adjusted p-values only."""
-    is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row, _ in rows)
+    is_wide = console.width >= WIDE or not any(row.p_adjusted is not None for row in rows)
     adjusted = "p adjusted" if is_wide else "p adj."
     groups: dict[str, list[dict[str, str]]] = {}
     left_out = () if is_wide else ("p",)

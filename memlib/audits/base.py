@@ -16,6 +16,7 @@ from memlib.store import Store
 from memlib.tables import Table
 
 if TYPE_CHECKING:
+    from memlib.findings import Finding
     from memlib.runs.run import Run
 
 Params = Mapping[str, Any]
@@ -56,7 +57,7 @@ def _none(recipe: Any) -> Iterable[str]:
     return ()
 
 
-def _no_rule(run: Run, row: Mapping[str, Any], limit: float) -> None:
+def _no_rule(run: Run, row: Finding, limit: float) -> None:
     return None
 
 
@@ -96,11 +97,11 @@ class Audit:
         asked: function that returns the examples on which a model's owner must run the model, for audits that accept supplied
             outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
-        compare: function that compares each pair of sweep cells that audit the same examples, and returns settled rows.
+        compare: function that compares each pair of sweep cells that audit the same examples, and returns settled findings.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
-        gate: function that compares a headline finding with a limit: takes the finished run, the row of its summary, with
-            params as a mapping, and the limit; returns None for rows on which it has no rule of its own.
+        gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
+            returns None for findings on which it has no rule of its own.
 
     Example:
         >>> from memlib.audits import AUDITS
@@ -119,9 +120,9 @@ class Audit:
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
     asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
     columns: tuple[str, ...] = ()
-    compare: Callable[[Sequence[Cell]], list[dict[str, Any]]] | None = None
+    compare: Callable[[Sequence[Cell]], Sequence[Finding]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
-    gate: Callable[[Run, Mapping[str, Any], float], Judgement | None] = _no_rule
+    gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
 
     @property
     def field(self) -> str:

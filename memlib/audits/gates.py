@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.base import Judgement
 from memlib.errors import UserError
+from memlib.findings import Finding, Findings
 from memlib.runs.run import Run
-from memlib.tables import SUMMARY
 
 Outcome = Literal["passed", "failed", "undecided"]
-Row = Mapping[str, Any]
 GATE = re.compile(r"(?P<metric>\w+)(\[(?P<params>[^\]]*)\])?=(?P<value>[^=]+)")
 
 
@@ -74,39 +73,39 @@ def _of_verdict(run: Run) -> Judged:
     return Judged("--fail-on shown", "verdict", {}, outcomes.get(run.verdict.word, "undecided"), run.verdict.sentence)
 
 
-def _of_finding(run: Run, gate: str, row: Mapping[str, Any], limit: float) -> Judged:
+def _of_finding(run: Run, gate: str, row: Finding, limit: float) -> Judged:
     audit = AUDITS[audit_of(run.audit)]
-    found = audit.gate(run, row, limit) or judge(row, limit, decides=row["family"] in audit.headlines)
-    return Judged(gate, row["metric"], row["params"], found.outcome, f"{_said(row)}; {found.reason}")
+    found = audit.gate(run, row, limit) or judge(row, limit, decides=row.family in audit.headlines)
+    return Judged(gate, row.metric, row.params, found.outcome, f"{_said(row)}; {found.reason}")
 
 
-def judge(row: Mapping[str, Any], limit: float, *, decides: bool) -> Judgement:
+def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
     """Judge a finding for which its audit has no rule of its own.
 
     Args:
-        row: row of a summary.
+        row: the finding.
         limit: largest accepted value.
-        decides: whether the row belongs to a headline family; other tests are adjusted among themselves and decide nothing.
+        decides: whether it belongs to a headline family; other tests are adjusted among themselves and decide nothing.
     """
-    if row["role"] != "test":
+    if not row.is_test:
         return Judgement("undecided", "it is not tested, so it passes and fails no gate")
     if not decides:
         return Judgement("undecided", "it is not the headline, so it passes and fails no gate")
-    if row["verdict"] == "shown" and row["ci_low"] is not None and row["ci_low"] > limit:
+    if row.verdict == "shown" and row.low is not None and row.low > limit:
         return Judgement("failed", "it is shown, and its interval lies above the limit")
-    if row["verdict"] == "bounded" and row["upper_bound"] is not None and row["upper_bound"] <= limit:
-        return Judgement("passed", f"its upper bound is {row['upper_bound']:.4g}")
+    if row.verdict == "bounded" and row.upper_bound is not None and row.upper_bound <= limit:
+        return Judgement("passed", f"its upper bound is {row.upper_bound:.4g}")
     return Judgement("undecided", "neither a bound below the limit nor a shown effect above it")
 
 
-def _asked(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Row], float]]:
+def _asked(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
     """Return each gate with the rows that it applies to and its limit.
 
     Raises:
         UserError: for a malformed gate, or one that matches no finding of the run.
     """
     selected = []
-    every = _rows(run) if gates else []
+    every = _findings(run) if gates else Findings([])
     for gate in gates:
         match = GATE.fullmatch(gate)
         try:
@@ -116,30 +115,25 @@ def _asked(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Row], float]]
         if match is None or not math.isfinite(value):
             raise UserError(f"--fail-above {gate!r} does not have the form METRIC=VALUE")
         wanted = [part.partition("=") for part in (match["params"] or "").split(",") if part]
-        rows = [row for row in every if row["metric"] == match["metric"]]
-        chosen = [row for row in rows if all(str(row["params"].get(key)) == text for key, _, text in wanted)]
+        rows = every.all(match["metric"])
+        chosen = [row for row in rows if all(str(row.params.get(key)) == text for key, _, text in wanted)]
         if not wanted:
-            heads = [row for row in rows if row["family"] in AUDITS[audit_of(run.audit)].headlines]
-            chosen = heads or rows[:1]
+            heads = [row for row in rows if row.family in AUDITS[audit_of(run.audit)].headlines]
+            chosen = heads or list(rows[:1])
         if not chosen:
-            metrics = ", ".join(dict.fromkeys(row["metric"] for row in every))
-            shown = "; ".join(json.dumps(row["params"]) for row in rows[:3])
+            metrics = ", ".join(dict.fromkeys(row.metric for row in every))
+            shown = "; ".join(json.dumps(row.params) for row in rows[:3])
             hint = f" at these params; it has {shown}" if rows else f"; it has {metrics}"
             raise UserError(f"run {run.id} has no {match['metric']}{hint}")
         selected.append((gate, chosen, value))
     return selected
 
 
-def _rows(run: Run) -> list[Row]:
-    """Return the rows of a run's summary; of a sweep, the headlines of its cells, which its manifest holds."""
-    if "summary" in run.tables:
-        from memlib.findings import with_params  # loads scipy
-
-        return list(with_params(run.summary))
-    empty: dict[str, Any] = dict.fromkeys(SUMMARY.arrow.names)
-    return [empty | row.model_dump() | {"params": json.loads(row.params)} for row in run.findings]
+def _findings(run: Run) -> Findings:
+    """Return the findings of a run's summary; of a sweep, the headlines of its cells, which its manifest holds."""
+    return Findings.read(run.summary) if "summary" in run.tables else Findings.of_run(run.record)
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    value = "no value" if row["value"] is None else f"{row['value']:.4g}"
-    return f"{row['metric']} {json.dumps(row['params'])} is {value}"
+def _said(row: Finding) -> str:
+    value = "no value" if math.isnan(row.value) else f"{row.value:.4g}"
+    return f"{row.metric} {json.dumps(row.params)} is {value}"

@@ -17,7 +17,7 @@ from memlib.store import Attempt
 if TYPE_CHECKING:
     import torch
 
-    from memlib.report.page import Page
+    from memlib.report.page import Content
 
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
 
@@ -55,19 +55,25 @@ class PageStage(Stage[Path]):
         return ()
 
     @abstractmethod
-    def page(self, attempt: Attempt) -> Page:
-        """Draw the figures and compose the page."""
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the audit says on its page."""
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
+        from memlib.audits import AUDITS, audit_of  # which audits list their packages
+        from memlib.findings import Findings
         from memlib.report.imprint import signed
         from memlib.report.page import render  # matplotlib is slow to load
         from memlib.report.read import what_was_read
 
-        page, section = self.page(attempt), what_was_read(self.read)
-        if section is not None:
-            page = replace(page, sections=(*page.sections, section))
-        page = signed(page, _question(self.recipe), self.recipe, self.scores.store, self.read)
+        audit = AUDITS[audit_of(self.recipe.model_dump()["audit"])]
+        content = self.compose(attempt)
+        page = signed(
+            replace(content, sections=(*content.sections, what_was_read(self.read))),
+            Findings.read(self.scores.content["summary"]).verdict,
+            audit=audit.name, question=audit.question, recipe=self.recipe, run=self.run, store=self.scores.store,
+            read=self.read,
+        )  # fmt: skip
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
     @classmethod
@@ -79,9 +85,3 @@ class PageStage(Stage[Path]):
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
     """Return a run's id, which depends on its scores and on its recipe without data locations and presentation."""
     return run_name(recipe.model_dump(mode="json"), scores.key)
-
-
-def _question(recipe: Spec) -> str:
-    from memlib.audits import AUDITS, audit_of  # which audits list their packages
-
-    return AUDITS[audit_of(recipe.model_dump()["audit"])].question

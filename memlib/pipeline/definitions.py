@@ -90,6 +90,27 @@ def code_of(module: str, name: str) -> str:
     return saved[stage]
 
 
+def equal_codes(module: str, name: str) -> frozenset[str]:
+    """Return the digests of code that gives the same results as the code of a stage's class, this one included.
+
+    They are those that `make pins` recorded for the class within its version (pins.json); code that was changed since is
+    equal to nothing.
+
+    Args:
+        module, name: the class.
+    """
+    current = code_of(module, name)
+    _, _, *pinned = _pins().get(f"{module.removeprefix('memlib.')}.{name}", [name, 0])
+    return frozenset(pinned) if pinned[:1] == [current] else frozenset({current})
+
+
+@functools.cache
+def _pins() -> dict[str, list[Any]]:
+    """Return name, version and digests of code, the current one first, by class."""
+    pins: dict[str, list[Any]] = json.loads(Path(__file__).with_name("pins.json").read_text())
+    return pins
+
+
 @functools.cache
 def _saved_at() -> Path:
     """Return the file in which digests are kept: beside the bytecode that Python keeps, named after the content of all "

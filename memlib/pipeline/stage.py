@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from memlib.errors import CorruptArtifact
-from memlib.identity import content_key
-from memlib.pipeline.definitions import code_of
+from memlib.identity import as_json, content_key
+from memlib.pipeline.definitions import code_of, equal_codes
 from memlib.pipeline.provenance import Declared, provenance_of
 from memlib.pipeline.user_code import identity_of as code_of_user
 from memlib.pipeline.user_code import modules_in
@@ -39,6 +39,8 @@ Other = TypeVar("Other")
 Asked = ParamSpec("Asked")
 Found = TypeVar("Found")
 Place = Literal["driver", "cores", "anywhere", "fleet"]
+UNKEYED = {"keyed": False}
+"""Metadata of a stage's field that changes nothing but speed, memory or rounding: `field(default=..., metadata=UNKEYED)`."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,23 @@ def remembered(
     return asked
 
 
+def _keys_of(value: Any) -> Any:
+    """Return the key of a value that has one, such as an artifact, or those of a sequence or mapping of them; else None."""
+    if isinstance(value, Mapping):
+        return {name: one.key for name, one in value.items()} if _have_keys(value.values()) else None
+    if isinstance(value, list | tuple):
+        return [one.key for one in value] if _have_keys(value) else None
+    return getattr(value, "key", None)
+
+
+def _have_keys(values: Collection[Any]) -> bool:
+    return bool(values) and all(hasattr(value, "key") for value in values)
+
+
+def _is_described(value: Any) -> bool:
+    return isinstance(getattr(value, "inputs", None), Mapping)
+
+
 class Stage(ABC, Generic[Out]):
     """A step of an audit, or a part of one, that fills one artifact. Subclasses are frozen dataclasses.
 
@@ -187,14 +206,31 @@ class Stage(ABC, Generic[Out]):
     passing: ClassVar[str] = ""
 
     @property
-    @abstractmethod
     def spec(self) -> Mapping[str, Any]:
-        """The configuration of the stage alone, as plain JSON; machines are not part of it."""
+        """The configuration of this stage, as plain JSON: by default all fields but its inputs and those marked UNKEYED.
+
+        A field that has `spec` and `inputs` of its own contributes these.
+        """
+        spec = {name: as_json(value) for name, value in self._keyed() if _keys_of(value) is None}
+        return {**spec, **{name: part for value in self._described() for name, part in value.spec.items()}}
 
     @property
-    @abstractmethod
     def inputs(self) -> Mapping[str, Any]:
-        """The keys of the artifacts that the stage reads, by role."""
+        """The keys of the artifacts that the stage reads, by role: by default those of all fields that have keys."""
+        inputs = {name: keys for name, value in self._keyed() if (keys := _keys_of(value)) is not None}
+        return {**inputs, **{name: key for value in self._described() for name, key in value.inputs.items()}}
+
+    def _keyed(self) -> Iterator[tuple[str, Any]]:
+        """Yield name and value of the fields that are part of the key as they are."""
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if one.metadata != UNKEYED and not _is_described(value):
+                yield one.name, value
+
+    def _described(self) -> Iterator[Any]:
+        """Yield the fields that have spec and inputs of their own."""
+        values = (getattr(self, one.name) for one in fields(self) if one.metadata != UNKEYED)  # type: ignore[arg-type]
+        return filter(_is_described, values)
 
     @property
     def units(self) -> float:
@@ -407,6 +443,8 @@ UNTRACED = "some artifacts were made before memlib traced code by definition, so
 class OldCode:
     """The stages of a run whose artifacts are reused although their code has changed within the same version.
 
+    Code that was confirmed to give the same results (`make pins`) counts as unchanged.
+
     Attributes:
         changed: names of the stages, as accepted by --force-stage.
         untraced: whether an artifact is reused whose code cannot be compared.
@@ -421,9 +459,10 @@ class OldCode:
         before = self.lines
         with contextlib.suppress(CorruptArtifact):
             manifest = store.artifacts.manifest(ref)
-            self.untraced |= manifest.definitions is None
-            traced = manifest.definitions is not None
-            if traced and (manifest.definitions, manifest.named) != (stage.code(), stage.named_code):
+            made_by, kind = manifest.definitions, type(stage)
+            self.untraced |= made_by is None
+            equal = {stage.code(), *equal_codes(kind.__module__, kind.__qualname__)}
+            if made_by is not None and (made_by not in equal or manifest.named != stage.named_code):
                 self.changed += [ref.stage_name] if ref.stage_name not in self.changed else []
         return [line for line in self.lines if line not in before]
 

@@ -1,9 +1,10 @@
-"""Formats of findings in terminals, in Prefect and in tables of comparisons."""
+"""Formats of findings in terminals, in Prefect, on pages and in tables of comparisons."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from memlib.runs.records import Finding
+from memlib.findings import Finding
 
 ASIDE = {
     "interval",
@@ -26,23 +27,37 @@ ASIDE = {
     "losses",
 }  # params left out of settings, as they are shown elsewhere
 ROUNDING = 1e-12  # smaller values are rounding errors of 0
+WHOLE = 0.05  # per cent within which a share counts as whole
 
 
 def format_value(value: float | None) -> str:
     """Return a value with three decimals, or two digits if it is small; "" for none."""
-    if value is None:
+    if value is None or math.isnan(value):
         return ""
     return f"{value:.2g}" if ROUNDING < abs(value) < 0.001 else f"{0.0 if abs(value) <= ROUNDING else value:.3f}"
 
 
-def format_interval(row: Finding) -> str:
-    """Return a finding's interval, which may have no upper end; "" for none."""
-    if row.ci_low is None:
+def percent(value: float, digits: int | None = None) -> str:
+    """Return a share in per cent; by default with one decimal unless it is whole."""
+    if digits is None:
+        digits = 0 if abs(100 * value - round(100 * value)) <= WHOLE else 1
+    return f"{100 * value:z.{digits}f} %"
+
+
+def format_interval(row: Finding, show: Callable[[float], str] = "{:.3f}".format) -> str:
+    """Return a finding's interval, which may have no upper end; "" for none.
+
+    Args:
+        row: the finding.
+        show: format of its ends.
+    """
+    if row.interval is None:
         return ""
-    return f"{row.ci_low:.3f} to {row.ci_high:.3f}" if row.ci_high is not None else f"at least {row.ci_low:.3f}"
+    low, high = row.interval.low, row.interval.high
+    return f"at least {show(low)}" if high is None else f"{show(low)} to {show(high)}"
 
 
-def varying_params(params: Sequence[dict[str, Any]]) -> list[str]:
+def varying_params(params: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the params in which the findings differ."""
     names = dict.fromkeys(name for at in params for name in at if name not in ASIDE)
     return [name for name in names if len({str(at[name]) for at in params if name in at}) > 1]
@@ -65,17 +80,12 @@ def format_p(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-def finding_rows(rows: Iterable[tuple[Finding, dict[str, Any]]]) -> list[dict[str, str]]:
-    """Return findings as texts by column: the setting in which they vary, metric, value, interval, p-values, n and verdict.
-
-    Args:
-        rows: findings with their params.
-    """
-    rows = list(rows)
-    varying = varying_params([params for _, params in rows])
+def finding_rows(rows: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return findings as texts by column: setting (where it varies), metric, value, interval, p-values, n and verdict."""
+    varying = varying_params([row.params for row in rows])
     return [
         {
-            "setting": format_settings(varying, params),
+            "setting": format_settings(varying, row.params),
             "metric": row.metric,
             "value": format_value(row.value),
             "95 % interval": format_interval(row),
@@ -84,5 +94,5 @@ def finding_rows(rows: Iterable[tuple[Finding, dict[str, Any]]]) -> list[dict[st
             "n": str(row.n),
             "verdict": row.verdict or "",
         }
-        for row, params in rows
+        for row in rows
     ]

@@ -2,51 +2,53 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from memlib.findings import Verdict
 from memlib.identity import VERSION
 from memlib.pipeline.provenance import source_state, who
 from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
-from memlib.report.page import Page
+from memlib.report.page import Content, Page
 from memlib.specs import Spec
 from memlib.store import Store
 
 DIGITS = 16  # hexadecimal digits shown of each digest
 
 
-def signed(page: Page, question: str, recipe: Spec, store: Store, read: Sequence[AnyArtifact]) -> Page:
-    """Return a page with a question and an imprint added.
+def signed(
+    content: Content, verdict: Verdict, *, audit: str, question: str, recipe: Spec, run: str, store: Store,
+    read: Sequence[AnyArtifact] = (),
+) -> Page:  # fmt: skip
+    """Return the page of a run: what the audit says, below its heading and verdict, with an imprint.
 
     Args:
-        page: the page as the audit composed it.
-        question: the question that the audit answers.
+        content: what the audit says.
+        verdict: verdict of the run.
+        audit, question: name of the audit, and the question that it answers.
         recipe: recipe of the run.
+        run: id of the run.
         store: store of the run's artifacts.
         read: the data artifacts of the run.
     """
-    content = recipe.model_dump()
+    settings = recipe.model_dump()
     state, digest = source_state(), data_digest(read)
     commit = f", commit {str(state['commit'])[:DIGITS]}" + (", code changed since" if state["dirty"] else "") if state else ""
     data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
-    level = next(_levels(content), None)
+    level = next(_levels(settings), None)
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
         "memlib": f"memlib {VERSION}{commit}",
         "data": data,
-        "model": page.model,
+        "model": content.model,
         "level": "" if level is None else f"{level:g}: a test shows something if its adjusted p-value is at most this",
         "store": store.uri,
-        "numbers": f"memlib show {page.run}; memlib verify {page.run} checks them",
+        "numbers": f"memlib show {run}; memlib verify {run} checks them",
     }
-    return replace(
-        page,
-        question=question,
-        imprint=[(name, text) for name, text in lines.items() if text],
-    )
+    title = str(settings["title"])
+    return Page(title, audit, run, question, verdict, content, [(name, text) for name, text in lines.items() if text])
 
 
 def _levels(content: Any) -> Iterator[float]:

@@ -1,16 +1,21 @@
-"""The report page: sections of text, figures, tables and galleries, rendered to one file that needs no network."""
+"""The report page: sections of blocks (text, tables, figures, pictures), rendered to one file that needs no network.
+
+A new kind of block is a class here with `kind` and `words`, and a macro of that name in page.html.j2.
+"""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import ClassVar
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from memlib.findings import Verdict
 from memlib.report.glossary import defined
 
-KINDS = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
+STYLES = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
 """Style of the verdict box, by the word of the verdict."""
 _DRAW_FIRST = (
     "To test next time, hold examples out at random before the model is trained. Do not use these numbers as evidence of "
@@ -22,38 +27,108 @@ MOST_TILES = 5  # maximum number of tiles per row
 
 @dataclass(frozen=True)
 class TableView:
-    """A table for display: headings and rows of text."""
+    """A table.
 
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class GalleryItem:
-    """One example of a gallery: its picture, its crop, and rows of neighbours as data URIs, with captions in plain text."""
-
-    caption: str
-    image: str
-    crop: str
-    rows: Sequence[tuple[str, Sequence[tuple[str, str, bool]]]]  # title, (data URI, caption, whether of the example's class)
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page; empty fields are not shown.
-
-    A figure must have a caption, which also serves as its description for screen readers.
+    Attributes:
+        headings, rows: text of its cells.
+        folded: title of a table that is shown on request; "" for one that is always visible.
     """
 
+    kind: ClassVar[str] = "table"
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: str = ""
+
+    def words(self) -> str:
+        """Return its text."""
+        return f"{self.folded} {' '.join(self.headings)} {' '.join(cell for row in self.rows for cell in row)}"
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A figure: SVG from `save_figure`, and a caption, which also describes it for screen readers."""
+
+    kind: ClassVar[str] = "figure"
+    svg: str
+    caption: str
+
+    def words(self) -> str:
+        """Return its caption."""
+        return self.caption
+
+
+@dataclass(frozen=True)
+class PicturesView:
+    """Pictures side by side: data URI and caption of each."""
+
+    kind: ClassVar[str] = "pictures"
+    pictures: Sequence[tuple[str, str]]
+
+    def words(self) -> str:
+        """Return the captions."""
+        return " ".join(caption for _, caption in self.pictures)
+
+
+@dataclass(frozen=True)
+class ExampleView:
+    """One example: pictures of it, and rows of pictures that it is compared with.
+
+    Attributes:
+        caption: text beside the pictures.
+        pictures: data URI and description of each.
+        rows: title, and data URI, caption, description and emphasis of each picture.
+    """
+
+    kind: ClassVar[str] = "example"
+    caption: str
+    pictures: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[tuple[str, str, str, bool]]]] = ()
+
+    def words(self) -> str:
+        """Return nothing: captions name examples and classes, which are no terms."""
+        return ""
+
+
+Block = str | TableView | FigureView | PicturesView | ExampleView
+"""A paragraph, or a view that the template has a macro for."""
+
+
+@dataclass(frozen=True, init=False)
+class Section:
+    """A section of the page: a heading and its blocks from top to bottom; what is None or "" is left out."""
+
     heading: str
-    paragraphs: Sequence[str] = ()
-    svg: str = ""
-    figure_caption: str = ""
-    table: TableView | None = None
-    gallery: Sequence[GalleryItem] = ()
-    pictures: Sequence[tuple[str, str]] = ()  # data URI, caption
-    details: TableView | None = None
-    details_title: str = ""
+    blocks: Sequence[Block]
+
+    def __init__(self, heading: str, *blocks: Block | None) -> None:
+        """Keep the blocks that are there."""
+        object.__setattr__(self, "heading", heading)
+        object.__setattr__(self, "blocks", tuple(block for block in blocks if block))
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an audit says on its page, besides the verdict.
+
+    Attributes:
+        sections: sections of the page; None stands for a section that this run does not have.
+        numbers: value, name and interval of the few numbers on which the verdict is based.
+        meaning: what an outsider could do with the finding.
+        advice: what the reader should do next.
+        limits: limitations of the audit, whatever its result.
+        terms: glossary terms that the page may use; the end of the page defines the terms that occur in the text.
+        model: the audited model.
+        lead: the evidence in the verdict's box, where it is not the verdict's whole explanation.
+    """
+
+    sections: Sequence[Section | None]
+    numbers: Sequence[tuple[str, str, str]] = ()
+    meaning: str = ""
+    advice: str = ""
+    limits: Sequence[str] = ()
+    terms: Sequence[str] = ()
+    model: str = ""
+    lead: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,33 +137,39 @@ class Page:
 
     Attributes:
         title, audit, run: the parts of the page's heading.
-        verdict, verdict_kind, lead: the verdict in a sentence, its style (a value of KINDS), and the evidence behind it.
-        numbers: value, name and interval of the few numbers on which the verdict is based.
-        sections: sections of the page.
         question: the question that the audit answers.
-        meaning: what an outsider could do with the finding.
-        advice: what the reader should do next.
-        limits: limitations of the audit, whatever its result.
-        terms: glossary terms that the page may use; the end of the page defines the terms that occur in the text.
-        model: the audited model.
+        verdict: verdict of the run.
+        content: what the audit says.
         imprint: lines about the origin of the page, as heading and text.
     """
 
     title: str
     audit: str
     run: str
-    verdict: str
-    verdict_kind: str
-    lead: str
-    numbers: Sequence[tuple[str, str, str]]
-    sections: Sequence[Section] = field(default_factory=tuple)
-    question: str = ""
-    meaning: str = ""
-    advice: str = ""
-    limits: Sequence[str] = ()
-    terms: Sequence[str] = ()
-    model: str = ""
+    question: str
+    verdict: Verdict
+    content: Content
     imprint: Sequence[tuple[str, str]] = ()
+
+    @property
+    def lead(self) -> str:
+        """The evidence in the verdict's box."""
+        return self.content.lead or self.verdict.explanation
+
+    @property
+    def style(self) -> str:
+        """Style of the verdict's box."""
+        return STYLES[self.verdict.word]
+
+    @property
+    def sections(self) -> Sequence[Section]:
+        """The sections that this run has."""
+        return [section for section in self.content.sections if section is not None]
+
+
+def facts_table(facts: Mapping[str, str]) -> TableView:
+    """Return a table of facts about a run, without headings."""
+    return TableView(("", ""), list(facts.items()))
 
 
 def filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TableView:
@@ -101,7 +182,7 @@ def meaning_of(word: str, *, shown: str, bounded: str) -> str:
     """Return a description of what an outsider could do with a finding.
 
     Args:
-        word: a key of KINDS.
+        word: the verdict's word.
         shown, bounded: the texts for these two verdicts.
     """
     match word:
@@ -124,7 +205,7 @@ def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: st
     """Return the advice to the reader that goes with a verdict.
 
     Args:
-        word: a key of KINDS.
+        word: the verdict's word.
         shown, descriptive: the texts for these two verdicts.
         before: what comes first, where nothing was shown.
         more: what can still be added to an audit of a model that was trained elsewhere, so that no other one can be trained.
@@ -168,24 +249,29 @@ def first_words(text: str, most: int) -> tuple[str, str]:
 def render(page: Page) -> str:
     """Return the page as HTML; all text is escaped, and only SVG from `save_figure` is inserted as markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["svg"] = _described
+    environment.filters["described"] = _described
     template = environment.from_string(files("memlib.report").joinpath("page.html.j2").read_text())
-    return template.render(page=page, terms=_used(page), columns=_columns(len(page.numbers)))
+    return template.render(page=page, content=page.content, terms=_used(page), columns=_columns(len(page.content.numbers)))
 
 
 def _used(page: Page) -> list[tuple[str, str]]:
     """Return the terms that occur in the page's text, with their definitions."""
-    text = str(replace(page, terms=(), sections=[replace(section, svg="", gallery=()) for section in page.sections])).lower()
-    words = {term: [word for word in term.split(", ") if len(word) > 1] or [term] for term in page.terms}
+    content = page.content
+    texts = [page.title, page.question, page.verdict.sentence, page.lead, content.meaning, content.advice, content.model]
+    texts += [*content.limits, *(text for tile in content.numbers for text in tile), *(text for _, text in page.imprint)]
+    for section in page.sections:
+        texts += [section.heading, *(block if isinstance(block, str) else block.words() for block in section.blocks)]
+    text = "\n".join(texts).lower()
+    words = {term: [word for word in term.split(", ") if len(word) > 1] or [term] for term in content.terms}
     return defined(term for term, names in words.items() if any(name.lower() in text for name in names))
 
 
-def _described(section: Section) -> Markup:
-    """Return a section's figure with a title and a description for screen readers."""
-    assert section.figure_caption, f"the figure of {section.heading!r} has no caption"
-    texts = Markup("<title>{}</title><desc>{}</desc>").format(section.heading, section.figure_caption)
-    start, _, rest = section.svg.partition(">")
-    return Markup(start) + Markup(' role="img" aria-label="{}">').format(escape(section.heading)) + texts + Markup(rest)
+def _described(figure: FigureView, heading: str) -> Markup:
+    """Return a figure with a title and a description for screen readers."""
+    assert figure.caption, f"the figure of {heading!r} has no caption"
+    texts = Markup("<title>{}</title><desc>{}</desc>").format(heading, figure.caption)
+    start, _, rest = figure.svg.partition(">")
+    return Markup(start) + Markup(' role="img" aria-label="{}">').format(escape(heading)) + texts + Markup(rest)
 
 
 def _columns(count: int) -> int:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from memlib.data.stages import Shard
 from memlib.pipeline.stage import AnyArtifact
 from memlib.report.figures import data_uri
-from memlib.report.page import Section
+from memlib.report.page import PicturesView, Section
 
 CLASSES, EACH = 8, 3  # classes, and pictures per class, of the thumbnail sheet; six pictures fill a row of the page
 
@@ -20,7 +20,8 @@ def what_was_read(artifacts: Sequence[AnyArtifact]) -> Section | None:
     if not lines:
         return None
     pictures = [picture for artifact in artifacts for picture in _pictures(artifact)]
-    return Section("What was read", [f"{line[:1].upper()}{line[1:]}." for line in lines], pictures=pictures)
+    said = (f"{line[:1].upper()}{line[1:]}." for line in lines)
+    return Section("What was read", *said, PicturesView(pictures) if pictures else None)
 
 
 def _pictures(artifact: AnyArtifact) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from memlib.pipeline.tables import Tables
 from memlib.running.planning import Plan, PlanRunner
 from memlib.running.publishing import Work, publish_again, publish_run
 from memlib.runs.index import list_runs, read_run, results_path
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
 from memlib.store import Ref, Store
@@ -110,7 +110,6 @@ def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, Ce
         ended: how each of them ended.
     """
     from memlib.audits.sweep.compared import compare  # matplotlib is slow to load
-    from memlib.report.imprint import signed
     from memlib.report.page import render
 
     assert isinstance(recipe, Recipe)
@@ -132,8 +131,7 @@ def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, Ce
         path = results_path(SWEEP.name, "sweep", run)
         results = {"sweep": store.publish(path, folder / "sweep.parquet")}
         (folder / "page").mkdir()
-        page = signed(compared.page(recipe, run, folder / "page"), AUDITS["sweep"].question, recipe, store, ())
-        (folder / "page" / REPORT_FILE).write_text(render(page))
+        (folder / "page" / REPORT_FILE).write_text(render(compared.page(recipe, run, folder / "page", store)))
         pages = {
             file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
             for file in sorted((folder / "page").iterdir())
@@ -147,7 +145,7 @@ def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, Ce
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
         verdict=VerdictRecord(**asdict(compared.verdict)),
-        findings=[Finding(**row) for row in compared.findings],
+        findings=[FindingRecord(**row) for row in compared.findings],
         results=results,
         report=pages[REPORT_FILE],
         cells={o.cell: None if o.run is None else o.run.run for o in outcomes},

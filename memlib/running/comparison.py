@@ -1,6 +1,7 @@
 """Differences between two runs: recipes, findings, and artifacts."""
 
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from typing import Any, TypedDict
 
 from memlib.audits import audit_of
 from memlib.errors import UserError
+from memlib.findings import Finding, Findings
 from memlib.identity import flat
-from memlib.runs.records import Finding, RunRecord
+from memlib.runs.records import RunRecord
 
 Key = tuple[str, frozenset[tuple[str, str | None]]]  # metric, and params with their values
 
@@ -37,14 +39,14 @@ class FindingChange:
     @property
     def params(self) -> dict[str, Any]:
         """The params on which both runs agree; all params of a finding that one run lacks."""
-        a, b = (_params(row) for row in (self.first or self.second, self.second or self.first))
-        return {name: value for name, value in a.items() if name in b and b[name] == value}
+        a, *others = (row.params for row in (self.first, self.second) if row is not None)
+        return {name: value for name, value in a.items() if all(name in b and b[name] == value for b in others)}
 
     @property
     def difference(self) -> float | None:
         """Value of the second run minus that of the first; None if either has none."""
-        before, after = _value(self.first), _value(self.second)
-        return None if before is None or after is None else after - before
+        difference = math.nan if self.first is None or self.second is None else self.second.value - self.first.value
+        return None if math.isnan(difference) else difference
 
     @property
     def apart(self) -> bool:
@@ -56,16 +58,21 @@ class FindingChange:
         """True if both runs say the same: value, interval, p-values and verdict."""
         if self.first is None or self.second is None:
             return False
-        said = {"value", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"}
-        return self.first.model_dump(include=said) == self.second.model_dump(include=said)
+        a, b = ((row.value, row.low, row.high, row.p_value, row.p_adjusted, row.verdict) for row in (self.first, self.second))
+        return a == b
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as plain JSON, with the whole row of each run in `rows`."""
-        rows = [None if row is None else row.model_dump() | {"params": _params(row)} for row in (self.first, self.second)]
+        rows = [None if row is None else _as_json(row) for row in (self.first, self.second)]
+        first, second = (None if row is None else row["value"] for row in rows)
         return {
-            "metric": self.metric, "params": self.params, "first": _value(self.first), "second": _value(self.second),
-            "difference": self.difference, "apart": self.apart, "rows": rows,
+            "metric": self.metric, "params": self.params, "first": first, "second": second, "difference": self.difference,
+            "apart": self.apart, "rows": rows,
         }  # fmt: skip
+
+
+def _as_json(row: Finding) -> dict[str, Any]:
+    return row.row() | {"params": row.params, "value": None if math.isnan(row.value) else row.value}
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,20 +131,20 @@ def finding_changes(first: RunRecord, second: RunRecord) -> list[FindingChange]:
     of the other run. Counts that are recorded as params can coincide by chance: findings that are left over are matched by
     the params whose values are the same in both runs. Findings that still tie are matched in order.
     """
-    a, b = (_values(run.findings) for run in (first, second))
+    rows, others = Findings.of_run(first), dict(enumerate(Findings.of_run(second)))
+    a, b = _values(rows), _values(others.values())
     common = {name: a[name] & b[name] for name in a.keys() & b.keys()}
     equal = {name: values for name, values in common.items() if a[name] == b[name]}
     matches: dict[int, int] = {}
     for known in (common, equal):
         taken, waiting = set(matches.values()), defaultdict[Key, deque[int]](deque)
-        for place, row in enumerate(second.findings):
+        for place, row in others.items():
             if place not in taken:
                 waiting[_key(row, known)].append(place)
-        for place, row in enumerate(first.findings):
+        for place, row in enumerate(rows):
             if place not in matches and (found := waiting[_key(row, known)]):
                 matches[place] = found.popleft()
-    others = dict(enumerate(second.findings))
-    changes = [FindingChange(row, others.pop(matches.get(place, -1), None)) for place, row in enumerate(first.findings)]
+    changes = [FindingChange(row, others.pop(matches.get(place, -1), None)) for place, row in enumerate(rows)]
     return [*changes, *(FindingChange(None, row) for row in others.values())]
 
 
@@ -145,30 +152,22 @@ def _values(rows: Iterable[Finding]) -> dict[str, set[str]]:
     """Return the values of each param, as JSON."""
     values: dict[str, set[str]] = {}
     for row in rows:
-        for name, value in _params(row).items():
+        for name, value in row.params.items():
             values.setdefault(name, set()).add(json.dumps(value, sort_keys=True))
     return values
 
 
 def _key(row: Finding, known: Mapping[str, set[str]]) -> Key:
     """Return what a finding is matched by; values that the other run does not know count as equal."""
-    params = {name: json.dumps(value, sort_keys=True) for name, value in _params(row).items() if name in known}
+    params = {name: json.dumps(value, sort_keys=True) for name, value in row.params.items() if name in known}
     return row.metric, frozenset((name, value if value in known[name] else None) for name, value in params.items())
 
 
 def _lies_above(row: Finding | None, other: Finding | None) -> bool:
     """Return whether a finding's interval lies above that of another one."""
-    if row is None or other is None or row.ci_low is None or other.ci_high is None:
+    if row is None or other is None or row.low is None or other.high is None:
         return False
-    return row.ci_low > other.ci_high
-
-
-def _params(row: Finding | None) -> dict[str, Any]:
-    return {} if row is None else dict(json.loads(row.params))
-
-
-def _value(row: Finding | None) -> float | None:
-    return None if row is None else row.value
+    return row.low > other.high
 
 
 def shared_artifacts(first: RunRecord, second: RunRecord) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 from memlib.audits import tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
 from memlib.errors import RunError
-from memlib.findings import verdict_of
+from memlib.findings import Findings
 from memlib.identity import VERSION, file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
@@ -21,7 +21,7 @@ from memlib.pipeline.stage import AnyArtifact, Artifact
 from memlib.pipeline.tables import Tables
 from memlib.runs import ledger
 from memlib.runs.index import HISTORY, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path
-from memlib.runs.records import Finding, HistoryRecord, Ledger, Publication, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, Publication, RunRecord, VerdictRecord
 from memlib.specs import Resources
 from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Store
@@ -81,7 +81,8 @@ def publish_audit(
                 path = results_path(name, recipe.audit, run, number)
                 place, published[path] = store.publish(path, part), file_digest(part)
                 results.setdefault(name, place)
-    summary = scores.content["summary"].to_pylist()
+    table = scores.content["summary"]
+    summary = table.to_pylist()
     looked = _ledger(store, work, run, recipe, named.values())
     for name, file in report.files.items():
         path, content = f"runs/{run}/{name}", None
@@ -97,9 +98,9 @@ def publish_audit(
         title=recipe.title,
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(verdict_of(summary))),
+        verdict=VerdictRecord(**asdict(Findings.read(table).verdict)),
         ledger=looked,
-        findings=[Finding(**row) for row in findings_of(summary)],
+        findings=[FindingRecord(**row) for row in findings_of(summary)],
         results=results,
         report=pages[REPORT_FILE],
         artifacts={name: str(artifact) for name, artifact in named.items()},

@@ -18,19 +18,18 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.audits import AUDITS, published_tables, tables_of
+from memlib.audits import published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
 from memlib.audits.sweep.compared import compare, text_of
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.findings import Verdict, verdict_of
+from memlib.findings import Findings, Verdict
 from memlib.identity import KEY_LENGTH, VERSION, canonical_json
 from memlib.pipeline.provenance import source_state
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
-from memlib.report.imprint import signed
 from memlib.report.page import render, said_on_page
 from memlib.runs import ledger
 from memlib.runs.garbage import committed, under_way
@@ -333,8 +332,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     except (CorruptArtifact, KeyError) as error:  # or the manifest is another artifact's
         yield f"its findings cannot be checked: {error}"
         return
-    rows = summary.to_pylist()
-    yield from _said_otherwise(run, findings_of(rows), verdict_of(rows), "scores")
+    yield from _said_otherwise(run, findings_of(summary.to_pylist()), Findings.read(summary).verdict, "scores")
     published = published_tables()
     for table in published.keys() & run.results.keys():
         try:
@@ -413,9 +411,7 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
             write_table(compared.table, SWEEP, folder / "sweep.parquet")
             if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):
                 yield Problem(name, f"{table_path} differs from its cells' findings")
-            page = render(
-                signed(compared.page(recipe, run.run, folder), AUDITS["sweep"].question, recipe, store, ())
-            ).encode()
+            page = render(compared.page(recipe, run.run, folder, store)).encode()
     except CorruptArtifact:  # reported by check_artifacts
         return
     path = f"runs/{run.run}/{REPORT_FILE}"

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from memlib.store.records import Address, Inside, JsonObject, Name, Record, Seconds, Sha256, Shown, _validated
 
 
-class Finding(Record):
+class FindingRecord(Record):
     """A row of the summary; tables.SUMMARY documents its columns."""
 
     metric: Shown
@@ -125,7 +125,7 @@ class RunRecord(Record):
     title: Shown
     finished: Seconds
     seconds: Seconds = 0.0
-    findings: Annotated[list[Finding], Field(min_length=1)]
+    findings: Annotated[list[FindingRecord], Field(min_length=1)]
     recipe: dict[str, Any] = Field(default_factory=dict)
     resources: dict[str, Any] = Field(default_factory=dict)
     verdict: VerdictRecord | None = None

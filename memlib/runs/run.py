@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from memlib.errors import RunError
 from memlib.runs.index import find_run, page_path, results_path
-from memlib.runs.records import Finding, RunEntry, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunEntry, RunRecord, VerdictRecord
 from memlib.store import Store, chosen_store
 from memlib.store.permissions import PRIVATE, make_folder, user_folder, write_file
 
@@ -73,7 +73,7 @@ class Run:
         return self.record.verdict
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FindingRecord]:
         """Rows of the summary that the manifest repeats, the headline first."""
         return self.record.findings
 
@@ -225,7 +225,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _interval(row: Finding) -> str:
+def _interval(row: FindingRecord) -> str:
     if row.ci_low is None:
         return ""
     return f"{row.ci_low:.3g} to {row.ci_high:.3g}" if row.ci_high is not None else f"at least {row.ci_low:.3g}"

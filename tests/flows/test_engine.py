@@ -15,7 +15,7 @@ from flows.engine import carry_out
 from memlib.data.stages import Decode
 from memlib.errors import RunError
 from memlib.recipes.request import AuditRequest
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.specs import DataSpec, Resources
 from memlib.specs.options import RunOptions
 from tasks.display import LOGGER
@@ -25,11 +25,11 @@ pytestmark = pytest.mark.long
 
 DATA = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
 FINDINGS = [
-    Finding(
+    FindingRecord(
         metric="share_excess", params='{"k": 5, "encoder": "backbone"}', role="test", value=0.13812345, n=800, ci_low=0.1,
         ci_high=0.2, p_value=2.345e-14, p_adjusted=2.345e-14, verdict="shown",
     ),
-    Finding(metric="probe|gap", params='{"k": 6, "encoder": "projector"}', role="diagnostic", value=0.00012345, n=7),
+    FindingRecord(metric="probe|gap", params='{"k": 6, "encoder": "projector"}', role="diagnostic", value=0.00012345, n=7),
 ]  # fmt: skip
 RUN = RunRecord(
     run="0123456789ab",

@@ -3,7 +3,6 @@
 import json
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,9 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import resolved
 from memlib.audits.sweep.recipe import Recipe, in_words
 from memlib.audits.sweep.scores import Outcome, score, verdict
-from memlib.findings import settle, tested
+from memlib.findings import Findings, settle, tested
 from memlib.recipes.files import load_recipe, validate
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
-from memlib.tables import SUMMARY
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
 
 @pytest.mark.parametrize(
@@ -72,13 +70,13 @@ def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
 
 
 def outcome(cell: str, p: float, *, scores: str | None = None) -> Outcome:
-    first = settle([tested("m", {}, 1.0, n=9, p_value=p, family="headline")], alpha=0.05)[0]
-    return Outcome(cell, "deja_vu", {}, run_of([first], first["verdict"], scores or cell))
+    rows = settle([tested("m", {}, 1.0, n=9, p_value=p, family="headline")], alpha=0.05)
+    return Outcome(cell, "deja_vu", {}, run_of(rows, str(rows.head.verdict), scores or cell))
 
 
-def run_of(rows: list[dict[str, Any]], word: str, scores: str, audit: str = "deja_vu") -> RunRecord:
+def run_of(rows: Findings, word: str, scores: str, audit: str = "deja_vu") -> RunRecord:
     said = VerdictRecord(word=word, sentence="")
-    findings = [Finding(**{name: value for name, value in row.items() if name in SUMMARY.arrow.names}) for row in rows]
+    findings = [FindingRecord(**row.row()) for row in rows]
     return RunRecord(
         run="r",
         audit=audit,

@@ -1,21 +1,21 @@
 """Rows, families and verdicts; one sentence everywhere."""
 
+import numpy as np
 import pytest
 
 from memlib.findings import (
     BOUNDED,
     INCONCLUSIVE,
     SHOWN,
+    Finding,
+    Findings,
     Interval,
     Verdict,
     cannot_reject,
     diagnostic,
     estimate,
     settle,
-    summary_table,
     tested,
-    verdict_of,
-    with_params,
 )
 from memlib.tables import SUMMARY
 
@@ -25,8 +25,8 @@ def test_families_are_adjusted_apart() -> None:
     rows += [tested("m", {"i": i}, 1.0, n=9, p_value=0.04, family="b") for i in (2, 3)]
     rows.append(tested("m", {"i": 4}, 1.0, n=9, p_value=0.04, family="c", p_adjusted=0.2))
     settled = settle(rows, alpha=0.05, adjust={"b": "benjamini-hochberg"})
-    assert [row["p_adjusted"] for row in settled] == pytest.approx([0.02, 0.04, 0.04, 0.04, 0.2])
-    assert [row["verdict"] for row in settled] == [SHOWN, SHOWN, SHOWN, SHOWN, INCONCLUSIVE]
+    assert [row.p_adjusted for row in settled] == pytest.approx([0.02, 0.04, 0.04, 0.04, 0.2])
+    assert [row.verdict for row in settled] == [SHOWN, SHOWN, SHOWN, SHOWN, INCONCLUSIVE]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_families_are_adjusted_apart() -> None:
 )  # fmt: skip
 def test_verdicts_mean_one_thing(p: float, upper: float | None, bound: float | None, word: str) -> None:
     (row,) = settle([tested("m", {}, 0.05, n=9, p_value=p, family="a", upper_bound=upper, bound=bound)], alpha=0.05)
-    assert row["verdict"] == word
+    assert row.verdict == word
 
 
 def test_only_tests_have_verdicts_and_intervals_hold_their_value() -> None:
@@ -47,9 +47,9 @@ def test_only_tests_have_verdicts_and_intervals_hold_their_value() -> None:
         estimate("lower", {}, 5.0, n=1, interval=Interval(4.0, None, "references")),
     ]
     settled = settle(rows, alpha=0.05)
-    assert all(row["verdict"] is None and row["p_value"] is None and row["null_value"] is None for row in settled)
-    assert settled[0]["ci_low"] <= settled[0]["value"] <= settled[0]["ci_high"]
-    assert (settled[2]["ci_low"], settled[2]["ci_high"]) == (4.0, None)
+    assert all(row.verdict is None and row.p_value is None and row.null_value is None for row in settled)
+    assert settled[0].interval == Interval(third, 0.5, "examples")
+    assert (settled[2].low, settled[2].high) == (4.0, None)
 
 
 def test_a_test_that_cannot_reject_is_known() -> None:
@@ -64,8 +64,26 @@ def test_a_test_that_cannot_reject_is_known() -> None:
 def test_the_verdict_stands_on_the_first_row() -> None:
     said = Verdict(SHOWN, "It remembers.", "p = .01.")
     rows = settle([tested("m", {"a": 1}, 1.0, n=9, p_value=0.01, family="x"), diagnostic("d", {}, 1.0, n=1)], alpha=0.05)
-    table = summary_table(rows, said)
+    table = rows.table(said)
     assert table.schema.equals(SUMMARY.arrow)
-    assert verdict_of(table.to_pylist()) == said
     assert table["sentence"].to_pylist() == ["It remembers.", None]
-    assert with_params(table)[0]["params"] == {"a": 1}
+    read = Findings.read(table)
+    assert list(read) == list(rows)
+    assert (read.verdict, read.head.params) == (said, {"a": 1})
+
+
+def test_findings_are_looked_up_by_metric_params_family_and_role() -> None:
+    rows = [tested("m", {"side": side}, 1.0, n=9, p_value=0.01, family=side) for side in ("a", "b")]
+    found = Findings([*rows, estimate("e", {"side": "b", "tries": (1, 2)}, 2.0, n=9)])
+    assert (found.get("m", side="b"), found.get("m", side="c"), found.first("e", tries=[1, 2])) == (rows[1], None, found[2])
+    assert [row.metric for row in found.all(side="b")] == ["m", "e"]
+    assert [row.metric for row in found.all("e", "m", tries=None)] == ["m", "m"]
+    assert (list(found.tests("a")), len(found.tests()), len(found[1:])) == (rows[:1], 2, 2)
+    with pytest.raises(AssertionError, match="no finding e"):
+        found.first("e", side="a")
+
+
+def test_a_row_with_few_columns_and_no_value_is_read() -> None:
+    read = Finding.of({"metric": "m", "params": "{}", "value": None, "ci_low": 1.0, "ci_high": None})
+    assert np.isnan(read.value)
+    assert (read.role, read.interval) == (None, Interval(1.0, None, ""))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.tables import UNITS
-from memlib.findings import Row
 from memlib.pipeline.stage import Runner
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
+    from memlib.findings import Finding, Findings
     from memlib.runs.run import Run
 
 
@@ -41,7 +41,7 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     return limits(recipe)
 
 
-def _compare(cells: Sequence[Cell]) -> list[Row]:
+def _compare(cells: Sequence[Cell]) -> Findings:
     from memlib.audits.deja_vu.comparison import compare  # loads scipy
 
     return compare(cells)
@@ -62,7 +62,7 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     return Exported(pictures, count, sets, {side.lower(): f"{side} and C" for side in recipe.directions})
 
 
-def _gate(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
+def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
     from memlib.audits.deja_vu.gate import judge  # loads scipy
 
     return judge(run, row, limit)

@@ -15,6 +15,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
+from memlib.audits.deja_vu.scores import categorize
 from memlib.findings import Interval
 from memlib.identity import derive_seed
 from memlib.stats.inference import (
@@ -110,8 +111,8 @@ class Analysis:
             self.replicates["share_excess/both"] = resampled_differences(own.T, self.design, config.replicates, seed=seed).T
 
     def units_of(self, direction: str) -> NDArray[np.bool_]:
-        """Return a mask of the units of a direction, (num_units,)."""
-        return self.of_a if direction == "A" else ~self.of_a
+        """Return a mask of the units of a direction, or of both, (num_units,)."""
+        return {"A": self.of_a, "B": ~self.of_a, "both": np.ones_like(self.of_a)}[direction]
 
     def _statistics(self, weigh: Weigh) -> dict[str, NDArray[np.float64]]:
         """Return every statistic by name, (num_pairs, num_weightings); weightings keep the total weight of each direction."""
@@ -245,7 +246,7 @@ class Analysis:
     def _counted(self, name: str) -> int:
         """Return the number of images (or groups) behind a statistic: of its direction, and of its share if it has one."""
         statistic, direction = name.rsplit("/", 1)
-        units = np.unique(self.groups[slice(None) if direction == "both" else self.units_of(direction)])
+        units = np.unique(self.groups[self.units_of(direction)])
         share = float(statistic.partition("@")[2] or 1)
         return max(1, round(share * len(units)))
 
@@ -278,7 +279,7 @@ class _Direction:
     ) -> None:
         self._weight, self._p, self._top, self._resized = float(mine.sum()), p, top, resized
         target, reference = right["target"], right["reference"]
-        category = np.where(target, np.where(reference, 2, 0), np.where(reference, 1, 3))
+        category = categorize(target, reference)
         known = np.flatnonzero(category < len(SHARES))
         ones = np.ones(len(known), dtype=np.float32)
         shares = scipy.sparse.csr_array((ones, (known, category[known])), shape=(len(target), len(SHARES)))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
-from memlib.findings import Interval, Row, estimate, tested
+from memlib.findings import Finding, Interval, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import widened_interval, widened_p
 from memlib.stats.randomization import Design
@@ -64,11 +64,11 @@ def difference(
     family: str,
     seed: int,
     reasons: Sequence[str] = (),
-) -> Row:
-    """Return a row with the first share excess minus the second; both use the same resamples of the images.
+) -> Finding:
+    """Return the first share excess minus the second; both use the same resamples of the images.
 
     Args:
-        metric, params: metric and params of the row; for an untested difference, the reasons are added as params.not_ranked.
+        metric, params: those of the finding; for an untested difference, the reasons are added as params.not_ranked.
         first, second: gains on the same images. Pairs with the same number share their seeds.
         family: family of tests.
         seed: seed of the resamples.
@@ -94,8 +94,8 @@ def difference(
     )  # fmt: skip
 
 
-def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, seed: int) -> Iterator[Row]:
-    """Yield a row for each layer and epoch: the share excess minus that before fine-tuning, at the headline's crop and k.
+def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, seed: int) -> Iterator[Finding]:
+    """Yield a finding for each layer and epoch: the share excess minus that before fine-tuning, at the headline's crop and k.
 
     Args:
         units: tables.UNITS.
@@ -103,15 +103,14 @@ def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, se
         alone: True if there is no second model.
         seed: seed of the resamples.
     """
-    setting = {name: headline[name] for name in ("crop", "k")}
-    for name, value in setting.items():
+    for name, value in headline.items():
         units = units.filter(pc.field(name) == value)
     for layer in pc.unique(units["layer"]).to_pylist():
         of_layer = units.filter(pc.field("layer") == layer)
         since, *epochs = sorted(pc.unique(of_layer["epoch"]).to_pylist())
-        before = Gains.of(of_layer, {**setting, "layer": layer, "epoch": since}, alone=alone)
+        before = Gains.of(of_layer, {**headline, "layer": layer, "epoch": since}, alone=alone)
         for epoch in epochs:
-            params = {**setting, "layer": layer, "epoch": epoch, "since": since}
+            params = {**headline, "layer": layer, "epoch": epoch, "since": since}
             after = Gains.of(of_layer, params, alone=alone)
             drawn = derive_seed(seed, "change", layer, epoch)
             yield difference(CHANGE, params, after, before, family=CHANGES, seed=drawn)

@@ -6,8 +6,6 @@ over persons, where images are grouped) is compared with the limit.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +14,7 @@ from memlib.audits.base import Judgement
 from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
 from memlib.audits.deja_vu.verdict import recognition
+from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.runs.run import Run
 from memlib.stats.inference import exact_interval
@@ -24,15 +23,15 @@ from memlib.stats.randomization import attributable_bound, attributable_least
 LEVEL = 0.025  # of each of the two steps, at either end
 
 
-def judge(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
-    """Judge the share excess of the headline; None for any other row.
+def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
+    """Judge the share excess of the headline; None for any other finding.
 
     Passed if the share of memorized images is at most the limit with 95 % confidence, failed if it is above it.
     """
-    if row["metric"] != "share_excess" or row["family"] != HEADLINE:
+    if row.metric != "share_excess" or row.family != HEADLINE:
         return None
     recipe = Recipe.model_validate(run.recipe)
-    recognized = recognition(run.summary.to_pylist())
+    recognized = recognition(Findings.read(run.summary))
     if recognized is not None and recognized.is_blind:
         return Judgement("undecided", "the attack does not even name whole images that the model has not seen")
     ends = shares(run.units, recipe)

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memlib.audits.deja_vu.embedding import CROP
 from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.scoring import Searches
+from memlib.audits.deja_vu.searching import Found
 from memlib.audits.last_stages import PageStage
 from memlib.data.splits import named_classes
 from memlib.data.stages import Shard
@@ -23,10 +26,7 @@ from memlib.training.fit import TrainedModel
 
 if TYPE_CHECKING:
     from memlib.audits.deja_vu.report import Facts, Shown
-    from memlib.report.page import Page
-from memlib.audits.deja_vu.embedding import CROP
-from memlib.audits.deja_vu.scoring import Searches
-from memlib.audits.deja_vu.searching import Found
+    from memlib.report.page import Content
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,13 @@ class Report(PageStage):
         """Images and splits."""
         return (self.shard, self.splits)
 
-    def page(self, attempt: Attempt) -> Page:
-        """Draw the figures and compose the page."""
-        from memlib.audits.deja_vu.report import build_page
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the audit says on its page."""
+        from memlib.audits.deja_vu.report import compose
 
-        tables = self.scores.content
-        return build_page(
-            self.recipe, self.run, next(tables.parts("units")), tables["summary"], tables["curves"], self._facts(),
-            _Pictures(self).show, attempt.path("figures"),
-        )  # fmt: skip
+        tables, show = self.scores.content, _Pictures(self).show
+        units, folder = next(tables.parts("units")), attempt.path("figures")
+        return compose(self.recipe, units, tables["summary"], tables["curves"], self._facts(), show, folder)
 
     def _facts(self) -> Facts:
         from memlib.audits.deja_vu.report import Facts

@@ -15,8 +15,7 @@ from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memoriz
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
-from memlib.audits.deja_vu.verdict import percent
-from memlib.findings import DESCRIPTIVE, SHOWN, verdict_of, with_params
+from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
 from memlib.report.figures import (
     ACCENT,
     MUTED,
@@ -28,7 +27,8 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.page import KINDS, GalleryItem, Page, Section, TableView, advice_of, meaning_of
+from memlib.report.format import format_interval, format_p, percent
+from memlib.report.page import Content, ExampleView, FigureView, Section, TableView, advice_of, facts_table, meaning_of
 from memlib.specs import Spec
 
 COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCENT, "unassociated": MUTED}
@@ -74,87 +74,44 @@ class Facts:
     seconds: Mapping[str, float]  # training time by model
 
 
-class Findings:
-    """The summary, with look-up by metric and params."""
-
-    def __init__(self, summary: pa.Table) -> None:
-        self.rows = with_params(summary)
-        self.headline = self.rows[0]["params"]
-
-    def get(self, metric: str, **params: Any) -> dict[str, Any]:
-        """Return the row of a metric, by default at the headline's layer, epoch, crop and k and over both directions."""
-        wanted = {name: self.headline[name] for name in ("layer", "epoch", "crop", "k")} | {"direction": "both"} | params
-        for row in self.rows:
-            same = all(row["params"].get(name) == value for name, value in wanted.items())
-            if row["metric"] == metric and same and ("class" in row["params"]) == ("class" in params):
-                return row
-        raise KeyError(f"no {metric} with {wanted}")
-
-
-def build_page(
+def compose(
     recipe: Recipe,
-    run: str,
     units: pa.Table,
     summary: pa.Table,
     curves: pa.Table,
     facts: Facts,
     show: Callable[[Mapping[str, Any]], Shown],
     folder: Path,
-) -> Page:
-    """Return the page of a run, and save its figures to `folder` as SVG and PNG.
+) -> Content:
+    """Return what the page of a run says, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.
-        run: id of the run.
         units: tables.UNITS, including those of the headline.
         summary, curves: tables.SUMMARY and CURVES.
         facts: sizes and times.
         show: returns the pictures for a row of the units.
         folder: receives the figures.
     """
-    findings = Findings(summary)
-    verdict = verdict_of(findings.rows)
-    params = findings.headline
-    headline = {name: params[name] for name in ("layer", "epoch", "crop", "k")}
-    for name, value in headline.items():
+    findings = Findings.read(summary)
+    setting = {name: findings.head.params[name] for name in ("layer", "epoch", "crop", "k")}
+    here, word, alone = findings.all(**setting), findings.verdict.word, recipe.reference is not None
+    for name, value in setting.items():
         units = units.filter(pc.field(name) == value)
-    if recipe.reference is not None:
+    if alone:
         units = units.filter(pc.field("direction") == "A")  # pictures are of training images
-    sections = [
-        _curve_section(findings, curves, headline, recipe, folder),
-        _category_section(findings, recipe, folder),
-        _gallery_section(
-            "Named by the target model only",
-            most_memorized(units, recipe.report.gallery),
-            show,
-            _BY_CHANCE.get(verdict.word, _NOT_SHOWN_HERE) + _MEMORIZED,
-            named=_named_classes(units),
-        ),
-        _gallery_section(
-            "Most correlated",
-            most_correlated(units, recipe.report.gallery),
-            show,
-            _CORRELATED,
-            named=_named_classes(units),
-        ),
-        _class_section(findings, recipe),
-        *_along_sections(findings, recipe, folder),
-        _change_section(findings),
-        _settings_section(findings, recipe),
-        _probe_section(findings),
-        _stability_section(findings),
-        _run_section(recipe, facts),
-    ]
-    return Page(
+    memorized, correlated = (choose(units, recipe.report.gallery) for choose in (most_memorized, most_correlated))
+    named = dict(zip(units["label"].to_pylist(), units["class_name"].to_pylist(), strict=True))
+    return Content(
         meaning=meaning_of(
-            verdict.word,
+            word,
             shown="Anyone who has the trained model, the background of a training image and labelled public images can "
             "name the object that stood in front of this background more often than chance allows, without having seen it.",
             bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
             "often than without the model: the gain is at most the share given above.",
         ),
         advice=advice_of(
-            verdict.word,
+            word,
             shown="Treat the model as confidentially as its training images. Fewer epochs, more images or differential "
             "privacy may reduce memory: change the training, and audit the new model again.",
             more="audit more of its training images, and more held-out ones that were drawn like them"
@@ -163,78 +120,67 @@ def build_page(
         ),
         limits=_NOT_SHOWN,
         terms=_TERMS,
-        model=", ".join(_model_rows(recipe)[0]),
-        title=recipe.title,
-        audit="deja_vu",
-        run=run,
-        verdict=verdict.sentence,
-        verdict_kind=KINDS[verdict.word],
-        lead=verdict.explanation,
-        numbers=[
-            _number(findings.get("share_excess"), _excess_in_words(verdict.word, alone=recipe.reference is not None)),
-            _number(
-                findings.get("deja_vu_score", p=recipe.decode.p), f"déjà vu score, most confident {percent(recipe.decode.p)}"
+        model=", ".join(next(iter(_model_facts(recipe).items()))),
+        numbers=_numbers(here, recipe, word),
+        sections=[
+            _curve_section(here, curves.filter(pc.field("params") == json.dumps(setting, sort_keys=True)), recipe, folder),
+            _category_section(here, folder, alone=alone),
+            _gallery_section(
+                "Named by the target model only", _BY_CHANCE.get(word, _NOT_SHOWN_HERE) + _MEMORIZED, memorized, show, named
             ),
-            *_accuracies(findings, recipe),
+            _gallery_section("Most correlated", _CORRELATED, correlated, show, named),
+            _class_section(here, alone=alone),
+            *_along_sections(findings, recipe, folder),
+            _change_section(findings.all(CHANGE)),
+            _settings_section(findings, alone=alone),
+            _probe_section(findings),
+            _stability_section(findings.all("sslmem", "sslmem_disjoint")),
+            _run_section(recipe, facts),
         ],
-        sections=[section for section in sections if section is not None],
     )
 
 
-def _excess_in_words(word: str, *, alone: bool) -> str:
-    """Return the name of the first tile; with one model alone, it is a difference of training and held-out images."""
-    return _EXCESS.get(word, "images named beyond chance, not shown to be memory") + (
-        " (training minus held-out)" if alone else ""
-    )
-
-
-def _accuracies(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Return two tiles of the page: accuracies over all crops, regardless of confidence."""
+def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, str]]:
+    """Return the tiles of the page: share excess, score, and two accuracies over all crops, regardless of confidence."""
+    p, excess = recipe.decode.p, _EXCESS.get(word, "images named beyond chance, not shown to be memory")
     if recipe.reference is None:
-        names = {"objects named correctly by the target model": ("accuracy_target", "both")}
-        names["objects named correctly by the reference model"] = ("accuracy_reference", "both")
+        objects = {"by the target model": ("target", "both"), "by the reference model": ("reference", "both")}
     else:
-        names = {"objects named correctly in training images": ("accuracy_target", "A")}
-        names["objects named correctly in held-out images"] = ("accuracy_target", "B")
-    rows = {name: findings.get(metric, p=1.0, direction=side) for name, (metric, side) in names.items()}
-    return [_number(row, f"{name} (guessing: {percent(row['params']['chance'])})") for name, row in rows.items()]
-
-
-def _named_classes(units: pa.Table) -> dict[int, str]:
-    """Return the class names of audited images by label."""
-    return dict(zip(units["label"].to_pylist(), units["class_name"].to_pylist(), strict=True))
+        excess += " (training minus held-out)"
+        objects = {"in training images": ("target", "A"), "in held-out images": ("target", "B")}
+    tiles = {excess: here.head, f"déjà vu score, most confident {percent(p)}": here.first("deja_vu_score", direction="both")}
+    for which, (side, direction) in objects.items():
+        row = here.first(f"accuracy_{side}", p=1.0, direction=direction)
+        tiles[f"objects named correctly {which} (guessing: {percent(row.params['chance'])})"] = row
+    return [(percent(row.value), name, f"95 % interval: {format_interval(row, percent)}") for name, row in tiles.items()]
 
 
 def _points(value: float) -> str:
     return f"{100 * value:.1f} points"
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    return "" if row["ci_low"] is None else f"{percent(row['ci_low'])} to {percent(row['ci_high'])}"
+def _share(row: Finding) -> tuple[str, str]:
+    """Return a share and its interval in per cent."""
+    return percent(row.value), format_interval(row, percent)
 
 
-def _number(row: Mapping[str, Any], name: str) -> tuple[str, str, str]:
-    return percent(row["value"]), name, f"95 % interval: {_interval(row)}"
+def _whiskers(rows: Sequence[Finding]) -> NDArray[np.float64]:
+    """Return how far the intervals reach below and above the values, (2, num_rows)."""
+    ends = np.array([(row.low, row.value, row.high) for row in rows], dtype=np.float64)
+    return np.diff(ends, axis=1).T
 
 
-def _curve_section(
-    findings: Findings, curves: pa.Table, headline: Mapping[str, Any], recipe: Recipe, folder: Path
-) -> Section:
+def _curve_section(here: Findings, curves: pa.Table, recipe: Recipe, folder: Path) -> Section:
     figure = new_figure()
-    axes = figure.axes[0]
-    params = json.dumps(dict(headline), sort_keys=True)
-    alone = recipe.reference is not None
-    drawn = curves.filter(pc.field("params") == params).to_pylist()
-    lines = _ALONE if alone else _LINES
+    axes, p, alone = figure.axes[0], recipe.decode.p, recipe.reference is not None
+    drawn, lines = curves.to_pylist(), _ALONE if alone else _LINES
     for number, (series, (name, side, direction, colour, style)) in enumerate(lines.items()):
         points = [r for r in drawn if r["series"] == series]
         axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=name, lw=2, ls=style)
-        row = findings.get(f"accuracy_{side}", p=recipe.decode.p, direction=direction)
-        error = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
-        x = recipe.decode.p + 0.008 * (number - (len(lines) - 1) / 2)  # shifted so that whiskers do not overlap
-        axes.errorbar([x], [row["value"]], yerr=error, color=colour, marker="o", ms=5, capsize=4)
-    chance = findings.get("accuracy_reference", p=1.0, direction="A" if alone else "both")["params"]["chance"]
-    axes.axhline(chance, color=MUTED, ls=":", label="guessing")
+        row = here.first(f"accuracy_{side}", p=p, direction=direction)
+        x = p + 0.008 * (number - (len(lines) - 1) / 2)  # shifted so that whiskers do not overlap
+        axes.errorbar([x], [row.value], yerr=_whiskers([row]), color=colour, marker="o", ms=5, capsize=4)
+    axes.axhline(here.first("accuracy_reference").params["chance"], color=MUTED, ls=":", label="guessing")
     axes.set_xlabel("share of crops, most confident first")
     axes.set_ylabel("objects named correctly")
     axes.set_xlim(0, 1)
@@ -253,12 +199,9 @@ def _curve_section(
         "background reveals by itself. Where the sets were drawn at random, what the model achieves beyond this classifier "
         "on training images, but not on held-out images, is memory."
     )
-    return Section(
-        heading="How well the hidden object is named",
-        paragraphs=[one if alone else both],
-        svg=save_figure(figure, folder, "accuracy_by_confidence"),
-        figure_caption=f"Whiskers: 95 % intervals at {percent(recipe.decode.p)}, the share used for the déjà vu score.",
-    )
+    caption = f"Whiskers: 95 % intervals at {percent(p)}, the share used for the déjà vu score."
+    svg = save_figure(figure, folder, "accuracy_by_confidence")
+    return Section("How well the hidden object is named", one if alone else both, FigureView(svg, caption))
 
 
 _LINES = {
@@ -282,17 +225,16 @@ def _kinds(reference: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Section:
-    alone = recipe.reference is not None
+def _category_section(here: Findings, folder: Path, *, alone: bool) -> Section:
     bars = {"training images": "A", "held-out images": "B"} if alone else {"": "both"}
     names = _kinds("background classifier" if alone else "reference model")
-    within = not alone and "within" in findings.headline
+    excess, within = here.head, not alone and "within" in here.head.params
     figure = new_figure(6.4, 2.0)
     axes = figure.axes[0]
     for place, direction in enumerate(bars.values()):
         left = 0.0
         for name in CATEGORIES:
-            share = findings.get(f"share_{name}", direction=direction)["value"]
+            share = here.first(f"share_{name}", direction=direction).value
             label = None if place else names[name] if alone else f"{names[name]}: {percent(share)}"
             axes.barh([-place], [share], left=left, color=COLOURS[name], label=label, height=0.6)
             left += share
@@ -303,14 +245,13 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
     rows = []
     for name in (*CATEGORIES, "excess"):
         title = names.get(name, "difference within classes" if within else "difference of the first two")
-        shares = [findings.get(f"share_{name}", direction=direction) for direction in bars.values()]
-        rows.append((title, *(cell for row in shares for cell in (percent(row["value"]), _interval(row)))))
-    excess = findings.get("share_excess")
+        shares = [here.first(f"share_{name}", direction=direction) for direction in bars.values()]
+        rows.append((title, *(cell for row in shares for cell in _share(row))))
     if alone:
-        rows.append(("training minus held-out", percent(excess["value"]), _interval(excess), "", ""))
+        rows.append(("training minus held-out", *_share(excess), "", ""))
     tested = "(not tested)"
-    if excess["role"] == "test":
-        tested = f"(p = {excess['p_value']:.2g}, exact test that redraws which of the {excess['n']} images {{}})"
+    if excess.is_test:
+        tested = f"(p = {format_p(excess.p_value)}, exact test that redraws which of the {excess.n} images {{}})"
     two = (
         "The target model is the one that was trained on the image. Chance alone lets either model alone name an object "
         f"equally often, so memory is the difference of the first two rows {tested.format('each model was trained on')}. "
@@ -329,12 +270,12 @@ def _category_section(findings: Findings, recipe: Recipe, folder: Path) -> Secti
         "the two columns. Meehan 2023 calls the four kinds memorized, misrepresented, correlated and unassociated."
     )
     columns = ("kind", *(heading for bar in bars for heading in (f"share of {bar}" if bar else "share", "95 % interval")))
+    caption = "Share of images of each kind; the table below gives the numbers with 95 % intervals."
     return Section(
-        heading="Four kinds of images" if alone else "Four kinds of training images",
-        paragraphs=[one if alone else two],
-        svg=save_figure(figure, folder, "categories"),
-        figure_caption="Share of images of each kind; the table below gives the numbers with 95 % intervals.",
-        table=TableView(columns, rows),
+        "Four kinds of images" if alone else "Four kinds of training images",
+        one if alone else two,
+        FigureView(save_figure(figure, folder, "categories"), caption),
+        TableView(columns, rows),
     )
 
 
@@ -363,77 +304,49 @@ _EXCESS: Mapping[str, str] = {
 
 
 def _gallery_section(
-    heading: str,
-    chosen: pa.Table,
-    show: Callable[[Mapping[str, Any]], Shown],
-    text: str,
-    *,
-    named: Mapping[int, str],
+    heading: str, text: str, chosen: pa.Table, show: Callable[[Mapping[str, Any]], Shown], named: Mapping[int, str]
 ) -> Section | None:
     if chosen.num_rows == 0:
         return None
-    items = []
-    for row in chosen.to_pylist():
-        shown = show(row)
-        x0, y0, x1, y1 = shown.box
-        items.append(
-            GalleryItem(
-                caption=f"{row['example_id']}: {row['class_name']}",
-                image=data_uri(outlined(shown.image, shown.box)),
-                crop=data_uri(shown.image[y0:y1, x0:x1], side=72),
-                rows=[
-                    (
-                        f"{side} model's nearest of the voting images (confidence {row[f'{side}_confidence']:.2f} nat)"
-                        if getattr(shown, side)
-                        else f"from the background alone: {named.get(row[f'{side}_prediction'], 'another class')} "
-                        f"(confidence {row[f'{side}_confidence']:.2f} nat)",
-                        [(data_uri(i, side=56), name, name == row["class_name"]) for i, name in getattr(shown, side)],
-                    )
-                    for side in ("target", "reference")
-                ],
-            )
-        )
-    return Section(heading=heading, paragraphs=[text], gallery=items)
+    return Section(heading, text, *(_example(row, show(row), named) for row in chosen.to_pylist()))
 
 
-def _class_section(findings: Findings, recipe: Recipe) -> Section:
-    classes = [r for r in findings.rows if "class" in r["params"] and _same(r, findings)]
-    classes.sort(key=lambda row: -row["value"])
-    rows = [
-        (
-            row["params"]["class"],
-            percent(row["value"]),
-            _interval(row),
-            str(row["n"]),
-            *_tested(row),
+def _example(row: Mapping[str, Any], shown: Shown, named: Mapping[int, str]) -> ExampleView:
+    """Return one audited image with what both sides made of its background, from a row of the units."""
+    x0, y0, x1, y1 = shown.box
+    rows = []
+    for side in ("target", "reference"):
+        near, confidence = getattr(shown, side), f"(confidence {row[f'{side}_confidence']:.2f} nat)"
+        title = (
+            f"{side} model's nearest of the voting images {confidence}"
+            if near
+            else f"from the background alone: {named.get(row[f'{side}_prediction'], 'another class')} {confidence}"
         )
-        for row in classes
-    ]
-    compared = "target alone less reference alone" if recipe.reference is None else "training minus held-out"
-    view = TableView(("class", compared, "95 % interval", "images", *TESTED), rows)
+        rows.append((title, [(data_uri(i, side=56), c, f"public image of {c}", c == row["class_name"]) for i, c in near]))
+    outline, crop = data_uri(outlined(shown.image, shown.box)), data_uri(shown.image[y0:y1, x0:x1], side=72)
+    pictures = [(outline, "training image, crop outlined"), (crop, "background crop")]
+    return ExampleView(f"{row['example_id']}: {row['class_name']}", pictures, rows)
+
+
+def _class_section(here: Findings, *, alone: bool) -> Section:
+    classes = sorted((row for row in here if "class" in row.params), key=lambda row: -row.value)
+    rows = [(row.params["class"], *_share(row), str(row.n), *_tested(row)) for row in classes]
+    compared = "training minus held-out" if alone else "target alone less reference alone"
+    headings = ("class", compared, "95 % interval", "images", *TESTED)
     return Section(
-        heading="By class",
-        paragraphs=[
-            "Among many classes some stand out by chance, so p-values are adjusted over all classes (Benjamini and "
-            "Hochberg). The intervals are not adjusted: each applies to its class alone."
-        ],
-        table=TableView(view.headings, rows[:10]),
-        details=view if len(rows) > 10 else None,
-        details_title=f"All {len(rows)} classes",
+        "By class",
+        "Among many classes some stand out by chance, so p-values are adjusted over all classes (Benjamini and Hochberg). "
+        "The intervals are not adjusted: each applies to its class alone.",
+        TableView(headings, rows[:10]),
+        TableView(headings, rows, folded=f"All {len(rows)} classes") if len(rows) > 10 else None,
     )
 
 
 TESTED = ("p", "p, adjusted", "verdict")
 
 
-def _tested(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    if row["role"] != "test":
-        return "", "", ""
-    return f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", row["verdict"] or ""
-
-
-def _same(row: Mapping[str, Any], findings: Findings) -> bool:
-    return all(row["params"].get(name) == findings.headline[name] for name in ("layer", "epoch", "crop", "k"))
+def _tested(row: Finding) -> tuple[str, str, str]:
+    return format_p(row.p_value), format_p(row.p_adjusted), row.verdict or ""
 
 
 ALONG = {
@@ -445,53 +358,46 @@ ALONG = {
 
 def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
     """Yield one figure each for epoch, layer and k if several values were decoded, with the headline's other settings."""
-    order = list(recipe.model_layers)
+    order, wholes = list(recipe.model_layers), findings.all("share_excess", direction="both", **{"class": None})
     for name, (heading, axis, text) in ALONG.items():
-        values = {
-            row["params"][name] for row in findings.rows if row["metric"] == "share_excess" and "class" not in row["params"]
-        }
-        if len(values) < 2:
+        fixed = {other: wholes.head.params[other] for other in ("layer", "epoch", "crop", "k") if other != name}
+        found = {row.params[name]: row for row in wholes.all(**fixed)}
+        if len(found) < 2:
             continue
-        ordered = sorted(values, key=order.index) if name == "layer" else sorted(values)
-        rows = [findings.get("share_excess", **{name: value}) for value in ordered]
+        values = sorted(found, key=order.index) if name == "layer" else sorted(found)
+        rows = [found[value] for value in values]
         figure = new_figure(6.4, 2.8)
         axes = figure.axes[0]
-        places = list(range(len(rows))) if name == "layer" else ordered
-        low, high = ([abs(row[end] - row["value"]) for row in rows] for end in ("ci_low", "ci_high"))
-        axes.errorbar(places, [row["value"] for row in rows], yerr=[low, high], color=TARGET, marker="o", ms=5, capsize=4)
+        places = list(range(len(rows))) if name == "layer" else values
+        heights = [row.value for row in rows]
+        axes.errorbar(places, heights, yerr=_whiskers(rows), color=TARGET, marker="o", ms=5, capsize=4)
         axes.axhline(0, color=MUTED, ls=":")
-        axes.set_xticks(places, [str(value) for value in ordered])
+        axes.set_xticks(places, [str(value) for value in values])
         axes.set_xlabel(axis)
         axes.set_ylabel("named beyond chance")
         percent_axis(axes.yaxis)
-        yield Section(
-            heading=heading,
-            paragraphs=[f"{text}. All other settings are those of the headline, the only result that was fixed in advance."],
-            svg=save_figure(figure, folder, f"share_excess_by_{name}"),
-            figure_caption="Share of images named beyond chance, with 95 % intervals; all points use the same images.",
-        )
+        said = f"{text}. All other settings are those of the headline, the only result that was fixed in advance."
+        caption = "Share of images named beyond chance, with 95 % intervals; all points use the same images."
+        yield Section(heading, said, FigureView(save_figure(figure, folder, f"share_excess_by_{name}"), caption))
 
 
-def _change_section(findings: Findings) -> Section | None:
+def _change_section(changes: Findings) -> Section | None:
     """Return the section on the change of memory by fine-tuning, image by image; None without fine-tuning."""
-    rows = [
-        (row["params"]["layer"], str(row["params"]["epoch"]), _points(row["value"]), _interval(row), *_tested(row))
-        for row in findings.rows
-        if row["metric"] == CHANGE
-    ]
-    if not rows:
+    if not changes:
         return None
-    untested = any("not_ranked" in row["params"] for row in findings.rows if row["metric"] == CHANGE)
+    rows = [
+        (row.params["layer"], str(row.params["epoch"]), _points(row.value), format_interval(row, percent), *_tested(row))
+        for row in changes
+    ]
+    untested = any("not_ranked" in row.params for row in changes)
     few = " With fewer than three pairs of models, nothing is tested and intervals are over images only." if untested else ""
     return Section(
-        heading="What fine-tuning changed",
-        paragraphs=[
-            "The share of images named beyond chance after the given number of epochs of fine-tuning, minus the share "
-            "before fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns "
-            "their labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or with "
-            f"a model of which only the head is trained.{few}"
-        ],
-        table=TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
+        "What fine-tuning changed",
+        "The share of images named beyond chance after the given number of epochs of fine-tuning, minus the share before "
+        "fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns their "
+        "labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or with a model of which "
+        f"only the head is trained.{few}",
+        TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
     )
 
 
@@ -499,114 +405,98 @@ _SIDES = {"both": "both directions", "A": "target model trained on A", "B": "tar
 _SIDES_ALONE = {"both": "training minus held-out images", "A": "training images", "B": "held-out images"}
 
 
-def _settings_section(findings: Findings, recipe: Recipe) -> Section:
-    rows = []
-    for row in findings.rows:
-        params = row["params"]
-        if row["metric"] not in ("share_excess", "deja_vu_score") or "class" in params:
-            continue
-        side = (_SIDES if recipe.reference is None else _SIDES_ALONE)[params["direction"]]
+def _settings_section(findings: Findings, *, alone: bool) -> Section:
+    rows, models = [], "models" if alone else "pairs of models"
+    for row in findings.all("share_excess", "deja_vu_score", **{"class": None}):
+        params = row.params
+        side = (_SIDES_ALONE if alone else _SIDES)[params["direction"]]
         setting = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
-        rows.append((row["metric"].replace("_", " "), setting, side, percent(row["value"]), _interval(row), *_tested(row)))
-    pairs = findings.headline["pairs"]
-    models = "pairs of models" if recipe.reference is None else "models"
+        rows.append((row.metric.replace("_", " "), setting, side, *_share(row), *_tested(row)))
+    interval = findings.head.interval
     scope = (
-        f"The intervals of the tested rows cover the variation between {pairs} independently trained {models}."
-        if "trainings" in findings.rows[0]["interval"]
+        f"The intervals of the tested rows cover the variation between {findings.head.params['pairs']} independently trained "
+        f"{models}."
+        if interval and "trainings" in interval.over
         else f"The intervals apply to these trained models; three or more {models} would extend them to repeated training."
     )
     why = (
-        "One direction alone cannot distinguish memory from one model simply being better, so it is not tested."
-        if recipe.reference is None
-        else "One set alone cannot distinguish memory from a model that is better than its reference, so it is not tested."
+        "One set alone cannot distinguish memory from a model that is better than its reference, so it is not tested."
+        if alone
+        else "One direction alone cannot distinguish memory from one model simply being better, so it is not tested."
     )
     return Section(
-        heading="All settings, and single directions" if recipe.reference is None else "All settings, and single sets",
-        paragraphs=[
-            f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). p-values "
-            "are one-sided: only naming more counts as memory. Where the headline is not shown, the others have no verdict. "
-            f"{scope}"
-        ],
-        table=TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows),
+        f"All settings, and single {'sets' if alone else 'directions'}",
+        f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). p-values are "
+        "one-sided: only naming more counts as memory. Where the headline is not shown, the others have no verdict. "
+        f"{scope}",
+        TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows),
     )
 
 
-def _probe_section(findings: Findings) -> Section | None:
-    gaps = [row for row in findings.rows if row["metric"].startswith("probe_gap")]
-    named = {row["params"]["probe_layer"]: row for row in findings.rows if row["metric"] == "knn_accuracy"}
+def _probe_section(findings: Findings) -> Section:
     rows = []
-    for row in gaps:
-        layer = row["params"]["probe_layer"]
-        accuracies = (percent(row["params"][f"{part}_accuracy"]) for part in ("train", "test"))
-        gap = f"{_points(row['value'])} ({_points(row['ci_low'])} to {_points(row['ci_high'])})"
-        knn = f"{percent(named[layer]['value'])} ({_interval(named[layer])})" if layer in named else ""
-        rows.append((layer, *accuracies, gap, knn))
+    for row in findings.all("probe_gap_backbone", "probe_gap_projector"):
+        layer = row.params["probe_layer"]
+        accuracies = (percent(row.params[f"{part}_accuracy"]) for part in ("train", "test"))
+        gap = f"{_points(row.value)} ({format_interval(row, _points)})"
+        named = findings.get("knn_accuracy", probe_layer=layer)
+        rows.append((layer, *accuracies, gap, "{} ({})".format(*_share(named)) if named else ""))
     return Section(
-        heading="What the models know about whole images",
-        paragraphs=[
-            "The usual check for overfitting: the accuracy of a linear classifier of whole images, on training images and on "
-            "other images. It does not measure déjà vu; a small gap is no reassurance. In the last column, the 20 nearest "
-            "public images name whole images that the model was not trained on. A model with a low value there has learnt "
-            "little about these classes."
-        ],
-        table=TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
+        "What the models know about whole images",
+        "The usual check for overfitting: the accuracy of a linear classifier of whole images, on training images and on "
+        "other images. It does not measure déjà vu; a small gap is no reassurance. In the last column, the 20 nearest public "
+        "images name whole images that the model was not trained on. A model with a low value there has learnt little about "
+        "these classes.",
+        TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
     )
 
 
-def _stability_section(findings: Findings) -> Section | None:
-    rows = []
-    for row in findings.rows:
-        if row["metric"] not in ("sslmem", "sslmem_disjoint"):
-            continue
-        images = "audited images" if row["metric"] == "sslmem" else "public images (neither model was trained on them)"
-        interval = f"{row['ci_low']:.3f} to {row['ci_high']:.3f}"
-        rows.append((row["params"]["layer"], images, str(row["n"]), f"{row['value']:.3f}", interval, *_tested(row)))
-    if not rows:
+def _stability_section(views: Findings) -> Section | None:
+    if not views:
         return None
+    whose = {"sslmem": "audited images", "sslmem_disjoint": "public images (neither model was trained on them)"}
+    rows = [
+        (row.params["layer"], whose[row.metric], str(row.n), f"{row.value:.3f}", format_interval(row), *_tested(row))
+        for row in views
+    ]
     return Section(
-        heading="Memory without labels",
-        paragraphs=[
-            "SSLMem (Wang 2024) measures how much closer together augmented views of an image lie for a model that was "
-            "trained on it than for a model that was not, relative to the largest such difference. It uses neither boxes nor "
-            "class labels. Like the test of the headline, the test redraws which images each model was trained on. For "
-            "public images, the model trained on A is compared with the model trained on B: the difference shows how the two "
-            "models scale distances, not memory."
-        ],
-        table=TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows),
+        "Memory without labels",
+        "SSLMem (Wang 2024) measures how much closer together augmented views of an image lie for a model that was trained "
+        "on it than for a model that was not, relative to the largest such difference. It uses neither boxes nor class "
+        "labels. Like the test of the headline, the test redraws which images each model was trained on. For public images, "
+        "the model trained on A is compared with the model trained on B: the difference shows how the two models scale "
+        "distances, not memory.",
+        TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows),
     )
 
 
-def _model_rows(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return table rows on the audited models and their training; the first row describes the model."""
+def _model_facts(recipe: Recipe) -> dict[str, str]:
+    """Return facts about the audited models and their training; the first one describes the model."""
     training = recipe.training
     if training is None:
-        named = [
-            (f"{side}{number}", getattr(pair, side.lower())) for number, pair in enumerate(recipe.encoders) for side in "AB"
+        sides = [
+            (f"encoder {side}{n}", getattr(pair, side.lower())) for n, pair in enumerate(recipe.encoders) for side in "AB"
         ]
-        rows = [(f"encoder {name}", _pairs(spec)) for name, spec in named if spec is not None]
         claim = "According to their owner, A's encoder was trained only on the sets A and C, and B's only on B and C"
         if recipe.reference is not None:
             claim = "According to its owner, the encoder was trained only on the sets A and C"
-        return [*rows, ("training", f"{claim}. The audit cannot verify this, and its p-values are valid only if it is true.")]
+        return {name: _pairs(spec) for name, spec in sides if spec is not None} | {
+            "training": f"{claim}. The audit cannot verify this, and its p-values are valid only if it is true."
+        }
     projector = "-".join(map(str, recipe.audited_model.projector)) or "none"
-    started = []
+    facts = {"model": f"{recipe.model.backbone}, projector {projector}, input {recipe.model.input_size} px"}
     if training.start is not None:
-        part = "the head alone" if training.head_alone else "the whole model"
         before = f"{training.start.objective.kind}, {training.start.epochs} epochs, seed {training.start.seed}"
-        started = [("before fine-tuning", before), ("fine-tuned", part)]
+        facts |= {"before fine-tuning": before, "fine-tuned": "the head alone" if training.head_alone else "the whole model"}
     trained_on = [name for name in training.on if name == "own" or recipe.split.extra_per_class]
     images = {"own": "the model's own (A or B, and C)", "extra": "extra images (E)"}
-    return [
-        ("model", f"{recipe.model.backbone}, projector {projector}, input {recipe.model.input_size} px"),
-        *started,
-        ("training images", " and ".join(images[name] for name in trained_on)),
-        ("objective", _pairs(training.objective)),
-        (
-            "training",
-            f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {training.precision}, seed {training.seed}",
-        ),
-        ("optimizer", _pairs(training.optimizer)),
-    ]
+    schedule = f"{training.epochs} epochs, batch {training.batch_size or 'all'}, {training.precision}, seed {training.seed}"
+    return facts | {
+        "training images": " and ".join(images[name] for name in trained_on),
+        "objective": _pairs(training.objective),
+        "training": schedule,
+        "optimizer": _pairs(training.optimizer),
+    }
 
 
 def _pairs(spec: Spec) -> str:
@@ -614,22 +504,18 @@ def _pairs(spec: Spec) -> str:
 
 
 def _run_section(recipe: Recipe, facts: Facts) -> Section:
-    source = recipe.data.source.model_dump(mode="json")
-    rows = [
-        ("data", ", ".join(f"{name} {value}" for name, value in source.items() if value not in (None, {}, []))),
-        ("images", f"{recipe.data.image_size} px, {recipe.data.resize}"),
-        ("split", ", ".join(f"{role} {count}" for role, count in facts.counts.items())),
-        ("left out", ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none"),
-        ("crop", ", ".join(f"{c.mode}, shorter side at least {percent(c.min_side)}" for c in recipe.crops)),
-        *_model_rows(recipe),
-        *([] if recipe.reference is None else [("reference (instead of a second model)", _pairs(recipe.reference))]),
-        ("vote", f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}"),
-        ("ties at the cut-off", "counted in expectation"),
-    ]
+    rows = {
+        "data": _pairs(recipe.data.source),
+        "images": f"{recipe.data.image_size} px, {recipe.data.resize}",
+        "split": ", ".join(f"{role} {count}" for role, count in facts.counts.items()),
+        "left out": ", ".join(f"{reason} ({count})" for reason, count in facts.left_out.items()) or "none",
+        "crop": ", ".join(f"{c.mode}, shorter side at least {percent(c.min_side)}" for c in recipe.crops),
+        **_model_facts(recipe),
+        **({} if recipe.reference is None else {"reference (instead of a second model)": _pairs(recipe.reference)}),
+        "vote": f"k = {', '.join(map(str, recipe.decode.k))}, L2 on raw embeddings, ties to {recipe.decode.tie}",
+        "ties at the cut-off": "counted in expectation",
+    }
     if facts.seconds:
-        rows.append(("training time", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts.seconds.items())))
-    return Section(
-        heading="What was run",
-        paragraphs=["Method: Meehan et al. 2023, Do SSL Models Have Déjà Vu?, sections 3, 4 and A.1 to A.8."],
-        table=TableView(("", ""), rows),
-    )
+        rows["training time"] = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts.seconds.items())
+    method = "Method: Meehan et al. 2023, Do SSL Models Have Déjà Vu?, sections 3, 4 and A.1 to A.8."
+    return Section("What was run", method, facts_table(rows))

@@ -74,7 +74,7 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
                 "layer": decoding.layer,
                 "epoch": decoding.epoch,
             }
-            category = _categories(target == decoding.labels, reference == decoding.labels)
+            category = categorize(target == decoding.labels, reference == decoding.labels)
             columns: dict[str, Any] = {
                 **{name: pa.repeat(value, count) for name, value in {**setting, "crop": decoding.crop, "k": k}.items()},
                 "example_id": decoding.example_ids,
@@ -91,11 +91,7 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
     return pa.concat_tables(parts)
 
 
-def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> list[str]:
-    """Return the category of each example (section 4.2)."""
-    return [CATEGORIES[i] for i in _categories(target_right, reference_right)]
-
-
-def _categories(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> NDArray[np.int64]:
+def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the number in CATEGORIES of each example's category (section 4.2)."""
     numbers: NDArray[np.int64] = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
     return numbers

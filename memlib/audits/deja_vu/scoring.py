@@ -12,15 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.curves import curves
+from memlib.audits.deja_vu.embedding import ROLE_OF, EmbeddedView
 from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
 from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.audits.deja_vu.searching import Found
 from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, ScoresStage
 from memlib.data.splits import REFERENCE, TARGET, select
 from memlib.data.stages import members_of
-from memlib.findings import Row
+from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place
 from memlib.pipeline.tables import PARTS_FILE, Tables
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
     from memlib.audits.deja_vu.backgrounds import Backgrounds
     from memlib.audits.deja_vu.stability import Compared
-from memlib.audits.deja_vu.embedding import ROLE_OF, EmbeddedView
-from memlib.audits.deja_vu.searching import Found
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,9 @@ class ScoreSetting(ScoresStage):
         units, classes = score(_decodings(self), self.class_names, self.config), len(self.class_names)
         reference = _stands(self)
         rows = rows_of(units, self.config, num_classes=classes, headline=self.headline, reference=reference)
+        summary = pa.Table.from_pylist([row.row() for row in rows], schema=SUMMARY.arrow)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
-        write_table(pa.Table.from_pylist(rows, schema=SUMMARY.arrow), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units, alone=reference is not None), CURVES, attempt.path(CURVES_FILE))
 
 
@@ -152,9 +153,6 @@ class Score(ScoresStage):
             for place, k in enumerate(self.config.k)
         ]
 
-    def _of(self, k: int) -> Config:
-        return self.config.model_copy(update={"k": (k,)})
-
     @property
     def spec(self) -> Mapping[str, Any]:
         """Decoding, and the settings."""
@@ -170,13 +168,13 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves; if `parts` were scored separately, write a list of them instead of units."""
-        rows: list[Row] = []
+        rows: list[Finding] = []
         if self.parts:
             listed = {"units": [str(part) for part in self.parts]}
             attempt.path(PARTS_FILE).write_text(json.dumps(listed), encoding="utf-8")
             points = pa.concat_tables([part.content["curves"] for part in self.parts])
             for part in self.parts:
-                rows += part.content["summary"].to_pylist()
+                rows += map(Finding.of, part.content["summary"].to_pylist())
         else:
             units = score(_decodings(self), self.class_names, self.config)
             write_table(units, UNITS, attempt.path(UNITS_FILE))

@@ -22,7 +22,7 @@ from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.recipe import SETS
 from memlib.data.splits import TARGET
 from memlib.data.stages import Shard
-from memlib.findings import Row, diagnostic
+from memlib.findings import Finding, diagnostic
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
@@ -127,7 +127,7 @@ def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np
     return np.concatenate(parts)
 
 
-def check_rows(checks: pa.Table) -> Iterator[Row]:
+def check_rows(checks: pa.Table) -> Iterator[Finding]:
     """Yield a diagnostic per check; `differs` says whether the sets differ by more than chance at .05 over both checks.
 
     By backgrounds, the value is the share of images whose background gives their object away, in A minus in B. By pixels, it

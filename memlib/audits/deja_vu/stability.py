@@ -21,7 +21,7 @@ from memlib.audits.deja_vu.embedding import BATCH_ROWS, BLOCK_ROWS, encoder_of, 
 from memlib.audits.deja_vu.recipe import STABILITY, Config, StabilitySpec
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
-from memlib.findings import Interval, Row, diagnostic, tested
+from memlib.findings import Finding, Interval, diagnostic, tested
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
@@ -162,8 +162,8 @@ class Compared:
         return a["example_id"], (under_b - under_a) / float(np.mean([under_a, under_b]) or 1.0)
 
 
-def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Row]:
-    """Yield rows for each layer: `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for public images.
+def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Finding]:
+    """Yield for each layer `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for public images.
 
     Args:
         found: distances of all pairs.
@@ -189,7 +189,7 @@ def _rows_of(
     config: Config,
     *,
     level: float,
-) -> Iterator[Row]:
+) -> Iterator[Finding]:
     from memlib.audits.deja_vu.analysis import numbers_of_groups, sampled_units
 
     members, values = who.filter(pa.array(audited)), gains[audited]

@@ -3,8 +3,8 @@
 The side of an image is the set, A or B, that it was drawn into.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.verdict import recognition, verdict
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested, untested
+from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.inference import difference_interval, exact_interval, mcnemar_p, paired_interval, permutation_p
 from memlib.stats.randomization import Design, attributable_bound, detectable_answers
@@ -60,14 +60,14 @@ def summarize(
 
 def rows_of(
     units: pa.Table, config: Config, *, num_classes: int, headline: bool = True, reference: str | None = None
-) -> list[Row]:
-    """Return the rows of some settings, not yet settled; see `summarize`.
+) -> list[Finding]:
+    """Return the findings of some settings, not yet settled; see `summarize`.
 
     Args:
         units, config, num_classes, reference: as in `summarize`.
         headline: whether the first setting is the headline's.
     """
-    rows: list[Row] = []
+    rows: list[Finding] = []
     for number, (setting, part) in enumerate(settings(units)):
         analysis = Analysis(part, config, alone=reference is not None)
         setting |= {} if reference is None else {"reference": reference}
@@ -76,41 +76,39 @@ def rows_of(
     return rows
 
 
-def settled(rows: Iterable[Row], config: Config, *, by_chance: bool = True) -> pa.Table:
-    """Return the rows of all settings and probes as tables.SUMMARY: adjust the tests and add the verdict to the first row.
+def settled(rows: Iterable[Finding], config: Config, *, by_chance: bool = True) -> pa.Table:
+    """Return the findings of all settings and probes as tables.SUMMARY: adjust the tests and add the verdict.
 
     Args:
-        rows: rows from `rows_of`, `probe_rows` and similar functions, the headline first.
+        rows: findings from `rows_of`, `probe_rows` and similar functions, the headline first.
         config: level.
         by_chance: whether images were assigned to the sides at random; otherwise tests become estimates, as they do where
             sets that were declared to be drawn at random differ.
     """
-    rows = list(rows)
-    if not by_chance or any(row["metric"] == SETS and json.loads(row["params"])["differs"] for row in rows):
-        rows = [untested(row) for row in rows]
-    recognized = recognition(rows)
+    findings = Findings(rows)
+    if not by_chance or findings.all(SETS, differs=True):
+        findings = Findings(map(untested, findings))
+    recognized = recognition(findings)
     if recognized is not None and recognized.is_blind:
-        rows = [row | {"bound": None} for row in rows]  # who names nothing bounds nothing
+        findings = Findings(replace(row, bound=None) for row in findings)  # who names nothing bounds nothing
     adjust = {SETTINGS: "benjamini-hochberg", CLASSES: "benjamini-hochberg"}
-    findings = settle(rows, alpha=config.level, adjust=adjust, headlines=HEADLINES)
-    return summary_table(findings, verdict(findings))
+    findings = settle(findings, alpha=config.level, adjust=adjust, headlines=HEADLINES)
+    return findings.table(verdict(findings))
 
 
 def _rows_of_setting(
     analysis: Analysis, setting: Mapping[str, Any], config: Config, num_classes: int, *, headline: bool
-) -> Iterator[Row]:
-    def at(name: str, direction: str = "both", p: float | None = None) -> dict[str, Any]:
-        params = {**setting, "direction": direction, "pairs": analysis.num_pairs}
-        return params | ({} if p is None else {"p": p})
+) -> Iterator[Finding]:
+    at = {**setting, "direction": "both", "pairs": analysis.num_pairs}
 
-    def row(name: str, direction: str = "both", p: float | None = None, **more: Any) -> Row:
-        key = f"{name}@{p:g}/{direction}" if p is not None else f"{name}/{direction}"
-        n = analysis.num_units if direction == "both" else int(analysis.units_of(direction).sum())
-        params = at(name, direction, p) | more
-        return estimate(name, params, analysis.value(key), n=n, interval=analysis.interval(key))
+    def row(name: str, direction: str = "both", **params: float) -> Finding:
+        key = f"{name}@{params['p']:g}/{direction}" if "p" in params else f"{name}/{direction}"
+        n = int(analysis.units_of(direction).sum())
+        interval = analysis.interval(key)
+        return estimate(name, at | {"direction": direction} | params, analysis.value(key), n=n, interval=interval)
 
-    yield _excess_row(analysis, at("share_excess") | analysis.comparison, config, family=HEADLINE if headline else SETTINGS)
-    yield _score_row(analysis, at("deja_vu_score", p=config.p), config)
+    yield _excess_row(analysis, at | analysis.comparison, config, family=HEADLINE if headline else SETTINGS)
+    yield _score_row(analysis, at | {"p": config.p}, config)
     for which in DIRECTIONS if analysis.alone else ("both",):
         for share in sorted({config.p, 1.0}):
             for side in ("target", "reference"):
@@ -118,7 +116,7 @@ def _rows_of_setting(
         for name in CATEGORIES:
             yield row(f"share_{name}", which)
     if analysis.num_pairs == 1 and not analysis.alone:
-        yield _mcnemar_row(analysis, at("mcnemar_p"))
+        yield _mcnemar_row(analysis, at)
     for direction in DIRECTIONS:
         yield row("share_excess", direction)
         yield row("deja_vu_score", direction, p=config.p)
@@ -126,7 +124,7 @@ def _rows_of_setting(
             yield row(f"accuracy_{side}", direction, p=config.p, chance=1 / num_classes)
 
 
-def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Row:
+def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Finding:
     """Return the share excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
     design, gains = analysis.design, analysis.gains
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
@@ -145,7 +143,7 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
     )  # fmt: skip
 
 
-def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Row:
+def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Finding:
     """Return the paper's score at p, tested by the same redraws; each model is scored on its own most confident crops.
 
     Where the sides contain a class in unequal numbers, the score is the excess over the mean of the redraws: a side with more
@@ -162,14 +160,14 @@ def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) ->
     )  # fmt: skip
 
 
-def _mcnemar_row(analysis: Analysis, params: Mapping[str, Any]) -> Row:
+def _mcnemar_row(analysis: Analysis, params: Mapping[str, Any]) -> Finding:
     """Return the exact McNemar test of one pair; it compares the two trained models rather than the two sides of a draw."""
     target, reference = analysis.right["target"][0], analysis.right["reference"][0]
     wins, losses = int((target & ~reference).sum()), int((~target & reference).sum())
     return diagnostic("mcnemar_p", {**params, "wins": wins, "losses": losses}, mcnemar_p(wins, losses), n=wins + losses)
 
 
-def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, *, headline: bool) -> Iterator[Row]:
+def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, *, headline: bool) -> Iterator[Finding]:
     """Yield the share excess within each class; at the headline's setting, test it (one family over all classes)."""
     gains, design = analysis.gains, analysis.design
     order = np.argsort(analysis.label, kind="stable")
@@ -179,9 +177,7 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
         if not part.balance:
             continue  # the class has images on one side only
         params = {**setting, "direction": "both", "pairs": analysis.num_pairs, "class": name, "label": label}
-        value = analysis.scale * part.difference(gains[units])
-        ends = _interval_of_class(analysis, units, part, config)
-        interval = Interval(*ends, analysis.sampled)
+        value, interval = analysis.scale * part.difference(gains[units]), _interval_of_class(analysis, units, part, config)
         if not headline:
             yield estimate("share_excess", params, value, n=len(units), interval=interval)
             continue
@@ -192,22 +188,20 @@ def _class_rows(analysis: Analysis, setting: Mapping[str, Any], config: Config, 
         )  # fmt: skip
 
 
-def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Design, config: Config) -> tuple[float, float]:
+def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Design, config: Config) -> Interval:
     """Return the interval of a class's share excess; by group where images belong together."""
     own = (analysis.right["target"][:, units].astype(float) - analysis.right["reference"][:, units]).mean(axis=0)
     first = part.first
-    ends = difference_interval(own[first], own[~first]) if analysis.alone else paired_interval(own)
-    if not part.has_groups:
-        return ends
-    gains = analysis.scale * analysis.gains[units][:, None]
-    replicates = resampled_differences(
-        gains, part, config.replicates, seed=derive_seed(config.seed, "class", int(analysis.label[units[0]]))
-    )
-    low, high = grouped_interval(replicates[:, 0], part)
-    return max(-2.0, min(low, ends[0])), min(2.0, max(high, ends[1]))
+    low, high = difference_interval(own[first], own[~first]) if analysis.alone else paired_interval(own)
+    if part.has_groups:
+        seed, gains = derive_seed(config.seed, "class", int(analysis.label[units[0]])), analysis.scale * analysis.gains[units]
+        replicates = resampled_differences(gains[:, None], part, config.replicates, seed=seed)
+        ends = grouped_interval(replicates[:, 0], part)
+        low, high = max(-2.0, min(ends[0], low)), min(2.0, max(ends[1], high))
+    return Interval(low, high, analysis.sampled)
 
 
-def probe_rows(probes: pa.Table) -> Iterator[Row]:
+def probe_rows(probes: pa.Table) -> Iterator[Finding]:
     """Yield the models' accuracies on whole images, averaged over directions and pairs; these do not detect déjà vu.
 
     probe_gap: training minus test accuracy of a linear probe; its interval is over examples and computed as if there were no
@@ -217,19 +211,17 @@ def probe_rows(probes: pa.Table) -> Iterator[Row]:
     records = probes.to_pylist()
     for layer in dict.fromkeys(row["layer"] for row in records):
         rows = [row for row in records if row["layer"] == layer]
-        train = float(np.mean([row["train_accuracy"] for row in rows]))
-        test = float(np.mean([row["test_accuracy"] for row in rows]))
+        train, test = (float(np.mean([row[f"{part}_accuracy"] for row in rows])) for part in ("train", "test"))
         name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
         params = {"probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
-        examples = sum(row["n"] for row in rows) / len({row["pair"] for row in rows})
-        half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / examples)
+        count = sum(row["n"] for row in rows)
+        each = count / len({row["pair"] for row in rows})  # all pairs share the examples
+        half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / each)
         interval = Interval(train - test - half, train - test + half, "examples")
-        yield estimate(name, params, train - test, n=sum(row["n"] for row in rows), interval=interval)
+        yield estimate(name, params, train - test, n=count, interval=interval)
         voted = [row for row in rows if row["knn_n"]]
         if voted:
-            right = float(np.mean([row["knn_accuracy"] for row in voted]))
-            each = sum(row["knn_n"] for row in voted) / len({row["pair"] for row in voted})  # all pairs share the examples
+            right, count = float(np.mean([row["knn_accuracy"] for row in voted])), sum(row["knn_n"] for row in voted)
+            each = count / len({row["pair"] for row in voted})
             interval = Interval(*exact_interval(right * each, round(each)), "examples")
-            yield estimate(
-                "knn_accuracy", {"probe_layer": layer}, right, n=sum(row["knn_n"] for row in voted), interval=interval
-            )
+            yield estimate("knn_accuracy", {"probe_layer": layer}, right, n=count, interval=interval)

@@ -1,9 +1,7 @@
 """The verdict of a déjà vu audit in plain words."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from memlib.audits.deja_vu.recipe import HEADLINES, SETS, STABILITY, Recipe
 from memlib.findings import (
@@ -11,11 +9,14 @@ from memlib.findings import (
     DESCRIPTIVE,
     INCONCLUSIVE,
     SHOWN,
+    Finding,
+    Findings,
     Verdict,
     cannot_reject,
     families_of,
     word_of,
 )
+from memlib.report.format import format_interval, format_p, percent
 from memlib.stats.randomization import smallest_two_class_p
 
 UPSIDE_DOWN = "The difference points in the opposite direction to memorization."
@@ -62,40 +63,31 @@ class Recognition:
         return self.low <= self.guessing
 
 
-def recognition(rows: Sequence[Mapping[str, Any]]) -> Recognition | None:
-    """Return the recognition of whole images in the headline's layer, or where it is best; None if it was not measured.
-
-    Args:
-        rows: rows of the summary, the headline first.
-    """
-    chance = next((json.loads(row["params"])["chance"] for row in rows if row["metric"].startswith("accuracy_")), None)
-    layer = json.loads(rows[0]["params"]).get("layer")
-    found = [row for row in rows if row["metric"] == "knn_accuracy"]
-    found = [row for row in found if json.loads(row["params"])["probe_layer"] == layer] or found
-    if chance is None or not found:
+def recognition(rows: Findings) -> Recognition | None:
+    """Return the recognition of whole images in the headline's layer, or where it is best; None if it was not measured."""
+    answers = rows.get("accuracy_target")
+    named = rows.all("knn_accuracy", probe_layer=rows.head.params.get("layer")) or rows.all("knn_accuracy")
+    if answers is None:
         return None
-    best = max(found, key=lambda row: float(row["ci_low"]))
-    return Recognition(best["value"], best["ci_low"], chance)
+    found = [Recognition(row.value, row.low or 0.0, answers.params["chance"]) for row in named]
+    return max(found, key=lambda one: one.low, default=None)
 
 
-def verdict(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+def verdict(rows: Findings) -> Verdict:
     """Return the run's verdict: what naming objects shows, and SSLMem if it was measured; either alone can show memory.
 
     Args:
-        rows: settled rows of the summary, the headline first.
+        rows: settled findings.
     """
-    checks = [_checked(row) for row in rows if row["metric"] == SETS]
-    names = _of_names(rows[0], families_of(rows, HEADLINES), checks, recognition(rows))
-    measured = [row for row in rows if row["role"] == "test" and row["family"] == STABILITY]
-    if not measured:
+    names, views = _of_names(rows), rows.tests(STABILITY)
+    if not views:
         return names
-    word = word_of(rows, HEADLINES)
-    row = min(measured, key=lambda row: float(row["p_adjusted"]))
-    stands_closer = row["verdict"] == SHOWN
-    return Verdict(word, _together(names, rows[0], stands_closer), f"{names.explanation} {_of_views(row)}")
+    row = min(views, key=lambda row: row.p_adjusted or 0.0)
+    sentence = _together(names, rows.head, row.verdict == SHOWN)
+    return Verdict(word_of(rows, HEADLINES), sentence, f"{names.explanation} {_of_views(row)}")
 
 
-def _together(names: Verdict, excess: Mapping[str, Any], stands_closer: bool) -> str:
+def _together(names: Verdict, excess: Finding, stands_closer: bool) -> str:
     """State in one or two sentences what both families show."""
     closer = "views of its own training images closer together than other models do"
     if names.word == SHOWN:
@@ -105,7 +97,8 @@ def _together(names: Verdict, excess: Mapping[str, Any], stands_closer: bool) ->
         shown = f"The model places {closer}." if stands_closer else f"The model was not shown to place {closer}."
         return f"{shown} In naming their objects, the difference points in the opposite direction to memorization."
     if names.word == BOUNDED:
-        limit = f"names the objects of fewer than {percent(excess['bound'])} of its training images from memory"
+        assert excess.bound is not None
+        limit = f"names the objects of fewer than {percent(excess.bound)} of its training images from memory"
         if stands_closer:
             return f"The model places {closer}, but {limit}."
         return f"The model {limit}; whether it places {closer} was neither shown nor ruled out."
@@ -114,44 +107,25 @@ def _together(names: Verdict, excess: Mapping[str, Any], stands_closer: bool) ->
     return names.sentence
 
 
-def _of_views(row: Mapping[str, Any]) -> str:
+def _of_views(row: Finding) -> str:
     """Return the numbers of SSLMem, which has no bound, and what it would have found."""
-    numbers = (
-        f"(SSLMem {row['value']:.3f}, 95 % interval {row['ci_low']:.3f} to {row['ci_high']:.3f}; p = {row['p_adjusted']:.2g})"
-    )
-    if row["verdict"] == SHOWN:
+    numbers = f"(SSLMem {row.value:.3f}, 95 % interval {format_interval(row)}; p = {format_p(row.p_adjusted)})"
+    if row.verdict == SHOWN:
         return (
             "The model places augmented views of its training images closer together than a model that did not see them "
             f"{numbers}; this measure does not ask for the object."
         )
-    found = "" if row["detectable"] is None else f"; {row['detectable']:.3f} would have been found with a power of 80 %"
+    found = "" if row.detectable is None else f"; {row.detectable:.3f} would have been found with a power of 80 %"
     said = f"Augmented views of training images were not shown to lie closer together {numbers}{found}."
     return f"{said} {_no_decision(row)}".strip()
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """Outcome of a comparison of the given sets without the model; see `sets.check_rows`."""
-
-    by: str
-    value: float
-    p: float
-    differs: bool
-    detectable: float | None
-
-
-def _checked(row: Mapping[str, Any]) -> _Checked:
-    params = json.loads(row["params"])
-    return _Checked(params["by"], row["value"], params["p"], params["differs"], params["detectable"])
-
-
-def _of_names(
-    excess: Mapping[str, Any], families: int, checks: Sequence[_Checked], recognized: Recognition | None
-) -> Verdict:
-    found = _of_excess(excess, families, checks, recognized)
-    if found.word == DESCRIPTIVE or not checks:
+def _of_names(rows: Findings) -> Verdict:
+    """Return what naming objects shows, and how far sets that were declared to be drawn at random were checked."""
+    found, check = _of_excess(rows), rows.get(SETS, by="backgrounds")
+    if found.word == DESCRIPTIVE or check is None:
         return found
-    (missed,) = (check.detectable for check in checks if check.by == "backgrounds")
+    missed = check.params["detectable"]
     limit = (
         ""
         if missed is None
@@ -165,18 +139,17 @@ def _of_names(
     return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
 
 
-def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
+def _differing(numbers: str, checks: Findings) -> Verdict:
     said = [
         f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in training than in held-out images, by "
         f"{percent(abs(check.value))}"
-        if check.by == "backgrounds"
+        if check.params["by"] == "backgrounds"
         else "small versions of the images tell training from held-out images"
-        for check in checks
-        if check.differs
+        for check in checks.all(differs=True)
     ]
-    p = min(check.p for check in checks)
+    p = format_p(min(check.params["p"] for check in checks))
     text = (
-        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} (p = {p:.2g}): sets drawn at random seldom differ "
+        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} (p = {p}): sets drawn at random seldom differ "
         "like this. Use held-out images that were drawn from the same images as the training images."
     )
     return Verdict(
@@ -184,34 +157,35 @@ def _differing(numbers: str, checks: Sequence[_Checked]) -> Verdict:
     )
 
 
-def _of_excess(
-    excess: Mapping[str, Any], families: int, checks: Sequence[_Checked], recognized: Recognition | None
-) -> Verdict:
+def _of_excess(rows: Findings) -> Verdict:
+    excess, recognized = rows.head, recognition(rows)
     numbers = _numbers(excess)
-    if any(check.differs for check in checks):
-        return _differing(numbers, checks)
-    if excess["role"] != "test":
+    if rows.all(SETS, differs=True):
+        return _differing(numbers, rows.all(SETS))
+    if not excess.is_test:
         text = (
             f"{_sentence(numbers)}. The images were not assigned to the sets at random, so any difference between the sets "
             "may be the cause, including memory."
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
-    if excess["verdict"] == SHOWN:
+    if excess.verdict == SHOWN:
         text = (
             f"Shown nothing but the background, {numbers}. Anyone who has the model, labelled public images and the "
             "background of a training image can do the same."
         )
         return Verdict(SHOWN, "The model has memorized individual training images.", text)
-    if excess["value"] < 0 and (excess["ci_high"] or 0) < 0:
+    if (excess.high or 0) < 0:
         text = (
             f"{_sentence(numbers)}, which is not memory. Chance alone produces such intervals now and then; if it recurs "
             "with other seeds, look for an error in the data or the training."
         )
         return Verdict(INCONCLUSIVE, UPSIDE_DOWN, text)
-    if excess["verdict"] == BOUNDED:
-        sentence = f"From memory, this attack names the objects of fewer than {percent(excess['bound'])} of training images."
+    if excess.verdict == BOUNDED:
+        assert excess.bound is not None
+        assert excess.upper_bound is not None
+        sentence = f"From memory, this attack names the objects of fewer than {percent(excess.bound)} of training images."
         text = (
-            f"{_sentence(numbers)}; with 95 % confidence (one-sided), of at most {percent(excess['upper_bound'])}; other "
+            f"{_sentence(numbers)}; with 95 % confidence (one-sided), of at most {percent(excess.upper_bound)}; other "
             f"attacks may find more. {_no_decision(excess)}{_missed(excess)}"
         )
         return Verdict(BOUNDED, sentence, text)
@@ -223,49 +197,48 @@ def _of_excess(
             "this. The gap between training and other images (probe_gap) says whether it has."
         )
         return Verdict(INCONCLUSIVE, "This attack cannot see anything in this model, whether it remembers or not.", text)
-    if cannot_reject(excess, families):
-        alone = "reference" in json.loads(excess["params"])
-        what = "the model's answers vary" if alone else "the models differ"
-        text = f"{_sentence(numbers)}. On these {excess['n']} images {what} so little that no test could have shown memory."
+    if cannot_reject(excess, families_of(rows, HEADLINES)):
+        what = "the model's answers vary" if "reference" in excess.params else "the models differ"
+        text = f"{_sentence(numbers)}. On these {excess.n} images {what} so little that no test could have shown memory."
         sentence = f"{_sentence(what)} on too few images to tell whether training images are memorized."
         return Verdict(INCONCLUSIVE, sentence, text)
     limit = (
         "No limit can be given, as fewer answers are right than chance explains."
-        if excess["upper_bound"] is None
-        else f"With 95 % confidence (one-sided), this attack names at most {percent(excess['upper_bound'])} of the objects "
+        if excess.upper_bound is None
+        else f"With 95 % confidence (one-sided), this attack names at most {percent(excess.upper_bound)} of the objects "
         "because of training; others may find more."
     )
     text = f"{_sentence(numbers)}. {_no_decision(excess)}{limit} {_missed(excess)}"
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
 
 
-def _numbers(row: Mapping[str, Any]) -> str:
-    more, params = "more" if row["value"] >= 0 else "fewer", json.loads(row["params"])
-    within = ", compared within classes," if params.get("within") else ""
-    over = row["interval"]
-    if "groups" in params:
-        over += f", of which there are {params['groups']}, as precise as {params['effective_groups']:.0f} of equal size"
-    p = "" if row["p_adjusted"] is None else f"; p = {row['p_adjusted']:.2g}"
-    if "reference" in params:
-        return (
-            f"the model names {more} objects in its training images than in held-out images{within} beyond what backgrounds "
-            f"reveal by themselves, by {percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
-            f"{percent(row['ci_high'])} over {over}{p})"
+def _numbers(row: Finding) -> str:
+    assert row.interval is not None
+    within = ", compared within classes," if row.params.get("within") else ""
+    over = row.interval.over
+    if "groups" in row.params:
+        over += (
+            f", of which there are {row.params['groups']}, as precise as {row.params['effective_groups']:.0f} of equal size"
         )
+    p = "" if row.p_adjusted is None else f"; p = {format_p(row.p_adjusted)}"
+    compared = (
+        f"in held-out images{within} beyond what backgrounds reveal by themselves,"
+        if "reference" in row.params
+        else f"a model that never saw them{within or ','}"
+    )
     return (
-        f"the model names {more} objects in its training images than a model that never saw them{within or ','} by "
-        f"{percent(abs(row['value']))} of the images (95 % interval {percent(row['ci_low'])} to "
-        f"{percent(row['ci_high'])} over {over}{p})"
+        f"the model names {'more' if row.value >= 0 else 'fewer'} objects in its training images than {compared} by "
+        f"{percent(abs(row.value))} of the images (95 % interval {format_interval(row, percent)} over {over}{p})"
     )
 
 
-def _no_decision(row: Mapping[str, Any]) -> str:
+def _no_decision(row: Finding) -> str:
     """Say why nothing is shown although the interval excludes 0; nothing where it does not."""
-    if row["ci_low"] is None or row["ci_low"] <= 0:
+    if row.low is None or row.low <= 0:
         return ""
     return (
         "The interval excludes 0, but intervals are approximate and decide nothing: the test does, and its adjusted p is "
-        f"above {row['alpha']:g}. "
+        f"above {row.alpha:g}. "
     )
 
 
@@ -273,13 +246,7 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _missed(row: Mapping[str, Any]) -> str:
-    if row["detectable"] is None:
+def _missed(row: Finding) -> str:
+    if row.detectable is None:
         return "On so few images, no amount of memory would be detected four times out of five."
-    return f"Had {percent(row['detectable'])} been memorized, a run of this size would have shown it four times out of five."
-
-
-def percent(value: float) -> str:
-    """Return a share in per cent, with a decimal unless it is whole."""
-    whole = abs(100 * value - round(100 * value)) <= 0.05
-    return f"{100 * value:z.0f} %" if whole else f"{100 * value:z.1f} %"
+    return f"Had {percent(row.detectable)} been memorized, a run of this size would have shown it four times out of five."

@@ -28,6 +28,7 @@ from memlib.store import Store
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
+    from memlib.findings import Finding
     from memlib.runs.run import Run
 
 
@@ -64,7 +65,7 @@ def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, s
     return revealed(store, recipe, artifacts)
 
 
-def _gate(run: Run, row: Mapping[str, Any], limit: float) -> Judgement | None:
+def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
     from memlib.audits.exposure.gate import judge  # loads scipy
 
     return judge(run, row, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from memlib.data.splits import VALIDATION, column
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import Artifact, Place, Stage
+from memlib.pipeline.stage import UNKEYED, Artifact, Out, Place, Stage
 from memlib.store import Attempt, Ref
 from memlib.store.permissions import scratch
 from memlib.tables import read_table, write_table
@@ -50,11 +50,28 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Perplexities(Stage[Costs]):
-    """Compute the costs of canaries and of random references, and the validation loss: costs.npz.
+class OfModel(Stage[Out]):
+    """A stage that observes one language model.
 
     Attributes:
         at: the model.
+    """
+
+    place: ClassVar[Place] = "anywhere"
+
+    at: AskedModel
+
+    @property
+    def near(self) -> Ref | None:
+        """The model."""
+        return None if self.at.model is None else self.at.model.ref
+
+
+@dataclass(frozen=True)
+class Perplexities(OfModel[Costs]):
+    """Compute the costs of canaries and of random references, and the validation loss: costs.npz.
+
+    Attributes:
         canaries: ids of the canaries.
         references: number of random candidates.
         seed: seed of the random candidates, which are the same for all models.
@@ -62,32 +79,15 @@ class Perplexities(Stage[Costs]):
 
     declared: ClassVar[Declared] = Declared("perplexities", 1)
     title: ClassVar[str] = "perplexities"
-    place: ClassVar[Place] = "anywhere"
 
-    at: AskedModel
     canaries: tuple[int, ...]
     references: int
     seed: int
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        """The candidates and the model."""
-        return self.at.spec | {"canaries": list(self.canaries), "references": self.references, "seed": self.seed}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The model and the corpus."""
-        return self.at.inputs
-
-    @property
     def units(self) -> float:
         """Number of candidates."""
         return float(len(self.canaries) + self.references)
-
-    @property
-    def near(self) -> Ref | None:
-        """The model."""
-        return None if self.at.model is None else self.at.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the costs."""
@@ -114,11 +114,10 @@ class Perplexities(Stage[Costs]):
 
 
 @dataclass(frozen=True)
-class Ranks(Stage[NDArray[np.int64]]):
+class Ranks(OfModel[NDArray[np.int64]]):
     """Count the candidates in a part of the space that cost no more than each of some canaries: counts.npy.
 
     Attributes:
-        at: the model.
         canaries: ids of the canaries.
         costs: costs of the canaries, in units of 2^-16 bit.
         shard, shards: index of the part, and the smallest number of parts that the space is divided into.
@@ -128,36 +127,18 @@ class Ranks(Stage[NDArray[np.int64]]):
 
     declared: ClassVar[Declared] = Declared("ranks", 1)
     title: ClassVar[str] = "ranks"
-    place: ClassVar[Place] = "anywhere"
 
-    at: AskedModel
     canaries: tuple[int, ...]
-    costs: tuple[int, ...]
+    costs: tuple[int, ...] = field(metadata=UNKEYED)  # they follow from the model and the canaries
     shard: int
     shards: int
     pruned: bool
     max_evaluations: int | None
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        """The candidates and the model."""
-        walk = {"shard": self.shard, "shards": self.shards, "pruned": self.pruned, "max_evaluations": self.max_evaluations}
-        return self.at.spec | walk | {"canaries": list(self.canaries)}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The model and the corpus."""
-        return self.at.inputs
-
-    @property
     def units(self) -> float:
         """One part of the space."""
         return float(1)
-
-    @property
-    def near(self) -> Ref | None:
-        """The model."""
-        return None if self.at.model is None else self.at.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the counts."""
@@ -185,11 +166,10 @@ class Ranks(Stage[NDArray[np.int64]]):
 
 
 @dataclass(frozen=True)
-class Search(Stage[pa.Table]):
+class Search(OfModel[pa.Table]):
     """Search for canaries of one model: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
 
     Attributes:
-        at: the model.
         variant, seed: the model's name in results.
         canaries, insertions: ids, and occurrences in the model's training data; a search without known symbols may be
             shared by several canaries.
@@ -199,9 +179,7 @@ class Search(Stage[pa.Table]):
 
     declared: ClassVar[Declared] = Declared("secret/extract", 2)
     title: ClassVar[str] = "extract canaries"
-    place: ClassVar[Place] = "anywhere"
 
-    at: AskedModel
     variant: str
     seed: int
     canaries: tuple[int, ...]
@@ -212,24 +190,12 @@ class Search(Stage[pa.Table]):
     @property
     def spec(self) -> Mapping[str, Any]:
         """The candidates and the model."""
-        search = {"variant": self.variant, "seed": self.seed, "canaries": list(self.canaries)}
-        search |= {"insertions": list(self.insertions), "known": self.known}
-        return self.at.spec | search | {"how": self.how.model_dump(mode="json", exclude={"known"})}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The model and the corpus."""
-        return self.at.inputs
+        return {**super().spec, "how": self.how.model_dump(mode="json", exclude={"known"})}
 
     @property
     def units(self) -> float:
         """Number of canaries."""
         return float(len(self.canaries))
-
-    @property
-    def near(self) -> Ref | None:
-        """The model."""
-        return None if self.at.model is None else self.at.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the results; an interrupted search resumes from its last saved frontier."""
@@ -296,20 +262,17 @@ class Search(Stage[pa.Table]):
 
 
 @dataclass(frozen=True)
-class Discover(Stage[pa.Table]):
+class Discover(OfModel[pa.Table]):
     """Query a model for the continuation of trained and held-out documents: discovered.parquet (tables.DOCUMENTS).
 
     Attributes:
-        at: the model.
         variant, seed: the model's name in results.
         how: numbers of documents and tokens, sampling scheme.
     """
 
     declared: ClassVar[Declared] = Declared("discover", 2)
     title: ClassVar[str] = "ask for documents"
-    place: ClassVar[Place] = "anywhere"
 
-    at: AskedModel
     variant: str
     seed: int
     how: DiscoverableSpec
@@ -317,23 +280,12 @@ class Discover(Stage[pa.Table]):
     @property
     def spec(self) -> Mapping[str, Any]:
         """The documents and the model."""
-        how = self.how.model_dump(mode="json", exclude={"tries", "probability"})
-        return self.at.spec | {"variant": self.variant, "seed": self.seed, "how": how}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The model and the corpus."""
-        return self.at.inputs
+        return {**super().spec, "how": self.how.model_dump(mode="json", exclude={"tries", "probability"})}
 
     @property
     def units(self) -> float:
         """Number of documents."""
         return float(2 * self.how.documents)
-
-    @property
-    def near(self) -> Ref | None:
-        """The model."""
-        return None if self.at.model is None else self.at.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the table."""

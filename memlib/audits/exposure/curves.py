@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.scores import Scored
 from memlib.audits.exposure.summary import at_last
-from memlib.audits.exposure.tables import EXTRACTION
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import UNSEEN
 from memlib.stats.tails import fit_skew_normal
@@ -79,8 +78,3 @@ def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: floa
     return {
         "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
     }  # fmt: skip
-
-
-def empty_extractions() -> pa.Table:
-    """Return an empty tables.EXTRACTION, for an audit without searches."""
-    return pa.Table.from_pylist([], schema=EXTRACTION.arrow)

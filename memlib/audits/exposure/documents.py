@@ -7,7 +7,7 @@ having seen them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.exposure.recipe import DOCUMENTS, DiscoverableSpec
-from memlib.findings import INCONCLUSIVE, SHOWN, Interval, Row, Word, cannot_reject, estimate, tested
+from memlib.findings import INCONCLUSIVE, SHOWN, Finding, Findings, Interval, Verdict, cannot_reject, estimate, tested
 from memlib.identity import derive_seed
+from memlib.report.format import format_p, percent
 from memlib.stats.inference import exact_interval
 from memlib.stats.power import detectable_shift
 from memlib.stats.randomization import Design
@@ -27,7 +28,7 @@ GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy
 PERMUTATIONS = 9_999
 
 
-def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -> Iterator[Row]:
+def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -> Iterator[Finding]:
     """Yield the findings of each variant: a test, and the shares reproduced among trained and held-out documents.
 
     Args:
@@ -47,7 +48,7 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -
             yield from _shares({**at, "side": side}, part, how)
 
 
-def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_], *, level: float) -> Row:
+def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_], *, level: float) -> Finding:
     """Test how many fewer bits suffixes of trained documents cost, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
@@ -58,22 +59,17 @@ def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np
         total = float(bits[out].sum())
         null[draw] = total / second - (float(bits.sum()) - total) / (len(bits) - second)
     above = int((null >= value - 1e-9 * max(1.0, abs(value))).sum())
-    low, high = _welch(bits[held_out], bits[~held_out])
+    welch = scipy.stats.ttest_ind(bits[held_out], bits[~held_out], equal_var=False).confidence_interval(0.95)
     design = Design.of(held_out, np.zeros(len(bits), dtype=np.int64))
     return tested(
         GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + PERMUTATIONS), family=DOCUMENTS,
-        interval=Interval(low, high, "documents"),
+        interval=Interval(welch.low, welch.high, "documents"),
         detectable=detectable_shift(design, bits, alpha=level, seed=derive_seed(0, "power of documents")),
         smallest_p=max(1 / (1 + PERMUTATIONS), 1 / math.comb(len(bits), min(second, 1000))),
     )  # fmt: skip
 
 
-def _welch(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float]:
-    interval = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    return float(interval.low), float(interval.high)
-
-
-def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) -> Iterator[Row]:
+def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) -> Iterator[Finding]:
     """Yield the shares of documents that are reproduced; each document is first averaged over the training runs."""
     from memlib.observe.discovery import needed_bits
 
@@ -90,40 +86,40 @@ def _shares(at: Mapping[str, Any], part: pd.DataFrame, how: DiscoverableSpec) ->
         yield estimate(metric, {**at, **params}, float(shares.mean()), n=len(shares), interval=interval)
 
 
-def said_of_documents(rows: Sequence[Row]) -> tuple[Word, str, str] | None:
-    """Return the word on documents, which variant remembers its documents and how many it reproduces; None without a test."""
-    tests = [row for row in rows if row["metric"] == GAP]
-    shown = [row for row in tests if row["verdict"] == SHOWN]
+def said_of_documents(rows: Findings) -> Verdict | None:
+    """Return the verdict on documents: which variant remembers them and how many it reproduces; None without a test."""
+    tests, shown = rows.all(GAP), rows.all(GAP).shown()
     if not tests:
         return None
     if not shown:
-        least = min(tests, key=lambda row: float(row["p_adjusted"]))
+        least = strongest(tests)
         missed = (
             "so few documents could not have shown anything"
-            if least["detectable"] is None or cannot_reject(least)
-            else f"a difference of {least['detectable']:.1f} bits a document would have been found with a power of 80 %"
+            if least.detectable is None or cannot_reject(least)
+            else f"a difference of {least.detectable:.1f} bits a document would have been found with a power of 80 %"
         )
         text = (
             "The continuations of documents that were trained on were compared with those of documents held out at random "
-            f"(p = {least['p_adjusted']:.2g}); {missed}."
+            f"(p = {format_p(least.p_adjusted)}); {missed}."
         )
-        return INCONCLUSIVE, "It was not shown to remember documents that it was trained on.", text
-    most = max(shown, key=lambda row: float(row["value"]))
-    variant = most["params"].get("variant", "")
+        return Verdict(INCONCLUSIVE, "It was not shown to remember documents that it was trained on.", text)
+    most = max(shown, key=lambda row: row.value)
+    variant = most.params.get("variant")
     name = f" of variant {variant!r}" if variant else ""
-    shares = [row for row in rows if row["metric"] == SHARE and row["params"].get("variant", "") == variant]
-    tries = max(row["params"]["tries"] for row in shares)
-    trained, held_out = (
-        next(row for row in shares if row["params"]["side"] == side and row["params"]["tries"] == tries)
-        for side in ("trained", "held_out")
-    )
+    shares = rows.all(SHARE, variant=variant)
+    tries = max(row.params["tries"] for row in shares)
+    trained, held_out = (shares.first(SHARE, side=side, tries=tries) for side in ("trained", "held_out"))
     others = f" The same is shown for {len(shown) - 1} more of the variants." if len(shown) > 1 else ""
-    p = trained["params"]["probability"]
-    return (
+    return Verdict(
         SHOWN,
         "The model remembers documents that it was trained on.",
-        f"The continuation of a document costs the model{name} {most['value']:.1f} bits less if it was trained on the "
-        f"document than if the document was held out at random (p = {most['p_adjusted']:.2g}).{others} Within {tries:,} "
-        f"tries, {100 * trained['value']:.0f} % of the documents that it was trained on are reproduced with a probability of "
-        f"at least {p:g}, and {100 * held_out['value']:.0f} % of the held-out documents.",
+        f"The continuation of a document costs the model{name} {most.value:.1f} bits less if it was trained on the "
+        f"document than if the document was held out at random (p = {format_p(most.p_adjusted)}).{others} Within {tries:,} "
+        f"tries, {percent(trained.value, 0)} of the documents that it was trained on are reproduced with a probability of "
+        f"at least {trained.params['probability']:g}, and {percent(held_out.value, 0)} of the held-out documents.",
     )
+
+
+def strongest(tests: Findings) -> Finding:
+    """Return the test with the smallest adjusted p-value."""
+    return min(tests, key=lambda row: row.p_adjusted or 0.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from memlib.audits.exposure.recipe import PRIVACY
 from memlib.audits.exposure.scores import Scored, canary_p
-from memlib.findings import Interval, Row, estimate, tested
+from memlib.findings import Finding, Interval, estimate, tested
 from memlib.specs.level import ERROR
 from memlib.specs.text import INSERTED
 
@@ -29,7 +29,7 @@ class Look:
         windows: number of windows of the training data that contain the canary.
         p: probability that the canary ranks at least as low after training without the canary.
         smallest: smallest p that any rank could give.
-        privacy: epsilon and delta that are claimed for the training; None without a claim.
+        epsilon, delta: the privacy that is claimed for the training; NaN and 0 (pure epsilon) without a claim.
     """
 
     variant: str
@@ -39,12 +39,15 @@ class Look:
     windows: int
     p: float
     smallest: float
-    privacy: Mapping[str, Any] | None
+    epsilon: float
+    delta: float
 
     @property
-    def delta(self) -> float:
-        """Delta of the claim; 0 (pure epsilon) for training without a claim."""
-        return 0.0 if self.privacy is None else float(self.privacy["delta"])
+    def params(self) -> Mapping[str, Any]:
+        """The params that identify it in findings, besides the variant."""
+        return {
+            "canary": self.canary, "seed": self.seed, "epoch": self.epoch, "insertions": self.windows, "delta": self.delta
+        }  # fmt: skip
 
 
 def epsilon_bound(p: float, *, looks: int, delta: float = 0.0, windows: int = 1, error: float = ERROR) -> float | None:
@@ -116,6 +119,7 @@ def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
     """Return every inserted canary under every model and checkpoint that scored it."""
     looks = []
     for model in models:
+        claim = model.privacy or {"epsilon": math.nan, "delta": 0.0}
         for place, (canary, times) in enumerate(zip(model.canaries, model.insertions, strict=True)):
             if not times or model.kinds[place] != INSERTED:
                 continue
@@ -123,11 +127,12 @@ def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
             exact = model.exact.get(canary)
             p = canary_p(below, references, size=size, exact=exact)
             smallest = canary_p(0, references, size=size, exact=None if exact is None else (exact[0], 1, 0))
-            looks.append(Look(model.variant, model.seed, model.epoch, canary, times, p, smallest, model.privacy))
+            of_model = (model.variant, model.seed, model.epoch)
+            looks.append(Look(*of_model, canary, times, p, smallest, claim["epsilon"], float(claim["delta"])))
     return looks
 
 
-def privacy_rows(models: Sequence[Scored], size: int, *, error: float = ERROR) -> Iterator[Row]:
+def privacy_rows(models: Sequence[Scored], size: int, *, error: float = ERROR) -> Iterator[Finding]:
     """Yield for each variant the accountant's epsilon, the lower bound of epsilon, and the test of the claim.
 
     Args:
@@ -141,10 +146,10 @@ def privacy_rows(models: Sequence[Scored], size: int, *, error: float = ERROR) -
         of_variant = [look for look in looks if look.variant == variant]
         yield from _claimed(at, [model for model in models if model.variant == variant])
         yield from _bound(at, of_variant, len(looks), error)
-        yield from _tested(at, [look for look in of_variant if look.privacy is not None])
+        yield from _tested(at, [look for look in of_variant if not math.isnan(look.epsilon)])
 
 
-def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Row]:
+def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Finding]:
     """Yield the largest epsilon of the variant's models, whose training sets differ in size by their canaries."""
     claims = [dict(model.privacy) for model in models if model.privacy is not None]
     if claims:
@@ -153,7 +158,7 @@ def _claimed(at: Mapping[str, Any], models: Sequence[Scored]) -> Iterator[Row]:
         yield estimate("epsilon", {**at, **most}, epsilon, n=len({model.seed for model in models}))
 
 
-def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int, error: float) -> Iterator[Row]:
+def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int, error: float) -> Iterator[Finding]:
     """Yield the largest lower bound, with the largest bound that any rank could have given (ceiling)."""
     bounds = []
     for look in looks:
@@ -165,32 +170,22 @@ def _bound(at: Mapping[str, Any], looks: Sequence[Look], total: int, error: floa
             bounds.append((bound, ceiling, look))
     if bounds:
         bound, _, best = max(bounds, key=lambda item: item[0])
-        params = {
-            **at, "canary": best.canary, "seed": best.seed, "epoch": best.epoch, "insertions": best.windows,
-            "delta": best.delta, "looks": total, "ceiling": round(max(ceiling for _, ceiling, _ in bounds), 4),
-        }  # fmt: skip
+        params = {**at, **best.params, "looks": total, "ceiling": round(max(ceiling for _, ceiling, _ in bounds), 4)}
         yield estimate("epsilon_lower_bound", params, bound, n=len(looks), interval=Interval(bound, None, "canaries"))
 
 
-def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Row]:
+def _tested(at: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[Finding]:
     """Yield the test of a variant's claim by the canary with the strongest evidence, Bonferroni-adjusted over all looks."""
     if not looks:
         return
-    p_values, floors = [], []
-    for look in looks:
-        assert look.privacy is not None
-        how = {"epsilon": look.privacy["epsilon"], "delta": look.delta, "windows": look.windows}
-        p_values.append(min(1.0, len(looks) * refuted_p(look.p, **how)))
-        floors.append(min(1.0, len(looks) * refuted_p(look.smallest, **how)))
-    best = min(range(len(looks)), key=p_values.__getitem__)
-    look = looks[best]
-    assert look.privacy is not None
-    bound = epsilon_bound(look.p, looks=len(looks), delta=look.delta, windows=look.windows)
-    params = {
-        **at, "canary": look.canary, "seed": look.seed, "epoch": look.epoch, "insertions": look.windows,
-        "epsilon": round(look.privacy["epsilon"], 4), "delta": look.delta,
-    }  # fmt: skip
+
+    def adjusted(look: Look, p: float) -> float:
+        return min(1.0, len(looks) * refuted_p(p, epsilon=look.epsilon, delta=look.delta, windows=look.windows))
+
+    best = min(looks, key=lambda look: adjusted(look, look.p))
+    bound = epsilon_bound(best.p, looks=len(looks), delta=best.delta, windows=best.windows)
     yield tested(
-        "privacy_claim", params, bound or 0.0, n=len(looks), p_value=p_values[best], family=PRIVACY, either_direction=True,
-        null_value=look.privacy["epsilon"], smallest_p=min(floors),
+        "privacy_claim", {**at, **best.params, "epsilon": round(best.epsilon, 4)}, bound or 0.0, n=len(looks),
+        p_value=adjusted(best, best.p), family=PRIVACY, either_direction=True, null_value=best.epsilon,
+        smallest_p=min(adjusted(look, look.smallest) for look in looks),
     )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,16 +135,6 @@ class FitLaw(Stage[float]):
     costs: Artifact[Costs]
     replicates: int
     seed: int
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """Settings of the bootstrap."""
-        return {"replicates": self.replicates, "seed": self.seed}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The costs."""
-        return {"costs": self.costs.key}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the p-value."""

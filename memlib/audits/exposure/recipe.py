@@ -21,7 +21,7 @@ from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
 
-HEADLINE, DOCUMENTS, PRIVACY = "headline", "documents", "privacy"  # families of tests
+HEADLINE, DOCUMENTS, PRIVACY, CANARIES, VARIANTS = "headline", "documents", "privacy", "canaries", "variants"  # families
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 

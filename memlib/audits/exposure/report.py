@@ -1,23 +1,31 @@
 """The page of an exposure audit. It contains no secrets: canaries are named by id."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
-from memlib.audits.exposure.recipe import DOCUMENTS, HEADLINE, PRIVACY, Recipe
-from memlib.audits.exposure.verdict import floored
-from memlib.findings import SHOWN, verdict_of
+from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, PRIVACY, Recipe
+from memlib.audits.exposure.verdict import floored, plural
+from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, filled, meaning_of
+from memlib.report.format import format_interval, format_p
+from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
 from memlib.specs.text import GIVEN, RECURRING
 from memlib.stats.tails import SkewNormal
 
+Row = Mapping[str, Any]  # of the units, the extractions or the curves
+Lines = dict[tuple[Any, ...], tuple[list[float], list[float]]]
 LOOSE = ", not tight: the pld accountant gives a smaller value"
 FIRST_ROWS = 30  # rows of a table that are always visible; the full table is folded
 MARKERS = ("o", "s", "^", "D")
@@ -25,8 +33,7 @@ NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of expo
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
 _TERMS = (
     "canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon", "null",
-    "p-value",
-    "95 % interval", "checkpoint", "diagnostic",
+    "p-value", "95 % interval", "checkpoint", "diagnostic",
 )  # fmt: skip
 _NOT_SHOWN = (
     "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
@@ -38,67 +45,61 @@ _NOT_SHOWN = (
 )
 
 
-def build_page(recipe: Recipe, run: str, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Page:
-    """Build the page of a run; the figures are also saved in `folder` as SVG and PNG.
+def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Content:
+    """Compose what a run's page says; the figures are also saved in `folder` as SVG and PNG.
 
     Args:
         recipe: the recipe of the run.
-        run: id of the run.
         tables: units, extractions, documents, summary and curves, by name.
         facts: rows of the table in the last section.
         folder: directory for the figures.
     """
-    rows = [{**row, "params": json.loads(row["params"])} for row in tables["summary"].to_pylist()]
-    units = tables["units"].to_pylist()
-    verdict = verdict_of(rows)
-    points = [{**row, "params": json.loads(row["params"])} for row in tables["curves"].to_pylist()]
+    rows = Findings.read(tables["summary"])
+    units, extractions = (tables[name].to_pylist() for name in ("units", "extractions"))
+    curves: dict[str, list[Row]] = defaultdict(list)
+    for point in tables["curves"].to_pylist():
+        curves[point["curve"]].append({**point, "params": json.loads(point["params"])})
     noun = "secret" if any(unit["kind"] in (GIVEN, RECURRING) for unit in units) else "canary"
     listed = recipe.trained is not None  # nobody but the model's owner knows what it saw, and how often
-    sections = [
-        _variants_section(rows, points, folder),
-        _insertions_section(points, units[0]["space_bits"], folder, noun, listed=listed),
-        _epochs_section(points, folder),
-        _histogram_section(points, folder, noun, listed=listed),
-        _canaries_section(units, rows, noun, listed=listed),
-        _privacy_section(rows),
-        _null_section(rows, noun),
-        _extraction_section(tables["extractions"].to_pylist(), points, folder, noun, listed=listed),
-        _documents_section(rows, tables["documents"], recipe, folder),
-        Section(
-            heading="What was run",
-            paragraphs=[
-                "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). The log-perplexity "
-                "of a candidate is given in bits and taken after the known prefix. An exact rank counts every candidate that "
-                "the model finds at least as likely. Sampled exposure estimates the rank from random candidates, with the "
-                "canary counted as one of them. Extrapolated exposure assumes that log-perplexities are skew-normal and is "
-                "not bounded by the size of the space; no test rests on it. All canaries of a variant are tested together "
-                "(sum of ln 1 / p, or the lowest p with Bonferroni's correction; Holm's correction over variants). Single "
-                "canaries are named by Holm's procedure, and only if the joint test of their variant is significant. "
-                "Models trained from several seeds are ranked once, by the sum of their log-perplexities."
-            ],
-            table=TableView(("", ""), list(facts.items())),
-        ),
-    ]
-    extracted = any(row["extracted"] and not row["known"] for row in tables["extractions"].to_pylist())
-    read_out = verdict.word != SHOWN and extracted
-    return Page(
+    word = rows.verdict.word
+    read_out = word != SHOWN and any(row["extracted"] and not row["known"] for row in extractions)
+    return Content(
+        sections=[
+            _variants_section(rows, curves["utility"], folder),
+            _insertions_section(curves["exposure_by_insertions"], units[0]["space_bits"], folder, noun, listed=listed),
+            _epochs_section(curves["exposure_by_epoch"], curves["loss_by_epoch"], folder),
+            _histogram_section(curves["perplexity_histogram"], folder, noun, listed=listed),
+            _canaries_section(units, rows, noun, listed=listed),
+            _privacy_section(rows),
+            _null_section(rows, noun),
+            _extraction_section(extractions, curves["queries_by_exposure"], folder, noun, listed=listed),
+            _documents_section(rows, tables["documents"], recipe, folder),
+            Section("What was run", _METHOD, facts_table(facts)),
+        ],
         meaning=_READ_OUT
         if read_out
-        else meaning_of(verdict.word, shown=_gained(rows), bounded=_BOUNDED[rows[0]["metric"] == "exposure_among_unseen"]),
+        else meaning_of(word, shown=_gained(rows), bounded=_BOUNDED[rows.head.metric == "exposure_among_unseen"]),
         advice=advice_of(
-            verdict.word,
+            word,
             shown="Treat the model as confidentially as the secrets in its training text. Removing secrets, deduplication or "
             "differentially private training (training.privacy) may reduce exposure: change the training, and audit again.",
             before=_CAREFUL if read_out else "",
             more="" if recipe.trained is None else "add secrets of the same kind that it never saw (canaries.unseen)",
         ),
-        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
-        title=recipe.title, audit="exposure", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
-        lead=verdict.explanation, numbers=_numbers(rows, recipe),
-        sections=[section for section in sections if section is not None],
+        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""), numbers=_numbers(rows, listed=listed),
     )  # fmt: skip
 
 
+_METHOD = (
+    "Method: Carlini et al. 2019, The Secret Sharer (Definitions 1, 2 and 4; section 8.1). The log-perplexity of a candidate "
+    "is given in bits and taken after the known prefix. An exact rank counts every candidate that the model finds at least "
+    "as likely. Sampled exposure estimates the rank from random candidates, with the canary counted as one of them. "
+    "Extrapolated exposure assumes that log-perplexities are skew-normal and is not bounded by the size of the space; no "
+    "test rests on it. All canaries of a variant are tested together (sum of ln 1 / p, or the lowest p with Bonferroni's "
+    "correction; Holm's correction over variants). Single canaries are named by Holm's procedure, and only if the joint test "
+    "of their variant is significant. Models trained from several seeds are ranked once, by the sum of their "
+    "log-perplexities."
+)
 _CAREFUL = (
     "Until this is settled, treat the model as confidentially as the secrets that the search read out, and change them where "
     "that is possible. "
@@ -122,33 +123,30 @@ _GAINED = {
 }
 
 
-def _gained(rows: Sequence[Mapping[str, Any]]) -> str:
+def _gained(rows: Findings) -> str:
     """Return what outsiders gain from the families of tests that show memory."""
-    shown = [row["family"] for row in rows if row["role"] == "test" and row["verdict"] == SHOWN]
+    shown = {row.family for row in rows.shown()}
     texts = [text for family, text in _GAINED.items() if family in shown]
-    if any(row["metric"] == "extracted" and not row["params"]["known"] and row["value"] for row in rows):
+    if any(row.value for row in rows.all("extracted", known=0)):
         texts.append("Whoever knows the text around a secret that a search extracted can read it out without guessing.")
     return " ".join(texts)
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> list[tuple[str, str, str]]:
-    headlines = [row for row in rows if row["metric"] in NAMES and "canary" not in row["params"]][:4]
+def _numbers(rows: Findings, *, listed: bool) -> list[tuple[str, str, str]]:
     return [
         (
-            f"{row['value']:.1f}",
-            " ".join(filter(None, [NAMES[row["metric"]], row["params"].get("variant"), _how_often(row["params"], recipe)])),
-            _interval(row, " over "),
+            f"{row.value:.1f}",
+            " ".join(filter(None, [NAMES[row.metric], row.params.get("variant"), _how_often(row.params, listed=listed)])),
+            "" if row.interval is None else f"95 % over {row.interval.over}: {format_interval(row, '{:.1f}'.format)}",
         )
-        for row in headlines
+        for row in rows.all(*NAMES, canary=None)[:4]
     ]
 
 
-def _how_often(params: Mapping[str, Any], recipe: Recipe) -> str:
+def _how_often(params: Mapping[str, Any], *, listed: bool) -> str:
     if "insertions" not in params:
         return "mean"
-    if recipe.trained is None:
-        return f"seen {params['insertions']}x"
-    return "listed as seen" if params["insertions"] == 1 else f"listed as seen {params['insertions']}x"
+    return f"{'listed as seen' if listed else 'seen'} {_occurrences(params['insertions'], listed=listed)}".strip()
 
 
 def _occurrences(insertions: int, *, listed: bool) -> str:
@@ -160,25 +158,35 @@ def _of_occurrences(*, listed: bool) -> str:
     return "occurrences, as listed" if listed else "occurrences"
 
 
-def _interval(row: Mapping[str, Any], over: str = "", digits: int = 1) -> str:
-    """Return a 95 % interval, or a lower bound, as text; empty if there is none."""
-    if row["ci_low"] is None:
-        return ""
-    of = f"{over}{row['interval']}" if over else ""
-    if row["ci_high"] is None:
-        return f"95 %: at least {row['ci_low']:.{digits}f}{of}"
-    return f"95 %{of}: {row['ci_low']:.{digits}f} to {row['ci_high']:.{digits}f}"
-
-
-def _insertions_section(
-    points: Sequence[Mapping[str, Any]], bits: float, folder: Path, noun: str, *, listed: bool
-) -> Section:
-    dots = [p for p in points if p["curve"] == "exposure_by_insertions"]
+def _new_axes(x: str, y: str) -> tuple[Figure, Axes]:
+    """Return an empty figure, and its axes with these labels."""
     figure = new_figure()
-    axes = figure.axes[0]
-    for k, series in enumerate(dict.fromkeys(p["series"] for p in dots)):
-        group = [p for p in dots if p["series"] == series]
-        axes.plot([p["x"] for p in group], [p["y"] for p in group], "o", ms=4, alpha=0.7, color=COLOURS[k % 6], label=series)
+    figure.axes[0].set(xlabel=x, ylabel=y)
+    return figure, figure.axes[0]
+
+
+def _with_legend(figure: Figure, folder: Path, name: str) -> str:
+    """Save a figure with a legend beside its axes."""
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return save_figure(figure, folder, name)
+
+
+def _lines(points: Sequence[Row], *params: str) -> Lines:
+    """Return x and y of the points by series and these params."""
+    lines: Lines = {}
+    for point in points:
+        xs, ys = lines.setdefault((point["series"], *(point["params"][name] for name in params)), ([], []))
+        xs.append(point["x"])
+        ys.append(point["y"])
+    return lines
+
+
+def _insertions_section(dots: Sequence[Row], bits: float, folder: Path, noun: str, *, listed: bool) -> Section:
+    times = "listed occurrences" if listed else "occurrences" if noun == "secret" else "insertions"
+    figure, axes = _new_axes(f"number of {times}", "exposure in bits")
+    lines = _lines(dots)
+    for k, ((series,), (x, y)) in enumerate(lines.items()):
+        axes.plot(x, y, "o", ms=4, alpha=0.7, color=COLOURS[k % len(COLOURS)], label=series)
     axes.axhline(bits, color=INK, lw=0.8, ls="--")
     axes.annotate("the whole secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
     axes.set_xscale("symlog", linthresh=1)
@@ -186,67 +194,49 @@ def _insertions_section(
     ticks = sorted({p["x"] for p in dots})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    times = "listed occurrences" if listed else "occurrences" if noun == "secret" else "insertions"
-    axes.set_xlabel(f"number of {times}")
-    axes.set_ylabel("exposure in bits")
-    if len({p["series"] for p in dots}) > 1:
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    save = _with_legend if len(lines) > 1 else save_figure
     return Section(
-        heading=f"Exposure by number of {times}",
-        paragraphs=[
-            "Each dot is one secret under one model. Common secrets are exposed without having been seen, so exposure alone "
-            "is no evidence of memory. Randomly drawn candidates that do not occur stand at 0."
-            if noun == "secret"
-            else "Each dot is one canary under one model. At 0 insertions, chance alone puts half of all canaries above 1 "
-            "bit and one in 2^e above e bits."
-        ],
-        svg=save_figure(figure, folder, "exposure_by_insertions"),
-        figure_caption=f"Exposure of each {noun} (vertical) by the number of its {times} (horizontal). Dashed line: all bits "
-        "of the secret.",
+        f"Exposure by number of {times}",
+        "Each dot is one secret under one model. Common secrets are exposed without having been seen, so exposure alone "
+        "is no evidence of memory. Randomly drawn candidates that do not occur stand at 0."
+        if noun == "secret"
+        else "Each dot is one canary under one model. At 0 insertions, chance alone puts half of all canaries above 1 "
+        "bit and one in 2^e above e bits.",
+        FigureView(
+            save(figure, folder, "exposure_by_insertions"),
+            f"Exposure of each {noun} (vertical) by the number of its {times} (horizontal). Dashed line: all bits of the "
+            "secret.",
+        ),
     )
 
 
-def _epochs_section(points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
-    measured = [p for p in points if p["curve"] == "exposure_by_epoch"]
+def _epochs_section(measured: Sequence[Row], losses: Sequence[Row], folder: Path) -> Section | None:
     if len({p["x"] for p in measured}) < 2:
         return None
-    figure = new_figure()
-    axes = figure.axes[0]
-    series = list(dict.fromkeys(p["series"] for p in measured))
-    lines = dict.fromkeys((p["series"], p["params"]["canary"], p["params"]["seed"]) for p in measured)
-    for name, canary, seed in lines:
-        line_points = sorted(
-            (p["x"], p["y"])
-            for p in measured
-            if (p["series"], p["params"]["canary"], p["params"]["seed"]) == (name, canary, seed)
-        )
-        first = next(line for line in lines if line[0] == name) == (name, canary, seed)
-        colour = COLOURS[series.index(name) % len(COLOURS)]
-        label = name if first else None
-        axes.plot([x for x, _ in line_points], [y for _, y in line_points], "o-", ms=3, lw=1.2, color=colour, label=label)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("exposure in bits")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    losses = [p for p in points if p["curve"] == "loss_by_epoch"]
+    figure, axes = _new_axes("epoch", "exposure in bits")
+    series: dict[str, str] = {}
+    for (name, *_), (x, y) in _lines(measured, "canary", "seed").items():
+        label = name if name not in series else None
+        colour = series.setdefault(name, COLOURS[len(series) % len(COLOURS)])
+        axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "o-", ms=3, lw=1.2, color=colour, label=label)
     beside = axes.twinx()
-    for name in dict.fromkeys(p["series"] for p in losses):
-        line_points = sorted((p["x"], p["y"]) for p in losses if p["series"] == name)
-        beside.plot([x for x, _ in line_points], [y for _, y in line_points], ":", lw=1, color=INK)
+    for x, y in _lines(losses).values():
+        beside.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), ":", lw=1, color=INK)
     beside.set_ylabel("validation loss in nats per symbol (dotted)")
     return Section(
-        heading="Exposure during training",
-        paragraphs=["Exposure at every checkpoint of each model, and the mean validation loss of each variant."],
-        svg=save_figure(figure, folder, "exposure_by_epoch"),
-        figure_caption="Exposure of each canary (vertical) by epoch (horizontal). Dotted lines, right axis: validation loss.",
+        "Exposure during training",
+        "Exposure at every checkpoint of each model, and the mean validation loss of each variant.",
+        FigureView(
+            _with_legend(figure, folder, "exposure_by_epoch"),
+            "Exposure of each canary (vertical) by epoch (horizontal). Dotted lines, right axis: validation loss.",
+        ),
     )
 
 
-def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: str, *, listed: bool) -> Section:
-    bars = [p for p in points if p["curve"] == "perplexity_histogram"]
+def _histogram_section(bars: Sequence[Row], folder: Path, noun: str, *, listed: bool) -> Section:
     marked = bars[0]["params"]
     x, y = np.array([p["x"] for p in bars]), np.array([p["y"] for p in bars])
-    figure = new_figure()
-    axes = figure.axes[0]
+    figure, axes = _new_axes("log-perplexity in bits", "density")
     axes.bar(x, y, width=(x[1] - x[0]) * 0.95, color=MUTED, label="random candidates")
     if marked.get("location") is not None:
         law = SkewNormal(marked["location"], marked["scale"], marked["shape"])
@@ -254,34 +244,29 @@ def _histogram_section(points: Sequence[Mapping[str, Any]], folder: Path, noun: 
         axes.plot(grid, np.exp(law.log_density(grid)), color=REFERENCE, lw=1.4, label="fitted skew-normal distribution")
     name = ", ".join(filter(None, [f"{noun} {marked['canary']}", _occurrences(marked["insertions"], listed=listed)]))
     axes.axvline(marked["log_perplexity"], color=TARGET, lw=1.6, label=name)
-    axes.set_xlabel("log-perplexity in bits")
-    axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8)
     return Section(
-        heading="How likely the model finds the candidates",
-        paragraphs=[
-            f"Shown for a {noun} that the model is listed as having seen."
-            if listed
-            else f"Shown for the model that saw a {noun} most often, at its last checkpoint."
-        ],
-        svg=save_figure(figure, folder, "perplexity_histogram"),
-        figure_caption=f"Log-perplexities of random candidates (bars) and of the {noun} (red line): the further left it "
-        "lies, the more exposed it is.",
+        "How likely the model finds the candidates",
+        f"Shown for a {noun} that the model is listed as having seen."
+        if listed
+        else f"Shown for the model that saw a {noun} most often, at its last checkpoint.",
+        FigureView(
+            save_figure(figure, folder, "perplexity_histogram"),
+            f"Log-perplexities of random candidates (bars) and of the {noun} (red line): the further left it "
+            "lies, the more exposed it is.",
+        ),
     )
 
 
-def _canaries_section(
-    units: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], noun: str, *, listed: bool
-) -> Section:
-    tests = {(row["params"].get("variant", ""), row["params"]["canary"]): row for row in rows if row["family"] == "canaries"}
-    last: dict[Any, float] = {}
+def _canaries_section(units: Sequence[Row], rows: Findings, noun: str, *, listed: bool) -> Section:
+    training, last = itemgetter("variant", "seed", "canary", "insertions"), defaultdict[Any, float](float)
     for unit in units:
-        key = (unit["variant"], unit["seed"], unit["canary"], unit["insertions"])
-        last[key] = max(last.get(key, 0), unit["epoch"])
+        last[training(unit)] = max(last[training(unit)], unit["epoch"])
+    tests = {(row.params.get("variant", ""), row.params["canary"]): row for row in rows.tests(CANARIES)}
     cells = [
         _canary_cells(unit, tests.get((unit["variant"], unit["canary"])), listed=listed)
         for unit in units
-        if unit["insertions"] and unit["epoch"] == last[unit["variant"], unit["seed"], unit["canary"], unit["insertions"]]
+        if unit["insertions"] and unit["epoch"] == last[training(unit)]
     ]
     headings = (
         "model", noun, _of_occurrences(listed=listed), "log-perplexity", "exposure (95 %)", "method", "rank", "p",
@@ -289,122 +274,111 @@ def _canaries_section(
     )  # fmt: skip
     fitted = any(unit["fit_p"] is not None for unit in units)
     return Section(
-        heading=_plural(noun).capitalize(),
-        paragraphs=[
-            "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a secret of the same "
-            "kind which the model never saw ranks as low. Without such secrets there is no p, because exposure then also "
-            "reflects how common a secret is."
-            if noun == "secret"
-            else "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a canary which was "
-            "never inserted ranks as low. A star marks canaries that are shown to be remembered.",
-            "The extrapolated value is an estimate that holds only if the log-perplexities are skew-normal"
-            f"{' (fit p: the p-value of that assumption)' if fitted else ''}; no interval is known for it. It may exceed all "
-            "bits of the secret: then it does not hold.",
-        ],
-        **_folded(headings, cells),
+        plural(noun).capitalize(),
+        "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a secret of the same "
+        "kind which the model never saw ranks as low. Without such secrets there is no p, because exposure then also "
+        "reflects how common a secret is."
+        if noun == "secret"
+        else "Log-perplexity and exposure in bits, at the last checkpoint. p is the probability that a canary which was "
+        "never inserted ranks as low. A star marks canaries that are shown to be remembered.",
+        "The extrapolated value is an estimate that holds only if the log-perplexities are skew-normal"
+        f"{' (fit p: the p-value of that assumption)' if fitted else ''}; no interval is known for it. It may exceed all "
+        "bits of the secret: then it does not hold.",
+        *_folded(headings, cells),
     )
 
 
-def _folded(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the fields of a section with a table: its first rows, and all of them folded; without empty columns."""
+def _folded(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[TableView]:
+    """Return a table without empty columns: its first rows and, if there are more, all of them folded."""
     whole = filled(headings, cells)
-    more = len(cells) > FIRST_ROWS
-    first = TableView(whole.headings, whole.rows[:FIRST_ROWS])
-    return {"table": first, "details": whole if more else None, "details_title": f"All {len(cells)}"}
+    more = [replace(whole, folded=f"All {len(cells)}")] if len(cells) > FIRST_ROWS else []
+    return [replace(whole, rows=whole.rows[:FIRST_ROWS]), *more]
 
 
-def _plural(noun: str) -> str:
-    return "secrets" if noun == "secret" else "canaries"
+def _model(row: Row) -> str:
+    return " ".join(filter(None, [row["variant"], f"seed {row['seed']}"]))
 
 
-def _canary_cells(unit: Mapping[str, Any], test: Mapping[str, Any] | None, *, listed: bool) -> tuple[str, ...]:
-    interval = _interval(unit, digits=2).removeprefix("95 %: ")
-    law = unit["exposure_extrapolated"]
+def _canary_cells(unit: Row, test: Finding | None, *, listed: bool) -> tuple[str, ...]:
+    low, high, law = unit["ci_low"], unit["ci_high"], unit["exposure_extrapolated"]
+    interval = "" if low is None else f" (at least {low:.2f})" if high is None else f" ({low:.2f} to {high:.2f})"
     return (
-        " ".join(filter(None, [unit["variant"], f"seed {unit['seed']}"])),
+        _model(unit),
         str(unit["canary"]),
         _occurrences(unit["insertions"], listed=listed),
         f"{unit['log_perplexity']:.1f}",
-        f"{unit['exposure']:z.2f}" + (f" ({interval})" if interval else ""),
+        f"{unit['exposure']:z.2f}{interval}",
         unit["method"],
         "" if unit["rank"] is None else f"{unit['rank']:,}",
-        "" if unit["p_value"] is None else f"{unit['p_value']:.2g}",
-        "" if test is None else f"{test['p_value']:.2g}",
-        "" if test is None else f"{test['p_adjusted']:.2g}" + (" *" if test["verdict"] == SHOWN else ""),
+        format_p(unit["p_value"]),
+        "" if test is None else format_p(test.p_value),
+        "" if test is None else format_p(test.p_adjusted) + (" *" if test.verdict == SHOWN else ""),
         ""
         if law is None
         else f"{law:.1f}"
         + (" (above all bits)" if law > unit["space_bits"] else "")
-        + ("" if unit["fit_p"] is None else f" (fit p {unit['fit_p']:.2g})"),
+        + ("" if unit["fit_p"] is None else f" (fit p {format_p(unit['fit_p'])})"),
     )
 
 
-def _privacy_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    claims = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "epsilon"}
-    bounds = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "epsilon_lower_bound"}
-    tests = {row["params"].get("variant", ""): row for row in rows if row["metric"] == "privacy_claim"}
+def _privacy_section(rows: Findings) -> Section | None:
+    claims = rows.all("epsilon")
     if not claims:
         return None
-    cells = [
-        (
-            name,
-            ""
-            if name not in claims
-            else f"{claims[name]['value']:.3g} (delta {claims[name]['params']['delta']:g})"
-            + ("" if claims[name]["params"].get("tight", True) else LOOSE),
-            "" if name not in claims else _bits(most_exposed(claims[name]["value"], claims[name]["params"]["delta"])),
-            "" if name not in bounds else f"{floored(bounds[name]['value']):.2f}",
-            "" if name not in bounds else f"{bounds[name]['params']['ceiling']:.1f}",
-            "" if name not in tests else f"{tests[name]['p_adjusted']:.2g}",
-            "" if name not in tests else "refuted" if tests[name]["verdict"] == SHOWN else "not refuted",
-        )
-        for name in dict.fromkeys([*claims, *bounds])
-    ]
+    variants = dict.fromkeys(row.params.get("variant") for row in (*claims, *rows.all("epsilon_lower_bound")))
     headings = (
         "variant", "epsilon claimed", "exposure implied, at most", "epsilon proved, at least", "largest provable epsilon",
         "p", "the claim is",
     )  # fmt: skip
     return Section(
-        heading="Is the training as private as claimed?",
-        paragraphs=[
-            "The claimed epsilon was computed by the privacy accountant of the training. After a training without it, a "
-            "randomly drawn canary ranks among the lowest share q of all candidates with probability q; after a private "
-            "training with the canary in one window of text, with probability at most e^epsilon q + delta. A low rank "
-            "therefore proves a lower bound on epsilon (at 95 %, jointly for all canaries, checkpoints and variants that "
-            "were examined). A bound below the claimed epsilon is no proof of privacy; the next column gives the largest "
-            "bound that could have been proved. If the claim is right, a canary in one window exceeds the implied exposure "
-            "with probability at most 0.05; a canary in several windows may have more."
-        ],
-        table=filled(headings, cells),
+        "Is the training as private as claimed?",
+        "The claimed epsilon was computed by the privacy accountant of the training. After a training without it, a "
+        "randomly drawn canary ranks among the lowest share q of all candidates with probability q; after a private "
+        "training with the canary in one window of text, with probability at most e^epsilon q + delta. A low rank "
+        "therefore proves a lower bound on epsilon (at 95 %, jointly for all canaries, checkpoints and variants that "
+        "were examined). A bound below the claimed epsilon is no proof of privacy; the next column gives the largest "
+        "bound that could have been proved. If the claim is right, a canary in one window exceeds the implied exposure "
+        "with probability at most 0.05; a canary in several windows may have more.",
+        filled(headings, [_privacy_cells(rows, variant) for variant in variants]),
     )
 
 
-def _bits(most: float | None) -> str:
-    return "no bound" if most is None else f"{most:.3g} bits"
+def _privacy_cells(rows: Findings, variant: str | None) -> tuple[str, ...]:
+    claimed = proved = decided = ("", "")
+    if (claim := rows.get("epsilon", variant=variant)) is not None:
+        delta, loose = claim.params["delta"], "" if claim.params.get("tight", True) else LOOSE
+        most = most_exposed(claim.value, delta)
+        claimed = (f"{claim.value:.3g} (delta {delta:g}){loose}", "no bound" if most is None else f"{most:.3g} bits")
+    if (bound := rows.get("epsilon_lower_bound", variant=variant)) is not None:
+        proved = (f"{floored(bound.value):.2f}", f"{bound.params['ceiling']:.1f}")
+    if (test := rows.get("privacy_claim", variant=variant)) is not None:
+        decided = (format_p(test.p_adjusted), "refuted" if test.verdict == SHOWN else "not refuted")
+    return (variant or "", *claimed, *proved, *decided)
 
 
-def _null_section(rows: Sequence[Mapping[str, Any]], noun: str) -> Section | None:
+def _null_section(rows: Findings, noun: str) -> Section | None:
     cells = [
-        cell for prefix, kind in (("", "drawn"), ("unseen_", "unseen secrets")) for cell in _null_cells(rows, prefix, kind)
+        (row.params.get("variant", ""), kind, str(row.n), _with_interval(row, "{:.3f}".format), f"{median.value:.2f}")
+        for prefix, kind in (("", "drawn"), ("unseen_", "unseen secrets"))
+        for row in rows.all(f"{prefix}two_to_minus_exposure")
+        for median in rows.all(f"{prefix}exposure_median", variant=row.params.get("variant"))
     ]
     if not cells:
         return None
     return Section(
-        heading=f"{_plural(noun).capitalize()} that the model never saw",
-        paragraphs=[
-            "Drawn: random candidates that were never inserted, or that only other models saw. They check the method itself: "
-            "the mean of 2^-exposure should be 1/2 and the median exposure 1 bit. For unseen secrets the mean may well be "
-            "lower: that is what the model knows about their kind without having seen them.",
-            *_of_check(rows),
-        ],
-        table=filled(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
+        f"{plural(noun).capitalize()} that the model never saw",
+        "Drawn: random candidates that were never inserted, or that only other models saw. They check the method itself: "
+        "the mean of 2^-exposure should be 1/2 and the median exposure 1 bit. For unseen secrets the mean may well be "
+        "lower: that is what the model knows about their kind without having seen them.",
+        *_of_check(rows),
+        filled(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
     )
 
 
-def _of_check(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _of_check(rows: Findings) -> Iterator[str]:
     """Yield what a mean of 2^-exposure away from 1/2 says about candidates that were never inserted."""
-    checks = [row for row in rows if row["metric"] == "two_to_minus_exposure"]
-    ends = [(row["value"], row["value"]) if row["ci_low"] is None else (row["ci_low"], row["ci_high"]) for row in checks]
+    checks = rows.all("two_to_minus_exposure")
+    ends = [[row.value if end is None else end for end in (row.low, row.high)] for row in checks]
     if any(low > (0.5 if low < high else 0.9) for low, high in ends):
         yield (
             "Here the mean is above 1/2: the model finds many candidates equally likely, and a rank counts all of them. "
@@ -417,31 +391,16 @@ def _of_check(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def _null_cells(rows: Sequence[Mapping[str, Any]], prefix: str, kind: str) -> list[tuple[str, ...]]:
-    medians = {row["params"].get("variant", ""): row["value"] for row in rows if row["metric"] == f"{prefix}exposure_median"}
-    return [
-        (
-            row["params"].get("variant", ""), kind, str(row["n"]),
-            f"{row['value']:.3f}" + ("" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"),
-            f"{medians[row['params'].get('variant', '')]:.2f}",
-        )
-        for row in rows
-        if row["metric"] == f"{prefix}two_to_minus_exposure"
-    ]  # fmt: skip
-
-
 def _extraction_section(
-    extractions: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path, noun: str, *, listed: bool
+    extractions: Sequence[Row], points: Sequence[Row], folder: Path, noun: str, *, listed: bool
 ) -> Section | None:
     if not extractions:
         return None
     cells = [
         (
-            " ".join(filter(None, [row["variant"], f"seed {row['seed']}"])), str(row["canary"]),
-            _occurrences(row["insertions"], listed=listed).removesuffix("x"), str(row["known"]),
-            row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
-            "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}",
-            _ended(row),
+            _model(row), str(row["canary"]), _occurrences(row["insertions"], listed=listed).removesuffix("x"),
+            str(row["known"]), row["search"].replace("_", " "), "yes" if row["extracted"] else "no",
+            "" if row["position"] is None else str(row["position"]), f"{row['queries']:,}", _ended(row),
         )
         for row in extractions
     ]  # fmt: skip
@@ -450,104 +409,100 @@ def _extraction_section(
         "ended by",
     )  # fmt: skip
     return Section(
-        heading="Extraction",
-        paragraphs=[
-            f"A {noun} counts as extracted if it is the likeliest candidate that the search finds or, where k "
-            f"{_plural(noun)} share a search, one of the k likeliest. The shortest path finds the model's likeliest "
-            "candidates for certain; greedy and beam search may miss them. Every search is given the text around the secret. "
-            "Queries: the number of prefixes whose next symbols the search requested from the model. Known symbols: how many "
-            "symbols of the secret the search was given."
-        ],
-        svg=_queries_figure([p for p in points if p["curve"] == "queries_by_exposure"], folder),
-        figure_caption=f"Prefixes that the search queried (vertical) by the {noun}'s exposure (horizontal), one dot per "
-        f"{noun} and model.",
-        **_folded(headings, cells),
+        "Extraction",
+        f"A {noun} counts as extracted if it is the likeliest candidate that the search finds or, where k "
+        f"{plural(noun)} share a search, one of the k likeliest. The shortest path finds the model's likeliest "
+        "candidates for certain; greedy and beam search may miss them. Every search is given the text around the secret. "
+        "Queries: the number of prefixes whose next symbols the search requested from the model. Known symbols: how many "
+        "symbols of the secret the search was given.",
+        _queries_figure(points, folder, noun),
+        *_folded(headings, cells),
     )
 
 
-def _ended(row: Mapping[str, Any]) -> str:
+def _ended(row: Row) -> str:
     """Return why a search ended, in words; only an exact search knows that it found the likeliest candidates."""
     if row["ended"] != "found":
         return str(row["ended"])
     return "likeliest found" if row["exact"] else "search complete"
 
 
-def _documents_section(
-    rows: Sequence[Mapping[str, Any]], documents: pa.Table, recipe: Recipe, folder: Path
-) -> Section | None:
+def _queries_figure(points: Sequence[Row], folder: Path, noun: str) -> FigureView | None:
+    if len(points) < 2:
+        return None
+    figure, axes = _new_axes("exposure in bits", "prefixes queried")
+    for series, colour in (("extracted", TARGET), ("not extracted", MUTED)):
+        axes.plot(*_lines(points).get((series,), ([], [])), "o", ms=5, alpha=0.8, color=colour, label=series)
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
+    axes.legend(frameon=False, fontsize=8)
+    return FigureView(
+        save_figure(figure, folder, "queries_by_exposure"),
+        f"Prefixes that the search queried (vertical) by the {noun}'s exposure (horizontal), one dot per {noun} and model.",
+    )
+
+
+def _documents_section(rows: Findings, documents: pa.Table, recipe: Recipe, folder: Path) -> Section | None:
     how = recipe.discoverable
     if how is None:
         return None
-    shares = {
-        (row["params"].get("variant", ""), row["metric"], row["params"].get("tries"), row["params"]["side"]): row
-        for row in rows
-        if row["metric"] in (GREEDY, SHARE, NEAR)
-    }
+    kinds: list[tuple[str, int | None, str]] = [
+        (SHARE, tries, f"reproduced within {tries:,} {'try' if tries == 1 else 'tries'}") for tries in how.tries
+    ]
+    kinds += [(GREEDY, None, "reproduced by always taking the likeliest token")]
+    kinds += [(NEAR, None, f"nearly reproduced in {how.samples:,} samples")] if how.samples else []
     cells = []
-    for row in (row for row in rows if row["metric"] == GAP):
-        variant = row["params"].get("variant", "")
-        cells.append((variant, "extra bits per suffix", "", _with_interval(row), f"{row['p_adjusted']:.2g}"))
-        kinds: list[tuple[str, int | None, str]] = [
-            (SHARE, tries, f"reproduced within {tries:,} {'try' if tries == 1 else 'tries'}") for tries in how.tries
-        ]
-        kinds += [(GREEDY, None, "reproduced by always taking the likeliest token")]
-        kinds += [(NEAR, None, f"nearly reproduced in {how.samples:,} samples")] if how.samples else []
+    for test in rows.all(GAP):
+        variant, bits = test.params.get("variant"), _with_interval(test, "{:.1f}".format)
+        cells.append((variant or "", "extra bits per suffix", "", bits, format_p(test.p_adjusted)))
         for metric, tries, name in kinds:
-            sides = (_with_interval(shares[variant, metric, tries, side], 100) for side in ("trained", "held_out"))
-            cells.append((variant, f"% {name}", *sides, ""))
+            trained, held_out = (
+                _with_interval(
+                    rows.first(metric, variant=variant, tries=tries, side=side), lambda share: f"{100 * share:.1f}"
+                )
+                for side in ("trained", "held_out")
+            )
+            cells.append((variant or "", f"% {name}", trained, held_out, ""))
     drawn = [f"temperature {how.temperature:g}"]
     drawn += [] if how.top_k is None else [f"the {how.top_k} likeliest tokens"]
     drawn += [] if how.top_p is None else [f"the likeliest tokens with a total probability of {how.top_p:g}"]
     return Section(
-        heading="Documents whose beginning is known",
-        paragraphs=[
-            f"The model is given the first {how.prefix} tokens of a document (the prefix). The next {how.suffix} tokens (the "
-            "suffix) count as reproduced within n tries if at least one of n sampled continuations is equal to them with a "
-            f"probability of {how.probability:g} or more (sampling: {', '.join(drawn)}). Documents were held out at random, "
-            "all copies of a document together, so the share of held-out documents that is reproduced is what a model "
-            "reproduces without having seen them. The test permutes which documents were held out. It compares -log2 of "
-            "the suffixes' unrestricted probabilities (in bits), so it does not depend on the sampling."
-        ],
-        svg=_documents_figure(documents, folder),
-        figure_caption="Share of documents (vertical) whose suffix has at most the given number of bits (horizontal): "
-        "trained on (solid) and held out (dotted), one colour per variant, all models at their last checkpoint.",
-        table=filled(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
+        "Documents whose beginning is known",
+        f"The model is given the first {how.prefix} tokens of a document (the prefix). The next {how.suffix} tokens (the "
+        "suffix) count as reproduced within n tries if at least one of n sampled continuations is equal to them with a "
+        f"probability of {how.probability:g} or more (sampling: {', '.join(drawn)}). Documents were held out at random, "
+        "all copies of a document together, so the share of held-out documents that is reproduced is what a model "
+        "reproduces without having seen them. The test permutes which documents were held out. It compares -log2 of "
+        "the suffixes' unrestricted probabilities (in bits), so it does not depend on the sampling.",
+        _documents_figure(documents, folder),
+        filled(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
     )
 
 
-def _documents_figure(documents: pa.Table, folder: Path) -> str:
-    frame = documents.to_pandas()
-    figure = new_figure()
-    axes = figure.axes[0]
-    for number, (variant, of_variant) in enumerate(frame.groupby("variant", sort=False)):
+def _documents_figure(documents: pa.Table, folder: Path) -> FigureView:
+    figure, axes = _new_axes("bits of the suffix, -log2 of its probability", "share of documents at or below")
+    for number, (variant, of_variant) in enumerate(documents.to_pandas().groupby("variant", sort=False)):
         for held_out, style in ((False, "-"), (True, ":")):
             bits = np.sort(of_variant[of_variant["held_out"] == held_out].groupby("document")["bits"].mean().to_numpy())
             label = " ".join(filter(None, [str(variant), "held out" if held_out else "trained on"]))
             axes.step(bits, np.arange(1, len(bits) + 1) / len(bits), style, color=COLOURS[number % 6], lw=1.3, label=label)
-    axes.set_xlabel("bits of the suffix, -log2 of its probability")
-    axes.set_ylabel("share of documents at or below")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return save_figure(figure, folder, "document_bits")
+    return FigureView(
+        _with_legend(figure, folder, "document_bits"),
+        "Share of documents (vertical) whose suffix has at most the given number of bits (horizontal): "
+        "trained on (solid) and held out (dotted), one colour per variant, all models at their last checkpoint.",
+    )
 
 
-def _with_interval(row: Mapping[str, Any], times: float = 1) -> str:
-    return f"{row['value'] * times:.1f} ({row['ci_low'] * times:.1f} to {row['ci_high'] * times:.1f})"
+def _with_interval(row: Finding, show: Callable[[float], str], value: Callable[[float], str] | None = None) -> str:
+    """Return a finding's value with its interval, if it has one.
 
-
-def _queries_figure(points: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    if len(points) < 2:
-        return ""
-    figure = new_figure()
-    axes = figure.axes[0]
-    for series, colour in (("extracted", TARGET), ("not extracted", MUTED)):
-        of_series = [p for p in points if p["series"] == series]
-        axes.plot([p["x"] for p in of_series], [p["y"] for p in of_series], "o", ms=5, alpha=0.8, color=colour, label=series)
-    axes.set_yscale("log")
-    plain_ticks(axes.yaxis)
-    axes.set_xlabel("exposure in bits")
-    axes.set_ylabel("prefixes queried")
-    axes.legend(frameon=False, fontsize=8)
-    return save_figure(figure, folder, "queries_by_exposure")
+    Args:
+        row: the finding.
+        show: format of the interval's ends, and of the value.
+        value: another format of the value.
+    """
+    interval = format_interval(row, show)
+    return (value or show)(row.value) + (f" ({interval})" if interval else "")
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -566,81 +521,65 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return sorted((name for name in points if not beaten(name)), key=lambda name: points[name])
 
 
-def _variants_section(rows: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]], folder: Path) -> Section | None:
-    trainings = [p for p in points if p["curve"] == "utility"]
-    names = list(dict.fromkeys(p["series"] for p in trainings))
-    if len(names) < 2:
+def _variants_section(rows: Findings, trainings: Sequence[Row], folder: Path) -> Section | None:
+    lines = _lines(trainings)
+    if len(lines) < 2:
         return None
-    means = {
-        name: (
-            float(np.mean([p["x"] for p in trainings if p["series"] == name])),
-            float(np.mean([p["y"] for p in trainings if p["series"] == name])),
-        )
-        for name in names
-    }
-    front = pareto_front(means)
-    private = {row["params"].get("variant"): row for row in rows if row["metric"] == "epsilon"}
-    differences = {row["params"]["variant"]: row for row in rows if row["metric"] == "exposure_difference"}
-    cells = []
-    for row in rows:
-        if row["metric"] != "exposure" or "insertions" not in row["params"] or "canary" in row["params"]:
-            continue
-        name = row["params"]["variant"]
-        budget = private.get(name)
-        cells.append(
-            (
-                name, str(row["params"]["insertions"]), f"{row['value']:.2f}", *_difference_cells(differences.get(name)),
-                f"{means[name][0]:.4f}", "yes" if name in front else "",
-                "" if budget is None else f"{budget['value']:.3g} (delta {budget['params']['delta']:g}, "
-                f"noise {budget['params']['noise']:.3g}, {budget['params']['accountant']})",
-            )
-        )  # fmt: skip
+    means = {name: (float(np.mean(x)), float(np.mean(y))) for (name,), (x, y) in lines.items()}
+    front, private = pareto_front(means), rows.all("epsilon")
     headings = [
         "variant", "occurrences", "exposure", "difference (95 %)", "p of difference", "validation loss", "on the front",
         "epsilon",
     ]  # fmt: skip
-    shown = len(headings) if private else len(headings) - 1
+    exposures = [(row.params["variant"], row) for row in rows.all("exposure", canary=None) if "insertions" in row.params]
+    cells = [_variant_cells(row, rows, means[name][0], on_front=name in front) for name, row in exposures]
+    columns = len(headings) if private else len(headings) - 1
     return Section(
-        heading="Utility against exposure",
-        paragraphs=[
-            "Mean exposure over the canaries, in bits, and validation loss in nats per symbol: one dot per training. On the "
-            "front: no other variant is lower in one of the two and not higher in the other, judged by these means alone. "
-            "Difference: paired difference from the first variant over all canaries that both saw (over trainings, if "
-            "canaries share models and there are several trainings); without a p it describes these models only."
-            + (
-                " Epsilon protects one window of text. Text in k windows is protected by k epsilon with a delta of "
-                "k e^((k - 1) epsilon) delta, which is no guarantee once that delta reaches 1. The noise is drawn from the "
-                "training's seed, which is in the recipe: such a model is for the audit, not for release."
-                if private
-                else ""
-            )
-        ],
-        svg=_utility_figure(trainings, means, front, folder),
-        figure_caption="Mean exposure (vertical) by validation loss (horizontal), one dot per training: lower left is "
-        "better in both.",
-        table=TableView(headings[:shown], [cell[:shown] for cell in cells]),
+        "Utility against exposure",
+        "Mean exposure over the canaries, in bits, and validation loss in nats per symbol: one dot per training. On the "
+        "front: no other variant is lower in one of the two and not higher in the other, judged by these means alone. "
+        "Difference: paired difference from the first variant over all canaries that both saw (over trainings, if "
+        "canaries share models and there are several trainings); without a p it describes these models only."
+        + (
+            " Epsilon protects one window of text. Text in k windows is protected by k epsilon with a delta of "
+            "k e^((k - 1) epsilon) delta, which is no guarantee once that delta reaches 1. The noise is drawn from the "
+            "training's seed, which is in the recipe: such a model is for the audit, not for release."
+            if private
+            else ""
+        ),
+        _utility_figure(lines, means, front, folder),
+        TableView(headings[:columns], [row[:columns] for row in cells]),
     )
 
 
-def _difference_cells(row: Mapping[str, Any] | None) -> tuple[str, str]:
-    if row is None:
-        return "", ""
-    interval = _interval(row, digits=2).removeprefix("95 %: ")
-    p = "" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}"
-    return f"{row['value']:+.2f}" + (f" ({interval})" if interval else ""), p
+def _variant_cells(exposure: Finding, rows: Findings, loss: float, *, on_front: bool) -> list[str]:
+    at = exposure.params
+    difference, budget = (rows.get(metric, variant=at["variant"]) for metric in ("exposure_difference", "epsilon"))
+    cells = [
+        at["variant"],
+        str(at["insertions"]),
+        f"{exposure.value:.2f}",
+        "",
+        "",
+        f"{loss:.4f}",
+        "yes" if on_front else "",
+        "",
+    ]
+    if difference is not None:
+        cells[3:5] = _with_interval(difference, "{:.2f}".format, "{:+.2f}".format), format_p(difference.p_adjusted)
+    if budget is not None:
+        how = budget.params
+        cells[7] = f"{budget.value:.3g} (delta {how['delta']:g}, noise {how['noise']:.3g}, {how['accountant']})"
+    return cells
 
 
-def _utility_figure(
-    points: Sequence[Mapping[str, Any]], means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path
-) -> str:
-    figure = new_figure()
-    axes = figure.axes[0]
-    for number, name in enumerate(means):
-        group = [p for p in points if p["series"] == name]
+def _utility_figure(lines: Lines, means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path) -> FigureView:
+    figure, axes = _new_axes("validation loss in nats per symbol", "mean exposure in bits")
+    for number, ((name,), (x, y)) in enumerate(lines.items()):
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
-        axes.plot([p["x"] for p in group], [p["y"] for p in group], marker, ms=5, alpha=0.8, color=colour, label=name)
+        axes.plot(x, y, marker, ms=5, alpha=0.8, color=colour, label=name)
     axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0)
-    axes.set_xlabel("validation loss in nats per symbol")
-    axes.set_ylabel("mean exposure in bits")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return save_figure(figure, folder, "utility")
+    return FigureView(
+        _with_legend(figure, folder, "utility"),
+        "Mean exposure (vertical) by validation loss (horizontal), one dot per training: lower left is better in both.",
+    )

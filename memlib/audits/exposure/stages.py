@@ -44,7 +44,7 @@ from memlib.training.pretrained import Pretrained
 if TYPE_CHECKING:
     import torch
 
-    from memlib.report.page import Page
+    from memlib.report.page import Content
 
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
 DOCUMENTS_VERSION = 2  # of the part of the corpus stage that holds out and packs documents
@@ -252,15 +252,9 @@ class Score(ScoresStage):
         """Costs, counts, fits, searches and documents."""
         documents = {"documents": [one.key for one in self.documents]} if self.documents else {}
         laws = {"laws": [[number, law.key] for number, law in self.laws.items()]} if self.laws else {}
-        return (
-            documents
-            | laws
-            | {
-                "costs": [costs.key for costs in self.costs],
-                "counts": [counts.key for counts in self.counts],
-                "searches": [search.key for search in self.searches],
-            }
-        )
+        of_models: dict[str, Sequence[AnyArtifact]]
+        of_models = {"costs": self.costs, "counts": self.counts, "searches": self.searches}
+        return documents | laws | {name: [one.key for one in artifacts] for name, artifacts in of_models.items()}
 
     @property
     def _asked_documents(self) -> dict[str, Any]:
@@ -269,7 +263,7 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, extractions, documents, curves and summary."""
-        from memlib.audits.exposure.curves import curves, empty_extractions
+        from memlib.audits.exposure.curves import curves
         from memlib.audits.exposure.scores import Scored, score
         from memlib.audits.exposure.summary import summarize
 
@@ -280,20 +274,10 @@ class Score(ScoresStage):
             values = costs.content
             unit = (model.variant, model.seed, model.at.epoch, model.canaries, model.kinds, model.insertions)
             fit_p = self.laws[number].content if number in self.laws else None
-            scored.append(
-                Scored(
-                    *unit,
-                    values.canaries,
-                    values.references,
-                    values.validation_loss,
-                    exact[number],
-                    _privacy(model.at),
-                    fit_p,
-                )
-            )
+            seen = (values.canaries, values.references, values.validation_loss, exact[number])
+            scored.append(Scored(*unit, *seen, _privacy(model.at), fit_p))
         units = score(scored, size, recipe.score)
-        searched = [search.content for search in self.searches]
-        extractions = pa.concat_tables(searched) if searched else empty_extractions()
+        extractions = pa.concat_tables([EXTRACTION.arrow.empty_table(), *(search.content for search in self.searches)])
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
         documents = pa.concat_tables([DOCUMENTS.arrow.empty_table(), *(one.content for one in self.documents)])
@@ -335,12 +319,12 @@ class Report(PageStage):
         """The corpus."""
         return (self.data.corpus,)
 
-    def page(self, attempt: Attempt) -> Page:
-        """Draw the figures and compose the page."""
-        from memlib.audits.exposure.report import build_page
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the audit says on its page."""
+        from memlib.audits.exposure.report import compose
 
         tables = {name: self.scores.content[name] for name in ("units", "extractions", "documents", "summary", "curves")}
-        return build_page(self.recipe, self.run, tables, _facts(self.recipe, self.data), attempt.path("figures"))
+        return compose(self.recipe, tables, _facts(self.recipe, self.data), attempt.path("figures"))
 
 
 def _described(model: LanguageSpec | PretrainedSpec) -> str:

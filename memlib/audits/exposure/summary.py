@@ -6,10 +6,9 @@ documents. Further families, each at alpha: "canaries", single canaries, named o
 "variants", differences from the first variant.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,13 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import privacy_rows
-from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, Recipe
+from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, VARIANTS, Recipe
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
-from memlib.findings import Interval, Row, diagnostic, estimate, judged, settle, summary_table, tested
+from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, judged, settle, tested
 from memlib.specs.text import GIVEN, RECURRING, UNSEEN
 
-CANARIES, VARIANTS = "canaries", "variants"
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
 FLIPS = 9_999
 ENUMERATED_FLIPS = 12  # up to this number of units, all signs are enumerated
@@ -60,7 +58,7 @@ def summarize(
     last, alpha = at_last(frame), recipe.score.level
     private = list(privacy_rows(models, size, error=recipe.score.error))
     how = recipe.discoverable if documents is not None and len(documents) else None
-    level = alpha / (1 + (how is not None) + any(row["role"] == "test" for row in private))
+    level = alpha / (1 + (how is not None) + any(row.is_test for row in private))
     rows = settle(
         [
             *_tests(models, last, recipe, size, level),
@@ -74,10 +72,8 @@ def summarize(
         alpha=alpha,
         headlines=HEADLINES,
     )
-    _name_only_shown(rows)
-    rows = judged(rows, alpha=alpha, headlines=HEADLINES)
-    run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in rows], recipe, size=size)
-    return summary_table(rows, run_verdict)
+    rows = judged(_named_only_if_shown(rows), alpha=alpha, headlines=HEADLINES)
+    return rows.table(verdict(rows, recipe, size=size))
 
 
 def at_last(frame: pd.DataFrame) -> pd.DataFrame:
@@ -86,16 +82,13 @@ def at_last(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["epoch"] == frame.groupby(training)["epoch"].transform("max")]
 
 
-def _name_only_shown(rows: Sequence[Row]) -> None:
+def _named_only_if_shown(rows: Findings) -> Iterator[Finding]:
     """Raise each canary's adjusted p to at least its variant's headline p, so that one error level covers both families."""
-    heads = {_variant(row): row["p_adjusted"] for row in rows if row["family"] == HEADLINE}
+    heads = {row.params.get("variant"): row.p_adjusted or 0.0 for row in rows.tests(HEADLINE)}
     for row in rows:
-        if row["family"] == CANARIES:
-            row["p_adjusted"] = max(row["p_adjusted"], heads[_variant(row)])
-
-
-def _variant(row: Row) -> str:
-    return str(json.loads(row["params"]).get("variant", ""))
+        if row.family == CANARIES:
+            row = replace(row, p_adjusted=max(row.p_adjusted or 0.0, heads[row.params.get("variant")]))
+        yield row
 
 
 def variants_of(last: pd.DataFrame) -> list[tuple[str, dict[str, str]]]:
@@ -145,7 +138,7 @@ class _Run:
         return self.last[(self.last["variant"] == at.get("variant", "")) & (self.last["insertions"] > 0)]
 
 
-def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int, alpha: float) -> Iterator[Row]:
+def _tests(models: Sequence[Scored], last: pd.DataFrame, recipe: Recipe, size: int, alpha: float) -> Iterator[Finding]:
     """Yield a joint test of the canaries of each variant, then a test of each canary."""
     tested_variants = [(at, held(models, name)) for name, at in variants_of(last)]
     tested_variants = [(at, canaries) for at, canaries in tested_variants if canaries and _has_null(canaries)]
@@ -162,7 +155,7 @@ def _has_null(canaries: Sequence[Held]) -> bool:
     return canaries[0].kind != GIVEN or len(canaries[0].unseen) > 0
 
 
-def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> Row:
+def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> Finding:
     values = run.of(at).groupby("canary")["exposure"].mean().to_numpy()
     evidence = evidence_of_drawn(canaries, run.size, alpha=run.level)
     return tested(
@@ -173,7 +166,7 @@ def _drawn_head(at: Mapping[str, str], canaries: Sequence[Held], run: _Run) -> R
     )  # fmt: skip
 
 
-def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
+def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Finding:
     units, floor = run.of(at), canary.smallest_p(run.size)
     units = units[units["canary"] == canary.canary]
     return tested(
@@ -185,7 +178,7 @@ def _drawn_row(at: Mapping[str, str], canary: Held, run: _Run) -> Row:
     )  # fmt: skip
 
 
-def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Row:
+def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Finding:
     values, unseen = np.array([-np.log2(secret.p_among_unseen()) for secret in secrets]), len(secrets[0].unseen)
     evidence = evidence_of_given(secrets, alpha=run.level, seed=run.recipe.score.seed)
     recurring = run.recurring(at)
@@ -199,7 +192,7 @@ def _given_head(at: Mapping[str, str], secrets: Sequence[Held], run: _Run) -> Ro
     )  # fmt: skip
 
 
-def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Row:
+def _given_row(at: Mapping[str, str], secret: Held, run: _Run) -> Finding:
     unseen = len(secret.unseen)
     value, low, high = exposure_by_sampling(int((secret.unseen <= secret.cost).sum()), unseen)
     return tested(
@@ -236,15 +229,17 @@ def _unit_interval(units: pd.DataFrame) -> Interval | None:
     return Interval(float(units.iloc[0]["ci_low"]), None if np.isnan(high) else float(high), "references")
 
 
-def mean_interval(values: NDArray[np.float64], most: float | None, over: str = "canaries") -> Interval | None:
-    """Compute Student's interval of a mean, clipped to [0, most]; None for fewer than two values or equal ones."""
+def mean_interval(
+    values: NDArray[np.float64], most: float = math.inf, *, least: float = 0.0, over: str = "canaries"
+) -> Interval | None:
+    """Compute Student's interval of a mean, clipped to [least, most]; None for fewer than two values or equal ones."""
     if len(values) < 2 or not np.ptp(values):
         return None
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), scipy.stats.sem(values))
-    return Interval(max(0.0, float(low)), float(high) if most is None else min(most, float(high)), over)
+    return Interval(max(least, float(low)), min(most, float(high)), over)
 
 
-def _estimates(last: pd.DataFrame) -> Iterator[Row]:
+def _estimates(last: pd.DataFrame) -> Iterator[Finding]:
     """Yield mean exposure by number of insertions, the exposure of each given secret, and the validation loss."""
     bits = float(last["space_bits"].iloc[0])
     for name, at in variants_of(last):
@@ -259,11 +254,11 @@ def _estimates(last: pd.DataFrame) -> Iterator[Row]:
             params = {**at, **_canary_params(group)}
             yield estimate("exposure", params, group["exposure"].mean(), n=len(group), interval=interval)
         losses = of_variant.groupby("seed")["validation_loss"].mean().to_numpy()
-        interval = mean_interval(losses, None, "trainings")
+        interval = mean_interval(losses, over="trainings")
         yield estimate("validation_loss", at, losses.mean(), n=len(losses), interval=interval)
 
 
-def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
+def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
@@ -279,7 +274,7 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
         if not len(values):
             continue
         params, over = {**at, "less": first[0]}, "trainings" if by == ["seed"] else "canaries"
-        interval = _difference_interval(values, over)
+        interval = mean_interval(values, least=-math.inf, over=over)
         if len(values) > 1 and (by == ["seed"] or not shared):
             yield tested(
                 "exposure_difference", params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=VARIANTS,
@@ -287,13 +282,6 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Row]:
             )  # fmt: skip
         else:
             yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)
-
-
-def _difference_interval(values: NDArray[np.float64], over: str) -> Interval | None:
-    if len(values) < 2 or not np.ptp(values):
-        return None
-    low, high = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), scipy.stats.sem(values))
-    return Interval(float(low), float(high), over)
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:
@@ -310,7 +298,7 @@ def sign_flip_p(differences: NDArray[np.float64]) -> float:
     return (1 + int((np.abs(signs @ differences) >= observed - 1e-9).sum())) / (1 + FLIPS)
 
 
-def _null_rows(last: pd.DataFrame) -> Iterator[Row]:
+def _null_rows(last: pd.DataFrame) -> Iterator[Finding]:
     """Yield statistics of canaries that a model never saw.
 
     For drawn canaries 2^-exposure is uniform, with mean 1/2 and a median exposure of 1. For unseen secrets of a kind that the
@@ -331,7 +319,7 @@ def _null_rows(last: pd.DataFrame) -> Iterator[Row]:
             yield diagnostic(f"{metric}exposure_median", params, float(group["exposure"].median()), n=len(values))
 
 
-def _extraction_rows(extractions: pa.Table) -> Iterator[Row]:
+def _extraction_rows(extractions: pa.Table) -> Iterator[Finding]:
     frame = extractions.to_pandas()
     for keys, group in frame.groupby(["variant", "search", "known", "insertions"], sort=False):
         variant, search, known, insertions = keys

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,17 +10,30 @@ from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
-from memlib.audits.forgetting.verdict import outcome, outcomes_of, trained_on
-from memlib.findings import verdict_of, with_params
+from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, trained_on
+from memlib.findings import Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, filled, first_words, meaning_of
+from memlib.report.format import format_interval, format_p, percent
+from memlib.report.page import (
+    Content,
+    FigureView,
+    PicturesView,
+    Section,
+    TableView,
+    advice_of,
+    facts_table,
+    filled,
+    first_words,
+    meaning_of,
+)
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
 COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: "#b07d2b", TARGET: TARGET_COLOUR}
 SHOWN_TARGETS = 4
 LEAD_WORDS = 40  # of the box of the verdict; the rest follows below
+MOST_REMOVED = 24  # removed examples that are listed without being asked for
 EDGE = 1e-7
 _FORGEABLE = (
     "The outputs of {} were supplied by the owner of the model. Outputs can be forged: an owner who can tell D_Q from the "
@@ -31,7 +43,7 @@ _FORGEABLE = (
 _KNOWN = (
     "Known examples (sets.known) are said to be in every target. 'Known examples found' is how often the same test finds "
     "them, over redraws of as many withheld examples; where that is seldom, a missing trace of D_Q means nothing. The share "
-    f"of D_Q that was used is estimated only where known examples are found in at least {100 * FOUND:g} % of redraws, stand "
+    f"of D_Q that was used is estimated only where known examples are found in at least {percent(FOUND)} of redraws, stand "
     f"out no more than training data in at least {FEWEST_RETAINED} of the auditor's own models, and these models are found, "
     f"too."
 )
@@ -40,6 +52,12 @@ _TERMS = (
     "D_Q", "D_C", "H", "trace", "rho", "KS distance", "null", "p-value", "95 % interval", "power", "diagnostic", "bounded",
     "inconclusive", "external model",
 )  # fmt: skip
+_METHOD = (
+    "Method: D_Q (the data set under audit) and H (withheld examples) were drawn at random from one pool. Models that saw "
+    "nothing of the pool predict how easy each example is. The target's ranks beyond that prediction are compared between "
+    "D_Q and H; the null distribution comes from redraws of both. rho: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 "
+    "to 4). Likelihood ratios of single examples: LiRA (Carlini et al. 2022) with query and calibration models."
+)
 _NOT_SHOWN = (
     "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
     "Whether other data of the same owner were used: only D_Q was tested.",
@@ -48,73 +66,56 @@ _NOT_SHOWN = (
 )
 
 
-def build_page(
+def compose(
     recipe: Recipe,
-    run: str,
     tables: Mapping[str, pa.Table],
-    confidences: Mapping[tuple[str, str], NDArray[np.float64]],
+    sizes: Mapping[str, int],
     removed: Sequence[tuple[str, str]],
     show: Callable[[str], NDArray[np.uint8]],
-    facts: Mapping[str, str],
     folder: Path,
-) -> Page:
-    """Build the page of a run; the figures are also saved in `folder` as SVG and PNG.
+) -> Content:
+    """Compose the page of a run; the figures are also saved in `folder` as SVG and PNG.
 
     Args:
         recipe: the recipe of the run.
-        run: id of the run.
-        tables: units, examples, summary and curves, by name.
-        confidences: (num_points,) confidences on D_Q of the first model of each group and target.
+        tables: examples, summary and curves, by name.
+        sizes: number of examples of each set.
         removed: examples that were removed from a set as copies of D_Q's pool, and the reason for each.
         show: returns the picture of an example.
-        facts: rows of the table in the last section.
         folder: directory for the figures.
     """
-    rows = with_params(tables["summary"])
-    verdict = verdict_of(rows)
-    sections = [
-        _trace_section(rows, recipe),
-        _rho_section(rows),
-        _distribution_section(recipe, confidences, folder),
-        _mix_section(tables["curves"], recipe, folder),
-        _change_section(rows),
-        _known_models_section(rows, recipe),
-        _examples_section(tables["examples"], rows, recipe, show),
-        _overlap_section(removed),
-        Section(
-            heading="What was run",
-            paragraphs=[
-                "Method: D_Q (the data set under audit) and H (withheld examples) were drawn at random from one pool. Models "
-                "that saw nothing of the pool predict how easy each example is. The target's ranks beyond that prediction "
-                "are compared between D_Q and H; the null distribution comes from redraws of both. rho: Liu and Tsaftaris "
-                "2020, Have you forgotten? (Eqs. 2 to 4). Likelihood ratios of single examples: LiRA (Carlini et al. 2022) "
-                "with query and calibration models."
-            ],
-            table=TableView(("", ""), list(facts.items())),
-        ),
-    ]
-    lead, rest = first_words(verdict.explanation, LEAD_WORDS)
-    if rest:
-        sections.insert(0, Section(heading="How the verdict comes about", paragraphs=[rest]))
-    return Page(
+    findings, facts = Findings.read(tables["summary"]), _facts(recipe, sizes)
+    word = findings.verdict.word
+    lead, rest = first_words(findings.verdict.explanation, LEAD_WORDS)
+    return Content(
         meaning=meaning_of(
-            verdict.word,
+            word,
             shown="Whoever can query the model on D_Q and on examples that were drawn at random with it and withheld, and "
             "can train models for comparison, can show that the model was trained on at least part of D_Q. The verdict is "
             "about D_Q as a whole, not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),
-        advice=_advice(verdict.word, rows, recipe),
-        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""),
-        title=recipe.title, audit="forgetting", run=run, verdict=verdict.sentence, verdict_kind=KINDS[verdict.word],
-        lead=lead, numbers=_numbers(rows), sections=[section for section in sections if section is not None],
+        advice=_advice(word, findings, recipe),
+        limits=_NOT_SHOWN, terms=_TERMS, model=facts["model"], lead=lead, numbers=_numbers(findings),
+        sections=[
+            Section("How the verdict comes about", rest) if rest else None,
+            _trace_section(findings, recipe),
+            _rho_section(findings),
+            _distribution_section(recipe, tables["curves"], folder),
+            _mix_section(tables["curves"], folder),
+            _change_section(findings),
+            _known_models_section(findings, recipe),
+            _examples_section(tables["examples"], findings, recipe, show),
+            _overlap_section(removed),
+            Section("What was run", _METHOD, facts_table(facts)),
+        ],
     )  # fmt: skip
 
 
-def _advice(word: str, rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> str:
+def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
     """Return what to do next: about the models that were shown to have used D_Q, and about those that are still open."""
-    outcomes = outcomes_of(rows)
+    outcomes = outcomes_of(findings)
     used = [name for name, which in outcomes.items() if which in (RETAINED, REVERSED)]
     unsettled = [name for name, which in outcomes.items() if which in (NO_TRACE, UNDECIDED)] if used else []
     shown = (
@@ -140,18 +141,8 @@ def _quoted(names: Sequence[str]) -> str:
     return " and ".join(f"'{name}'" for name in names)
 
 
-def confidences_of(curves: pa.Table) -> dict[tuple[str, str], NDArray[np.float64]]:
-    """Return the points of the empirical distributions of confidence, by group and target."""
-    points: dict[tuple[str, str], list[float]] = {}
-    for row in curves.to_pylist():
-        if row["curve"] == "confidence_ecdf":
-            group = json.loads(row["params"])["group"]
-            points.setdefault((group, row["series"] if group == "target" else ""), []).append(row["x"])
-    return {key: np.array(values) for key, values in points.items()}
-
-
-def facts_of(recipe: Recipe, sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """Return the facts about the run for the last section; `sizes` are the numbers of examples of each set."""
+def _facts(recipe: Recipe, sizes: Mapping[str, int]) -> Mapping[str, str]:
+    """Return the facts about the run for the last section."""
     training = recipe.training
     mixes = {name: target.mix for name, target in recipe.targets.items() if target.mix is not None}
     return {
@@ -172,138 +163,135 @@ def _mix(mix: Mapping[str, float]) -> str:
     return ", ".join(f"{100 * share:g} % of {name}" for name, share in mix.items())
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    headlines = [row for row in rows if row["params"].get("kind") == TARGET][:SHOWN_TARGETS]
-    if any(row["metric"] == "rho" for row in headlines):
-        return [(f"{r['value']:.2f}", f"rho, {r['params']['target']}", _interval(r)) for r in headlines]
-    return [(outcome(r), r["params"]["target"], f"p = {r['p_adjusted']:.2g}, adjusted for all targets") for r in headlines]
+def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
+    """Return the outcome of each target, or its rho if nothing could be tested."""
+    headlines = findings.all(kind=TARGET)[:SHOWN_TARGETS]
+    if headlines.all("rho"):
+        return [(f"{row.value:.2f}", f"rho, {row.params['target']}", _interval(row)) for row in headlines]
+    return [
+        (outcome(row), row.params["target"], f"p = {format_p(row.p_adjusted)}, adjusted for all targets") for row in headlines
+    ]
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    return "" if row["ci_low"] is None else f"95 %: {row['ci_low']:.2f} to {row['ci_high']:.2f}"
+def _interval(row: Finding) -> str:
+    return f"95 %: {format_interval(row, '{:.2f}'.format)}"
 
 
-def _trace_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section | None:
-    traces = [row for row in rows if row["metric"] == "trace"]
+def _trace_section(findings: Findings, recipe: Recipe) -> Section | None:
+    traces, powers = findings.all("trace"), findings.all("control_power")
     if not traces:
         return None
-    shares, powers = (
-        {row["params"]["target"]: row for row in rows if row["metric"] == metric}
-        for metric in ("share_used", "control_power")
-    )
     supplied = [name for name, target in recipe.targets.items() if target.outputs is not None]
-    table = [
-        (
-            row["params"]["target"],
-            trained_on(recipe, row["params"]["target"]),
-            outcome(row),
-            f"{row['value']:+.2f}" + (f" ({row['ci_low']:.2f} to {row['ci_high']:.2f})" if row["ci_low"] is not None else ""),
-            f"{row['p_adjusted']:.2g}",
-            "none" if row["detectable"] is None else f"{row['detectable']:.2f}",
-            _power(powers.get(row["params"]["target"])), _share(shares.get(row["params"]["target"])),
-        )
-        for row in traces
-    ]  # fmt: skip
     headings = (
         "model", "trained on", "outcome", "trace (95 %)", "adjusted p", "trace found with 80 % power",
         "known examples found", "share of D_Q used",
     )  # fmt: skip
     return Section(
-        heading="Does D_Q stand out among examples like it?",
-        paragraphs=[
-            "The trace is how much higher the model ranks D_Q than withheld examples of the same pool, beyond what models "
-            "that saw neither would predict. It is measured in normal scores of ranks and weighted towards hard examples. If "
-            "D_Q was not used, it makes no difference to the model which examples were drawn into D_Q, so the p-value is "
-            "valid for any model, however it was trained. It is adjusted for all targets (Holm).",
-            *([_KNOWN] if powers else []),
-            *_not_found(powers),
-            *([_FORGEABLE.format(", ".join(supplied))] if supplied else []),
-        ],
-        table=filled(headings, table),
+        "Does D_Q stand out among examples like it?",
+        "The trace is how much higher the model ranks D_Q than withheld examples of the same pool, beyond what models "
+        "that saw neither would predict. It is measured in normal scores of ranks and weighted towards hard examples. If "
+        "D_Q was not used, it makes no difference to the model which examples were drawn into D_Q, so the p-value is "
+        "valid for any model, however it was trained. It is adjusted for all targets (Holm).",
+        _KNOWN if powers else None,
+        _not_found(powers),
+        _FORGEABLE.format(", ".join(supplied)) if supplied else None,
+        filled(headings, [_trace_cells(row, findings, recipe) for row in traces]),
     )
 
 
-def _not_found(powers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _trace_cells(row: Finding, findings: Findings, recipe: Recipe) -> tuple[str, ...]:
+    """Return the cells of a target's row."""
+    name, interval = row.params["target"], format_interval(row, "{:.2f}".format)
+    power = findings.get("control_power", target=name)
+    return (
+        name,
+        trained_on(recipe, name),
+        outcome(row),
+        f"{row.value:+.2f}" + (f" ({interval})" if interval else ""),
+        format_p(row.p_adjusted),
+        "none" if row.detectable is None else f"{row.detectable:.2f}",
+        "" if power is None else f"in {percent(power.value, 0)} of redraws",
+        _share(findings.get("share_used", target=name)),
+    )
+
+
+def _not_found(powers: Findings) -> str:
     """Return a warning about targets in which the known examples are not found."""
-    seldom = {name: row["value"] for name, row in powers.items() if row["value"] < FOUND / 2}
+    seldom = [f"'{row.params['target']}' ({percent(row.value, 0)})" for row in powers if row.value < FOUND / 2]
     if not seldom:
-        return []
-    named = ", ".join(f"'{name}' ({100 * value:.0f} %)" for name, value in seldom.items())
-    return [
-        f"Known examples are seldom found in {named}: either they were not in its training data, or its outputs are unusual. "
-        "Clarify this before relying on either outcome."
-    ]
+        return ""
+    return (
+        f"Known examples are seldom found in {', '.join(seldom)}: either they were not in its training data, or its outputs "
+        "are unusual. Clarify this before relying on either outcome."
+    )
 
 
-def _power(row: Mapping[str, Any] | None) -> str:
-    return "" if row is None else f"in {100 * row['value']:.0f} % of redraws"
-
-
-def _share(row: Mapping[str, Any] | None) -> str:
+def _share(row: Finding | None) -> str:
     if row is None:
         return ""
-    share = f"{100 * row['value']:.0f} % ({100 * row['ci_low']:.0f} to {100 * row['ci_high']:.0f} %)"
-    return f"{share}, if {row['params']['assumes']}"
+    ends = format_interval(row, lambda end: f"{100 * end:.0f}")
+    return f"{percent(row.value, 0)} ({ends} %), if {row.params['assumes']}"
 
 
-def _rho_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    if not any(row["metric"] == "rho" for row in rows):
+def _rho_section(findings: Findings) -> Section | None:
+    rhos = findings.all("rho")
+    if not rhos:
         return None
-    cells = []
-    for row in rows:
-        if row["metric"] != "rho":
-            continue
-        name = row["params"]["target"]
-        ks = next((r for r in rows if r["metric"] == "ks_target" and r["params"]["target"] == name), None)
-        cells.append((name, "" if ks is None else f"{ks['value']:.3f}", f"{row['value']:.3f}", _interval(row)))
+    ks = {row.params["target"]: f"{row.value:.3f}" for row in findings.all("ks_target")}
+    cells = [(name := row.params["target"], ks.get(name, ""), f"{row.value:.3f}", _interval(row)) for row in rhos]
     return Section(
-        heading="rho, the measure of the paper",
-        paragraphs=[
-            "KS is the largest gap between two distributions of confidence on D_Q: that of a query model, which was trained "
-            "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
-            "not trained on D_Q. By design, 0 should mean that the model behaves like one trained on D_Q, and 1 like one "
-            f"that was not; in practice it depends on how confident a model is of all data{_of_known(rows)}. Intervals are "
-            "over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not forgotten'; no "
-            "verdict rests on it here."
-        ],
-        table=TableView(("models", "KS", "rho", "interval of rho"), cells),
+        "rho, the measure of the paper",
+        "KS is the largest gap between two distributions of confidence on D_Q: that of a query model, which was trained "
+        "on D_Q, and that of the model under audit. rho divides it by the same gap for a calibration model, which was "
+        "not trained on D_Q. By design, 0 should mean that the model behaves like one trained on D_Q, and 1 like one "
+        f"that was not; in practice it depends on how confident a model is of all data{_of_known(rhos)}. Intervals are "
+        "over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not forgotten'; no "
+        "verdict rests on it here.",
+        TableView(("models", "KS", "rho", "interval of rho"), cells),
     )
 
 
-def _distribution_section(
-    recipe: Recipe, confidences: Mapping[tuple[str, str], NDArray[np.float64]], folder: Path
-) -> Section:
+def _distribution_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
     figure = new_figure()
     axes = figure.axes[0]
-    query = confidences[QUERY, ""]
-    targets = [name for name in recipe.targets if (TARGET, name) in confidences][:SHOWN_TARGETS]
-    lines = [(QUERY, ""), (CALIBRATION, ""), (NULL, ""), *((TARGET, name) for name in targets)]
+    confidences = _confidences(curves)
+    targets = list(recipe.targets)[:SHOWN_TARGETS]
+    lines = [(QUERY, QUERY), (CALIBRATION, CALIBRATION), (NULL, NULL), *((TARGET, name) for name in targets)]
     for number, (group, name) in enumerate(lines):
         values = np.sort(confidences[group, name])
         share = np.arange(1, len(values) + 1) / len(values)
         style = "-" if group != TARGET else ["-", "--", ":", "-."][(number - 3) % 4]
-        label = {QUERY: "query model", CALIBRATION: "calibration model", NULL: "null model"}.get(group, name)
+        label = name if group == TARGET else f"{group} model"
         axes.step(_odds(values), share, where="post", color=COLOURS[group], ls=style, lw=1.6, label=label)
-    for name in targets[:1]:
-        gap, place = ks_gap(query, confidences[TARGET, name])
-        low, high = sorted(float((values <= place).mean()) for values in (query, confidences[TARGET, name]))
-        at = float(_odds(np.array([place]))[0])
-        axes.plot([at, at], [low, high], color=INK, lw=2)
-        axes.annotate(f"KS {gap:.2f}", (at, (low + high) / 2), xytext=(6, 0), textcoords="offset points", fontsize=8)
+    pair = confidences[QUERY, QUERY], confidences[TARGET, targets[0]]
+    gap, place = ks_gap(*pair)
+    low, high = sorted(float((values <= place).mean()) for values in pair)
+    at = float(_odds(np.array([place]))[0])
+    axes.plot([at, at], [low, high], color=INK, lw=2)
+    axes.annotate(f"KS {gap:.2f}", (at, (low + high) / 2), xytext=(6, 0), textcoords="offset points", fontsize=8)
     axes.set_xticks(_odds(np.array(TICKS)), [f"{tick:g}" for tick in TICKS])
     axes.set_xlabel("confidence in the true class (log-odds scale)")
     axes.set_ylabel("share of D_Q at or below")
     axes.legend(frameon=False, fontsize=8)
     return Section(
-        heading="Confidences on D_Q",
-        paragraphs=[
-            "Shown for the first model of each kind. The vertical bar marks the largest gap between the query model and the "
-            "first target."
-        ],
-        svg=save_figure(figure, folder, "confidences"),
-        figure_caption="Share of D_Q (vertical) on which a model's confidence in the true class is at most the given value "
-        "(horizontal), one line per model.",
+        "Confidences on D_Q",
+        "Shown for the first model of each kind. The vertical bar marks the largest gap between the query model and the "
+        "first target.",
+        FigureView(
+            save_figure(figure, folder, "confidences"),
+            "Share of D_Q (vertical) on which a model's confidence in the true class is at most the given value "
+            "(horizontal), one line per model.",
+        ),
     )
+
+
+def _confidences(curves: pa.Table) -> dict[tuple[str, str], NDArray[np.float64]]:
+    """Return the points of the empirical distributions of confidence, by group and series."""
+    points: dict[tuple[str, str], list[float]] = {}
+    for row in curves.to_pylist():
+        if row["curve"] == "confidence_ecdf":
+            points.setdefault((json.loads(row["params"])["group"], row["series"]), []).append(row["x"])
+    return {key: np.array(values) for key, values in points.items()}
 
 
 def _odds(confidences: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -313,7 +301,7 @@ def _odds(confidences: NDArray[np.float64]) -> NDArray[np.float64]:
     return odds
 
 
-def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | None:
+def _mix_section(curves: pa.Table, folder: Path) -> Section | None:
     points = [row for row in curves.to_pylist() if row["curve"] == "rho_by_share"]
     if len({row["x"] for row in points}) < 2:
         return None
@@ -329,97 +317,87 @@ def _mix_section(curves: pa.Table, recipe: Recipe, folder: Path) -> Section | No
     axes.set_ylabel("rho")
     axes.legend(frameon=False, fontsize=8)
     return Section(
-        heading="rho by share of D_Q",
-        paragraphs=[
-            "Each dot is a model trained from a different seed. Dots at share 0 used none of D_Q; where they lie below 1, a "
-            "value below 1 is no evidence of use."
-        ],
-        svg=save_figure(figure, folder, "rho_by_share"),
-        figure_caption="rho (vertical) by the share of D_Q in the training data (horizontal); lines connect the means.",
+        "rho by share of D_Q",
+        "Each dot is a model trained from a different seed. Dots at share 0 used none of D_Q; where they lie below 1, a "
+        "value below 1 is no evidence of use.",
+        FigureView(
+            save_figure(figure, folder, "rho_by_share"),
+            "rho (vertical) by the share of D_Q in the training data (horizontal); lines connect the means.",
+        ),
     )
 
 
-def _of_known(rows: Sequence[Mapping[str, Any]]) -> str:
+def _of_known(rhos: Findings) -> str:
     """Return the mean rho of the auditor's own models, whose training data are known, in words."""
-    means = {row["params"]["target"]: row["value"] for row in rows if row["metric"] == "rho"}
-    found = [f"{group} models {means[f'{group} models']:.2f}" for group in (NULL, RETAINED) if f"{group} models" in means]
+    known = [rhos.get("rho", target=f"{group} models") for group in (NULL, RETAINED)]
+    found = [f"{row.params['target']} {row.value:.2f}" for row in known if row is not None]
     return f" (here {' and '.join(found)} on average)" if found else ""
 
 
-def _change_section(rows: Sequence[Mapping[str, Any]]) -> Section | None:
-    changes = [row for row in rows if row["metric"] == "rho_change"]
-    if not changes:
+def _change_section(findings: Findings) -> Section | None:
+    row = findings.get("rho_change")
+    if row is None:
         return None
-    row = changes[0]
+    assert row.interval is not None
     return Section(
-        heading=f"From {row['params']['from']} to {row['params']['to']}",
-        paragraphs=[
-            f"rho changed by {row['value']:+.3f} (95 % interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, over "
-            f"{row['interval']}), on the same examples and against the same models. Whether D_Q has left a trace is decided "
-            "by the test of each model, not by this change."
-        ],
+        f"From {row.params['from']} to {row.params['to']}",
+        f"rho changed by {row.value:+.3f} (95 % interval {format_interval(row, '{:+.3f}'.format)}, over "
+        f"{row.interval.over}), on the same examples and against the same models. Whether D_Q has left a trace is decided "
+        "by the test of each model, not by this change.",
     )
 
 
-def _known_models_section(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Section | None:
-    shares = [row for row in rows if row["metric"] == "found_share"]
+def _known_models_section(findings: Findings, recipe: Recipe) -> Section | None:
+    shares = findings.all("found_share")
     if not shares:
         return None
     seen = {f"{NULL} models": _mix(recipe.null_shares), f"{RETAINED} models": _mix(recipe.retained_shares)}
-    table = [
-        (row["params"]["target"], seen[row["params"]["target"]], f"{round(row['value'] * row['n'])} of {row['n']}")
-        for row in shares
-    ]
+    cells = [(row.params["target"], seen[row.params["target"]], found_of(row)) for row in shares]
     return Section(
-        heading="The same test on models with known training data",
-        paragraphs=[
-            "These are the auditor's own models, each tested separately like a single target, at level "
-            f"{shares[0]['params']['alpha']:.2g}. Null models should not be found. The share of retained models that is "
-            "found shows the power of the test for models trained like them, and for no others."
-        ],
-        table=TableView(("models", "trained on", "found"), table),
+        "The same test on models with known training data",
+        "These are the auditor's own models, each tested separately like a single target, at level "
+        f"{shares.head.params['alpha']:.2g}. Null models should not be found. The share of retained models that is "
+        "found shows the power of the test for models trained like them, and for no others.",
+        TableView(("models", "trained on", "found"), cells),
     )
 
 
 def _examples_section(
-    examples: pa.Table, rows: Sequence[Mapping[str, Any]], recipe: Recipe, show: Callable[[str], NDArray[np.uint8]]
+    examples: pa.Table, findings: Findings, recipe: Recipe, show: Callable[[str], NDArray[np.uint8]]
 ) -> Section | None:
     """Show the examples of the first target that was found to retain D_Q or, if there is none, of the first target."""
     frame = examples.to_pandas()
     frame = frame[frame["role"] == QUERY]
-    retained = [row["params"]["target"] for row in rows if row["metric"] == "trace" and outcome(row) == RETAINED]
+    retained = [name for name, which in outcomes_of(findings).items() if which == RETAINED]
     first = next(iter([*retained, *recipe.targets]))
     strongest = frame[frame["target"] == first].groupby(["example_id", "class_name"], as_index=False)["residual"].mean()
     strongest = strongest.sort_values("residual", ascending=False)[: recipe.report.gallery]
     if not len(strongest):
         return None
     return Section(
-        heading="Examples with the strongest signal",
-        paragraphs=[
-            f"Examples of D_Q that {first} ranks furthest above the prediction of models that saw none of them. Some "
-            "withheld examples stand out just as far: the examples shown are worth a look, but prove nothing individually."
-        ],
-        pictures=[
-            (
-                data_uri(show(row.example_id), side=128),
-                f"{row.example_id} ({row.class_name}): {row.residual:+.1f}",
-            )
-            for row in strongest.itertuples()
-        ],
+        "Examples with the strongest signal",
+        f"Examples of D_Q that {first} ranks furthest above the prediction of models that saw none of them. Some "
+        "withheld examples stand out just as far: the examples shown are worth a look, but prove nothing individually.",
+        PicturesView(
+            [
+                (
+                    data_uri(show(row.example_id), side=128),
+                    f"{row.example_id} ({row.class_name}): {row.residual:+.1f}",
+                )
+                for row in strongest.itertuples()
+            ]
+        ),
     )
 
 
 def _overlap_section(removed: Sequence[tuple[str, str]]) -> Section:
-    count = len(removed)
+    count, headings = len(removed), ("example", "reason")
     return Section(
-        heading="Overlap with D_Q",
-        paragraphs=[
-            f"{count} examples of other sets were removed because they are copies of an example in D_Q's pool, or belong to "
-            "the same group as such an example."
-            if count
-            else "No example of another set is an exact or near copy of an example in D_Q's pool."
-        ],
-        table=TableView(("example", "reason"), list(removed[:24])) if count else None,
-        details=TableView(("example", "reason"), list(removed)) if count > 24 else None,
-        details_title=f"All {count}",
+        "Overlap with D_Q",
+        f"{count} examples of other sets were removed because they are copies of an example in D_Q's pool, or belong to "
+        "the same group as such an example."
+        if count
+        else "No example of another set is an exact or near copy of an example in D_Q's pool.",
+        TableView(headings, removed[:MOST_REMOVED]) if count else None,
+        TableView(headings, removed, folded=f"All {count}") if count > MOST_REMOVED else None,
     )

@@ -36,7 +36,7 @@ from memlib.tables import CURVES, SPLITS, SUMMARY, write_table
 if TYPE_CHECKING:
     import torch
 
-    from memlib.report.page import Page
+    from memlib.report.page import Content
 
 EXAMPLES_FILE = "examples.parquet"
 NAMED = 3  # first examples of D_Q that the description of the sets names
@@ -212,23 +212,21 @@ class Report(PageStage):
         """Images and sets."""
         return (self.data.shard, self.data.splits)
 
-    def page(self, attempt: Attempt) -> Page:
+    def compose(self, attempt: Attempt) -> Content:
         """Draw the figures and compose the page."""
-        from memlib.audits.forgetting.report import build_page, confidences_of, facts_of
+        from memlib.audits.forgetting.report import compose
 
-        data, scores = self.data, self.scores.content
-        tables = {name: scores[name] for name in ("units", "examples", "summary", "curves")}
-        places = dict(zip(data.table["example_id"].to_pylist(), data.table["row"].to_pylist(), strict=True))
+        data, recipe = self.data, self.recipe
+        tables = {name: self.scores.content[name] for name in ("examples", "summary", "curves")}
+        rows = data.table.to_pylist()
+        places = {row["example_id"]: row["row"] for row in rows}
         removed = [
             (row["example_id"], row["reason"])
-            for row in data.table.to_pylist()
+            for row in rows
             if row["role"] == LEFT_OUT and str(row["reason"]).startswith("in ")
         ]
-        sizes = {name: data.members(name).num_rows for name in self.recipe.sets}
-        return build_page(
-            self.recipe, self.run, tables, confidences_of(tables["curves"]), removed,
-            lambda name: data.images[places[name]], facts_of(self.recipe, sizes), attempt.path("figures"),
-        )  # fmt: skip
+        sizes = {name: data.members(name).num_rows for name in recipe.sets}
+        return compose(recipe, tables, sizes, removed, lambda name: data.images[places[name]], attempt.path("figures"))
 
 
 def pool_digest(members: pa.Table) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,49 @@ from memlib.audits.forgetting.trace import (
     FOUND,
     estimate_effects,
     find_trace,
-    mean_residuals,
     power_by_redraws,
+    residuals,
     share_interval,
-    share_left,
+    share_limit,
     strength_of,
     strongest_trace,
 )
-from memlib.audits.forgetting.verdict import Control, verdict
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
+from memlib.audits.forgetting.verdict import verdict
+from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import confidences
 from memlib.tables import CURVES
+
+
+@dataclass(frozen=True)
+class Control:
+    """The positive control of a target.
+
+    Attributes:
+        effect: trace of the known examples.
+        power: share of redraws in which the known examples are found.
+        limit: 95 % upper limit of the trace of D_Q, as a share of that of the known examples.
+        strength: how far the known examples stand out, in standard deviations of withheld ones.
+        strongest: how far training data are taken to stand out at most, see `strongest_trace`.
+        is_controlled: whether the known examples were trained on like others, see `Recipe.is_controlled`.
+    """
+
+    effect: float
+    power: float
+    limit: float
+    strength: float
+    strongest: float | None
+    is_controlled: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the trace of D_Q can be compared with that of the known examples.
+
+        They must be found often enough for the absence of a trace to mean something, and be no stronger than training data.
+        """
+        is_usual = self.strongest is not None and self.strength <= self.strongest
+        return self.is_controlled and is_usual and self.effect > 0 and self.power >= FOUND
 
 
 def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
@@ -41,20 +71,24 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     Returns:
         tables.SUMMARY.
     """
-    rows: list[Row] = []
-    found: list[Row] = []
+    rows: list[Finding] = []
+    found: list[Finding] = []
     controls: dict[str, Control] = {}
     if distances.pool.has(WITHHELD):
         found = [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
         if distances.pool.has(KNOWN):
-            controls = {name: _control(distances, recipe, name, float(found[1]["value"])) for name in recipe.targets}
-        traces = [list(_trace_rows(name, distances, recipe, controls.get(name))) for name in recipe.targets]
-        rows += [first for first, *_ in traces] + [row for _, *others in traces for row in others]
+            controls = {name: _control(distances, recipe, name) for name in recipe.targets}
+        rows += [_trace_row(name, distances, recipe, controls.get(name)) for name in recipe.targets]
+        rows += [
+            row for name, control in controls.items() for row in _control_rows(name, control, distances.pool.count(KNOWN))
+        ]
+    headline = {} if rows else {"kind": TARGET}  # rho, if nothing could be tested
     for name in recipe.targets:
         models = distances.of(TARGET, name)
-        rows += _rho_rows(_of_target(name, models, rows), models, distances)
+        rows += _rho_rows({"target": name, "models": len(models)} | headline, models, distances)
         rows += _distance_rows(name, models, distances)
-        rows += _share_rows(name, models, distances, controls.get(name) if recipe.is_controlled(name) else None)
+        if name in controls and controls[name].holds and found[1].value >= FOUND:
+            rows += _share_rows(name, models, distances)
     for group in (NULL, RETAINED):
         params = {"target": f"{group} models", "kind": group}
         rows += _rho_rows(params, distances.of(group), distances)
@@ -62,15 +96,9 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
     settled = settle(rows, alpha=recipe.verdict.level, headlines=HEADLINES)
-    run_verdict = verdict([{**row, "params": json.loads(row["params"])} for row in settled], recipe)
+    run_verdict = verdict(settled, recipe)
     remark = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
-    return summary_table(settled, replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
-
-
-def _of_target(name: str, models: Sequence[Observed], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the params of a target's rho, which is the headline if nothing could be tested."""
-    headline = {} if any(row["metric"] == "trace" for row in rows) else {"kind": TARGET}
-    return {"target": name, **headline, "models": len(models)}
+    return settled.table(replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
@@ -78,14 +106,19 @@ def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np
     return np.stack([m.log_odds for m in distances.of(NULL) if m is not without])
 
 
-def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Control | None) -> Iterator[Row]:
-    """Yield the test of D_Q against withheld examples in all models of a target together, and its positive control."""
+def _residuals(models: Sequence[Observed], distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:
+    """Return the residuals, averaged over models, against null models except `without`: (num_pool,)."""
+    unseen = _unseen(distances, without)
+    mean: NDArray[np.float64] = np.mean([residuals(model.log_odds, unseen) for model in models], axis=0)
+    return mean
+
+
+def _trace_row(name: str, distances: Distances, recipe: Recipe, control: Control | None) -> Finding:
+    """Return the test of D_Q against withheld examples in all models of a target together."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
-    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
     trace = find_trace(
-        values,
+        _residuals(models, distances),
         pool,
-        QUERY,
         permutations=config.permutations,
         seed=derive_seed(config.seed, "redraws", name),
         error=recipe.verdict.error,
@@ -95,26 +128,23 @@ def _trace_rows(name: str, distances: Distances, recipe: Recipe, control: Contro
         "examples": pool.count(QUERY), "withheld": pool.count(WITHHELD),
     }  # fmt: skip
     bounds: dict[str, float] = {"upper_bound": trace.upper} if np.isfinite(trace.upper) else {}
-    if (
-        control is not None
-        and control.holds
-        and control.comparable
-        and np.isfinite(control.limit)
-        and recipe.is_controlled(name)
-    ):
+    if control is not None and control.holds and np.isfinite(control.limit):
         bounds = {"upper_bound": control.limit * control.effect, "bound": recipe.verdict.share_bound * control.effect}
-    yield tested(
+    return tested(
         "trace", params, trace.effect, n=pool.count(QUERY) + pool.count(WITHHELD), p_value=trace.p_value,
         family=TARGETS, either_direction=True,
         interval=Interval(trace.low, trace.high, "examples") if np.isfinite(trace.low) else None,
         detectable=trace.detectable(_level(recipe)), smallest_p=min(1.0, trace.smallest_p * len(recipe.targets)), **bounds,
     )  # fmt: skip
-    if control is not None:
-        yield diagnostic("control_power", {"target": name}, control.power, n=pool.count(KNOWN))
-        strongest = {} if control.strongest is None else {"strongest": round(control.strongest, 4)}
-        yield diagnostic("control_strength", {"target": name, **strongest}, control.strength, n=pool.count(KNOWN))
-        if np.isfinite(control.limit):
-            yield diagnostic("share_limit", {"target": name}, control.limit, n=pool.count(KNOWN))
+
+
+def _control_rows(name: str, control: Control, count: int) -> Iterator[Finding]:
+    """Yield the findings of a target's positive control, which has `count` known examples."""
+    yield diagnostic("control_power", {"target": name}, control.power, n=count)
+    strongest = {} if control.strongest is None else {"strongest": round(control.strongest, 4)}
+    yield diagnostic("control_strength", {"target": name, **strongest}, control.strength, n=count)
+    if np.isfinite(control.limit):
+        yield diagnostic("share_limit", {"target": name}, control.limit, n=count)
 
 
 def _level(recipe: Recipe) -> float:
@@ -122,19 +152,19 @@ def _level(recipe: Recipe) -> float:
     return recipe.verdict.level / len(recipe.targets)
 
 
-def _control(distances: Distances, recipe: Recipe, name: str, retained_found: float) -> Control:
+def _control(distances: Distances, recipe: Recipe, name: str) -> Control:
     """Evaluate the positive control of a target; the limits of several targets hold jointly at 95 %."""
     models, pool, config = distances.of(TARGET, name), distances.pool, recipe.score
-    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
+    values = _residuals(models, distances)
     seed = derive_seed(config.seed, "control", name)
     known, _ = estimate_effects(values, pool).contrast({KNOWN: 1.0})
     power = power_by_redraws(values, pool, alpha=_level(recipe), redraws=config.resamples, seed=seed)
-    share, limit = share_left(values, pool, level=1 - recipe.verdict.error / len(recipe.targets))
-    retained = [model for model in distances.of(RETAINED) if model.members is not None]
+    limit = share_limit(values, pool, level=1 - recipe.verdict.error / len(recipe.targets))
+    retained = distances.of(RETAINED)
     own = [model.members & pool.query for model in retained if model.members is not None]
     strongest = strongest_trace(_strengths(retained, distances, own))
     strength = float(np.mean(_strengths(models, distances, [pool.roles == KNOWN] * len(models))))
-    return Control(known, power, share, limit, strength, strongest, retained_found)
+    return Control(known, power, limit, strength, strongest, recipe.is_controlled(name))
 
 
 def _strengths(models: Sequence[Observed], distances: Distances, used: Sequence[NDArray[np.bool_]]) -> list[float]:
@@ -144,45 +174,39 @@ def _strengths(models: Sequence[Observed], distances: Distances, used: Sequence[
     return [strength_of(model.log_odds, unseen, own, withheld) for model, own in pairs if own.any()]
 
 
-def _found_row(group: str, distances: Distances, recipe: Recipe) -> Row:
+def _found_row(group: str, distances: Distances, recipe: Recipe) -> Finding:
     """Return the share of the auditor's models of a group in which the test detects D_Q; it should be 0 for null models."""
     models, config = distances.of(group), recipe.score
     hits = 0
     for model in models:
-        values = mean_residuals([model.log_odds], _unseen(distances, without=model))
+        values = _residuals([model], distances, without=model)
         seed = derive_seed(config.seed, "redraws", group, model.number)
-        trace = find_trace(values, distances.pool, QUERY, permutations=config.permutations, seed=seed)
+        trace = find_trace(values, distances.pool, permutations=config.permutations, seed=seed)
         hits += trace.p_value <= _level(recipe)
     params = {"target": f"{group} models", "alpha": _level(recipe)}
     return diagnostic("found_share", params, hits / len(models), n=len(models))
 
 
-def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
+def _distance_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Finding]:
     to_query = np.stack([distances.to_query(model) for model in models]).mean(axis=0)
     yield _row("ks_target", {"target": name}, to_query, ())
     yield _row("ks_calibration", {"target": name}, distances.calibrations(models[0].decimals), (0, 1))
 
 
-def _share_rows(name: str, models: Sequence[Observed], distances: Distances, control: Control | None) -> Iterator[Row]:
+def _share_rows(name: str, models: Sequence[Observed], distances: Distances) -> Iterator[Finding]:
     """Yield the estimated share of D_Q that was used: the trace of D_Q divided by that of the known examples.
 
-    There is no estimate unless the known examples are found, are no stronger than training data can be, and the auditor's own
-    retained models, which used a known share, are found as well.
+    The control must hold, and the auditor's own retained models, which used a known share, must be found as well.
     """
-    if control is None or not control.holds or not control.comparable or control.retained_found < FOUND:
-        return
-    values = mean_residuals([m.log_odds for m in models], _unseen(distances))
-    share, low, high = share_interval(values, distances.pool)
-    if share <= 0 and not np.isfinite(high):  # a reversed trace, which no share of use explains
-        return
-    interval = Interval(max(0.0, low), min(1.0, high), "examples")
-    share = min(1.0, max(0.0, share))
-    if np.isfinite(share) and interval.low <= 1 and (interval.high or 0) > 0:
+    share, low, high = share_interval(_residuals(models, distances), distances.pool)
+    if low <= 1 and (share > 0 or np.isfinite(high)):  # no share of use explains a reversed trace
         params = {"target": name, "assumes": "used as the known examples were"}
+        interval = Interval(max(0.0, low), min(1.0, high), "examples")
+        share = min(1.0, max(0.0, share))
         yield estimate("share_used", params, share, n=distances.pool.count(QUERY), interval=interval)
 
 
-def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Row]:
+def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: Distances) -> Iterator[Finding]:
     """Yield rho, a descriptive estimate: a value below 1 is no evidence, as models without D_Q lie below 1 as well."""
     if models[0].decimals not in distances.problems:
         values = np.stack([distances.rho(model) for model in models])
@@ -192,7 +216,7 @@ def _rho_rows(params: Mapping[str, Any], models: Sequence[Observed], distances: 
 
 def _row(
     metric: str, params: Mapping[str, Any], values: NDArray[np.float64], seeds: Sequence[int], *, most: float = 1.0
-) -> Row:
+) -> Finding:
     """Return the row of a mean over all but the last axis (the sample, then bootstrap replicates of examples).
 
     Args:
@@ -228,7 +252,7 @@ def _centre_and_half(
     return float(means[0]), quantile * float(np.sqrt(variance))
 
 
-def _change_row(names: tuple[str, str], distances: Distances) -> Row:
+def _change_row(names: tuple[str, str], distances: Distances) -> Finding:
     """Return the change of rho between two targets, on the same examples, query models and calibration models."""
     sides = [np.stack([distances.rho(model) for model in distances.of(TARGET, name)]) for name in names]
     first, last = (distances.of(TARGET, name)[0] for name in names)

@@ -93,11 +93,11 @@ def residuals(odds: NDArray[np.float64], unseen: NDArray[np.float64]) -> NDArray
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one set of U in a target.
+    """The trace of D_Q in a target.
 
     Attributes:
-        effect: class-adjusted mean residual of the set minus that of the withheld examples.
-        deviation: standard deviation of the effect under redraws of the set.
+        effect: class-adjusted mean residual of D_Q minus that of the withheld examples.
+        deviation: standard deviation of the effect under redraws of D_Q.
         p_value: two-sided, by redraws.
         smallest_p: smallest p-value that any outputs could give.
         low, high: 95 % interval of the effect over examples.
@@ -117,26 +117,23 @@ class Trace:
         return detectable(self.deviation, alpha, two_sided=True)
 
 
-def find_trace(
-    values: NDArray[np.float64], pool: Pool, role: str, *, permutations: int, seed: int, error: float = ERROR
-) -> Trace:
-    """Test whether the examples of a role leave a trace.
+def find_trace(values: NDArray[np.float64], pool: Pool, *, permutations: int, seed: int, error: float = ERROR) -> Trace:
+    """Test whether the examples of D_Q leave a trace.
 
     Args:
         values: (num_pool,) residuals, of one model or the mean of a target's models.
         pool: the examples of U.
-        role: query, or known for the positive control.
         permutations: number of redraws.
         seed: seed of the redraws.
         error: probability with which the upper bound may be wrong.
     """
-    rows, design = pool.against_withheld(role)
+    rows, design = pool.against_withheld(QUERY)
     centred = _centred(values[rows], pool.labels[rows])
     scale = _scale(design.first, pool.labels[rows])
     observed = float(centred[design.first].sum())
     p = two_sided_p(observed, design.redrawn_sums(centred, permutations, seed=seed))
     effects = estimate_effects(values, pool)
-    effect, deviation = effects.contrast({role: 1.0})
+    effect, deviation = effects.contrast({QUERY: 1.0})
     half, upper = effects.quantile(0.975) * deviation, effect + effects.quantile(1 - error) * deviation
     smallest = 2 * min(design.smallest_p(centred), design.smallest_p(-centred))
     return Trace(
@@ -212,16 +209,9 @@ def estimate_effects(values: NDArray[np.float64], pool: Pool) -> Effects:
     return Effects(roles, effects, covariance, max(0, freedom))
 
 
-def share_left(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float]:
-    """Estimate the trace of D_Q as a share of that of the known examples, with a one-sided upper limit.
-
-    Args:
-        values: (num_pool,) residuals.
-        pool: the examples of U, including known and withheld ones.
-        level: level of the limit.
-    """
-    estimate, _, high = share_interval(values, pool, level=2 * level - 1)
-    return estimate, high
+def share_limit(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> float:
+    """Compute a one-sided upper limit of the trace of D_Q as a share of that of the known examples."""
+    return share_interval(values, pool, level=2 * level - 1)[2]
 
 
 def share_interval(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> tuple[float, float, float]:
@@ -266,11 +256,8 @@ def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, r
     """
     rows, design = pool.against_withheld(KNOWN)
     centred = _centred(values[rows], pool.labels[rows])
-    numbers, start = np.unique(design.group, return_index=True)
-    means = (
-        np.bincount(np.searchsorted(numbers, design.group), weights=centred) / np.unique(design.group, return_counts=True)[1]
-    )
-    known, withheld = means[design.first[start]], means[~design.first[start]]
+    means = np.bincount(design.number, weights=centred) / design.sizes
+    known, withheld = means[design.first_of_groups], means[~design.first_of_groups]
     size = max(2, min(len(known), round(len(known) * pool.count(QUERY) / pool.count(KNOWN))))
     error = float(means.std(ddof=1)) * np.sqrt(1 / size + 1 / len(withheld))
     if error == 0:
@@ -336,9 +323,3 @@ def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDAr
         shuffled[:, in_class] = rng.permuted(np.broadcast_to(target[in_class], (999, int(in_class.sum()))), axis=1)
     observed = abs(float(target @ others))
     return (1 + int((np.abs(shuffled @ others) >= observed - 1e-9).sum())) / 1000
-
-
-def mean_residuals(models: Sequence[NDArray[np.float64]], unseen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average the residuals over a target's models: (num_pool,)."""
-    mean: NDArray[np.float64] = np.mean([residuals(odds, unseen) for odds in models], axis=0)
-    return mean

@@ -1,11 +1,10 @@
 """The verdict on each target, and on the whole run, in plain words."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from memlib.audits.forgetting.recipe import (
     FORGOTTEN,
+    HEADLINES,
     NO_TRACE,
     RETAINED,
     REVERSED,
@@ -14,7 +13,8 @@ from memlib.audits.forgetting.recipe import (
     Recipe,
 )
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
-from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Verdict, cannot_reject
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
+from memlib.report.format import format_p, percent
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import smallest_two_class_p
 
@@ -27,41 +27,7 @@ SENTENCES = {
     UNDECIDED: "This audit cannot tell whether the model has used this data set.",
 }
 
-
 _GIVEN = " All this is given that these examples were drawn from the training data after the training, as declared."
-
-
-@dataclass(frozen=True)
-class Control:
-    """The positive control of a target.
-
-    Attributes:
-        effect: trace of the known examples.
-        power: share of redraws in which the known examples are found.
-        share: estimated trace of D_Q as a share of that of the known examples.
-        limit: 95 % upper limit of the share.
-        strength: how far the known examples stand out, in standard deviations of withheld ones.
-        strongest: how far training data are taken to stand out at most, see `strongest_trace`.
-        retained_found: share of the auditor's retained models in which the test detects D_Q.
-    """
-
-    effect: float
-    power: float
-    share: float
-    limit: float
-    strength: float
-    strongest: float | None
-    retained_found: float
-
-    @property
-    def holds(self) -> bool:
-        """True if the control is found often enough for the absence of a trace of D_Q to mean something."""
-        return self.effect > 0 and self.power >= FOUND
-
-    @property
-    def comparable(self) -> bool:
-        """True if the known examples stand out no more than training data can."""
-        return self.strongest is not None and self.strength <= self.strongest
 
 
 def limits(recipe: Recipe) -> Iterator[str]:
@@ -95,18 +61,23 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def outcome(row: Mapping[str, Any]) -> str:
-    """Return the outcome of a target from its settled headline row: its trace, or its rho if nothing could be tested."""
-    if row["role"] != "test":
+def outcome(row: Finding) -> str:
+    """Return the outcome of a target from its settled headline: its trace, or its rho if nothing could be tested."""
+    if not row.is_test:
         return UNDECIDED
-    if row["verdict"] == SHOWN:
-        return RETAINED if row["value"] > 0 else REVERSED
-    return FORGOTTEN if row["verdict"] == BOUNDED else NO_TRACE
+    if row.verdict == SHOWN:
+        return RETAINED if row.value > 0 else REVERSED
+    return FORGOTTEN if row.verdict == BOUNDED else NO_TRACE
 
 
-def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the outcome of each target from settled rows with params as mappings."""
-    return {row["params"]["target"]: outcome(row) for row in rows if row["params"].get("kind") == TARGET}
+def outcomes_of(findings: Findings) -> dict[str, str]:
+    """Return the outcome of each target from settled findings."""
+    return {row.params["target"]: outcome(row) for row in findings.all(kind=TARGET)}
+
+
+def found_of(row: Finding) -> str:
+    """Return how many of the auditor's models of a kind the test detects."""
+    return f"{round(row.value * row.n)} of {row.n}"
 
 
 def trained_on(recipe: Recipe, name: str) -> str:
@@ -114,58 +85,26 @@ def trained_on(recipe: Recipe, name: str) -> str:
     mix = recipe.targets[name].mix
     if mix is None:
         return "unknown"
-    return f"{_percent(mix[QUERY])} of D_Q" if QUERY in mix else "none of D_Q"
+    return f"{percent(mix[QUERY], 0)} of D_Q" if QUERY in mix else "none of D_Q"
 
 
-class _Findings:
-    """The rows of a summary, by target."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-        self.heads = {row["params"]["target"]: row for row in rows if row["params"].get("kind") == TARGET}
-        self.outcomes = outcomes_of(rows)
-
-    def number(self, metric: str, target: str) -> float | None:
-        """Return the value of a metric for a target; None if there is no such row."""
-        row = self.row(metric, target)
-        return None if row is None else float(row["value"])
-
-    def row(self, metric: str, target: str) -> Mapping[str, Any] | None:
-        """Return the row of a metric for a target; None if there is none."""
-        matches = (row for row in self._rows if row["metric"] == metric and row["params"].get("target") == target)
-        return next(matches, None)
-
-    def found_of(self, group: str) -> str:
-        """State how many of the auditor's models of a kind the test detects; empty if that was not tested."""
-        matches = (
-            row for row in self._rows if row["metric"] == "found_share" and row["params"]["target"] == f"{group} models"
-        )
-        row = next(matches, None)
-        return "" if row is None else f"{round(row['value'] * row['n'])} of {row['n']}"
-
-
-def verdict(rows: Sequence[Mapping[str, Any]], recipe: Recipe) -> Verdict:
+def verdict(findings: Findings, recipe: Recipe) -> Verdict:
     """State the run's verdict in plain words.
 
     Args:
-        rows: settled rows of the summary, with params as mappings.
+        findings: settled findings.
         recipe: targets and sets.
     """
-    findings = _Findings(rows)
-    heads, outcomes = findings.heads, findings.outcomes
-    word = SHOWN if any(row["verdict"] == SHOWN for row in heads.values()) else INCONCLUSIVE
-    if all(row["verdict"] == BOUNDED for row in heads.values()):
-        word = BOUNDED
-    chosen = next((name for name, row in heads.items() if row["verdict"] == SHOWN), next(iter(heads)))
-    explained = " ".join(
-        filter(None, [_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe)])
-    )
+    heads, outcomes = findings.all(kind=TARGET), outcomes_of(findings)
+    word = word_of(heads, HEADLINES) if heads.tests() else INCONCLUSIVE
+    chosen = next(iter(heads.shown()), heads.head)
+    name = chosen.params["target"]
+    parts = (_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe))
+    explained = " ".join(filter(None, parts))
     if len(heads) == 1:
-        return Verdict(
-            word, SENTENCES[outcomes[chosen]].format(left=_percent(findings.number("share_limit", chosen))), explained
-        )
-    listed = "; ".join(f"{name}: {which}{_limit(name, findings)}" for name, which in outcomes.items())
-    return Verdict(word, _together(list(outcomes.values())), f"{listed}. {chosen}: {explained}")
+        return Verdict(word, SENTENCES[outcomes[name]].format(left=_left(name, findings)), explained)
+    listed = "; ".join(f"{target}: {which}{_limit(target, findings, which)}" for target, which in outcomes.items())
+    return Verdict(word, _together(list(outcomes.values())), f"{listed}. {name}: {explained}")
 
 
 def _together(outcomes: Sequence[str]) -> str:
@@ -181,26 +120,28 @@ def _together(outcomes: Sequence[str]) -> str:
     return f"{', '.join(clauses)}."
 
 
-def _limit(name: str, found: _Findings) -> str:
-    limit = found.number("share_limit", name)
-    return f" (at most {_percent(limit)} of the trace that known examples leave)" if found.outcomes[name] == FORGOTTEN else ""
+def _limit(name: str, findings: Findings, which: str) -> str:
+    left = _left(name, findings)
+    return f" (at most {left} of the trace that known examples leave)" if which == FORGOTTEN else ""
 
 
-def _percent(share: float | None) -> str:
-    return "an unknown share" if share is None else f"{100 * share:.0f} %"
+def _left(name: str, findings: Findings) -> str:
+    """Return the largest share of the known examples' trace that D_Q may leave in a target; "" if it is unknown."""
+    limit = findings.get("share_limit", target=name)
+    return "" if limit is None else percent(limit.value, 0)
 
 
-def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
-    row, which = found.heads[name], found.outcomes[name]
-    at = row["params"]
+def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
+    """Explain the outcome of a target from its headline."""
+    name, which = row.params["target"], outcome(row)
     if which == UNDECIDED:
         return (
             "No examples were drawn at random with D_Q and withheld (sets.withheld), so nothing shows how the model treats "
-            f"examples like D_Q that it never saw. rho = {row['value']:.2f}, the measure of the paper, is only an estimate."
+            f"examples like D_Q that it never saw. rho = {row.value:.2f}, the measure of the paper, is only an estimate."
         )
     tested = (
-        f"The {at['examples']} examples of D_Q were compared with {at['withheld']} examples that were drawn at random with "
-        f"them and withheld (p = {row['p_adjusted']:.2g}, level {recipe.verdict.level:g} over all targets)."
+        f"The {row.params['examples']} examples of D_Q were compared with {row.params['withheld']} examples that were drawn "
+        f"at random with them and withheld (p = {format_p(row.p_adjusted)}, level {recipe.verdict.level:g} over all targets)."
     )
     if which in (RETAINED, REVERSED):
         return (
@@ -210,26 +151,32 @@ def _explained(name: str, found: _Findings, recipe: Recipe) -> str:
     if which == FORGOTTEN:
         return (
             f"{tested} Examples that are known to be in the model are found in "
-            f"{_percent(found.number('control_power', name))} of redraws. The trace of D_Q is at most "
-            f"{_percent(found.number('share_limit', name))} of their trace (95 % limit over all targets): up to that share "
-            "of D_Q could remain if D_Q was used like these examples, or all of D_Q if it was used far less."
+            f"{percent(findings.first('control_power', target=name).value, 0)} of redraws. The trace of D_Q is at most "
+            f"{_left(name, findings)} of their trace (95 % limit over all targets): up to that share of D_Q could remain if "
+            "D_Q was used like these examples, or all of D_Q if it was used far less."
             + ("" if recipe.targets[name].mix is not None else _GIVEN)
         )
     if cannot_reject(row):
         return f"{tested} With so few examples, no result could have been significant."
-    return f"{tested} {_missed(name, found, recipe)}"
+    return f"{tested} {_missed(name, findings, recipe)}"
 
 
-def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
-    power, limit = found.number("control_power", name), found.number("share_limit", name)
+def _missed(name: str, findings: Findings, recipe: Recipe) -> str:
+    """State why the absence of a trace is not shown for a target."""
+    power = findings.get("control_power", target=name)
     if power is None:
-        share, hits = _percent(recipe.verdict.retained_mix[QUERY]), found.found_of(RETAINED)
-        seen = f"Of the auditor's own models that saw {share} of D_Q, the same test finds {hits}. " if hits else ""
+        share, found = (
+            percent(recipe.verdict.retained_mix[QUERY], 0),
+            findings.get("found_share", target=f"{RETAINED} models"),
+        )
+        seen = (
+            f"Of the auditor's own models that saw {share} of D_Q, the same test finds {found_of(found)}. " if found else ""
+        )
         return f"{seen}Without examples that are known to be in the model (sets.known), absence cannot be shown."
-    if power < FOUND:
+    if power.value < FOUND:
         return (
-            f"Examples that are known to be in the model are found in only {_percent(power)} of redraws, so absence is not "
-            "shown."
+            f"Examples that are known to be in the model are found in only {percent(power.value, 0)} of redraws, so absence "
+            "is not shown."
         )
     if not recipe.is_controlled(name):
         return (
@@ -237,20 +184,21 @@ def _missed(name: str, found: _Findings, recipe: Recipe) -> str:
             "D_Q, so absence is not shown. Draw them from the training data after the training "
             "(verdict.known_drawn_afterwards)."
         )
-    row = found.row("control_strength", name)
-    strongest = None if row is None else row["params"].get("strongest")
+    strength = findings.first("control_strength", target=name)
+    strongest = strength.params.get("strongest")
     if strongest is None:
         return (
             f"Fewer than {FEWEST_RETAINED} of the auditor's own models were trained on examples of D_Q (verdict.models): too "
             "few to know how strong the trace of training data can be at most. So absence is not shown."
         )
-    if row is not None and row["value"] > strongest:
+    if strength.value > strongest:
         return (
-            f"Examples that are known to be in the model stand out by {row['value']:.1f} standard deviations of withheld "
+            f"Examples that are known to be in the model stand out by {strength.value:.1f} standard deviations of withheld "
             f"ones, more than training data in the auditor's own models ({strongest:.1f}): the model was trained harder on "
             "them. Absence is not shown."
         )
-    left = "no share of their trace fits D_Q" if limit is None else f"D_Q may keep up to {_percent(limit)} of their trace"
+    limit = _left(name, findings)
+    left = f"D_Q may keep up to {limit} of their trace" if limit else "no share of their trace fits D_Q"
     return f"Examples that are known to be in the model are found, but {left}, so absence is not shown."
 
 
@@ -268,6 +216,7 @@ def _contradicted(outcomes: Mapping[str, str], recipe: Recipe) -> str:
 
 
 def _caution(recipe: Recipe) -> str:
+    """State that outputs which the owner supplied can be forged."""
     supplied = [name for name, target in recipe.targets.items() if target.outputs is not None]
     if not supplied:
         return ""

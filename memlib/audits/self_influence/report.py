@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.self_influence.recipe import Recipe
-from memlib.findings import verdict_of, with_params
+from memlib.findings import Finding, Findings
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView
+from memlib.report.format import format_interval, percent
+from memlib.report.page import Content, FigureView, PicturesView, Section, TableView, facts_table
 
 _NOT_SHOWN = (
     "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
@@ -31,86 +31,68 @@ _NOT_COMPARED = "Nothing was compared, so the order of the examples below means 
 _AGAIN = "Run this audit again on earlier checkpoints, or after a training with a lower learning rate."
 
 
-def build_page(
+def compose(
     recipe: Recipe,
-    run: str,
     units: pa.Table,
     summary: pa.Table,
     curves: pa.Table,
     show: Callable[[str], NDArray[np.uint8] | None],
     facts: Mapping[str, str],
     folder: Path,
-) -> Page:
-    """Return the page of a run, and save its figures to `folder` as SVG and PNG.
+) -> Content:
+    """Return what the page of a run says, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.
-        run: id of the run.
         units, summary, curves: tables.UNITS, SUMMARY and CURVES.
         show: returns an example's picture, or None if the examples are not images.
         facts: rows of the last section.
         folder: receives the figures.
     """
-    rows = with_params(summary)
-    verdict, top = verdict_of(rows), [row for row in rows if row["metric"] == "influence_share" and np.isfinite(row["value"])]
+    findings = Findings.read(summary)
+    top = [row for row in findings.all("influence_share") if np.isfinite(row.value)]
     count = recipe.report.gallery
-    return Page(
+    return Content(
         meaning=_MEANING if top else _NOT_COMPARED,
         advice=_ADVICE if top else _AGAIN,
         limits=_NOT_SHOWN,
         terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
-        title=recipe.title,
-        audit="self-influence",
-        run=run,
-        verdict=verdict.sentence,
-        verdict_kind=KINDS[verdict.word],
-        lead=verdict.explanation,
         numbers=[
             *(
                 (
-                    _percent(r["value"]),
-                    f"of self-influence in the top {100 * r['params']['top']:g} % of examples",
-                    _interval(r),
+                    percent(row.value, 1),
+                    f"of self-influence in the top {100 * row.params['top']:g} % of examples",
+                    _interval(row),
                 )
-                for r in top
+                for row in top
             ),
             *(
                 (
-                    f"{r['value']:.2f}",
+                    f"{row.value:.2f}",
                     "rank correlation of odd and even checkpoints of this one training (1: the same order)",
                     "",
                 )
-                for r in rows
-                if r["metric"] == "checkpoint_agreement"
+                for row in findings.all("checkpoint_agreement")
             ),
         ],
         sections=[
             _curve(curves, folder),
             _gallery("Highest self-influence", units.slice(0, count), show),
             _gallery("Lowest self-influence", units.slice(max(0, units.num_rows - count)), show),
-            _classes(rows),
+            _classes(findings),
             Section(
-                heading="What was run",
-                paragraphs=[
-                    "Method: TracInCP (Pruthi et al. 2020) with exact squared gradient norms over all parameters (Hartley "
-                    "2022, A.5)."
-                ],
-                table=TableView(("", ""), list(facts.items())),
+                "What was run",
+                "Method: TracInCP (Pruthi et al. 2020) with exact squared gradient norms over all parameters (Hartley 2022, "
+                "A.5).",
+                facts_table(facts),
             ),
         ],
     )
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _interval(row: Mapping[str, Any]) -> str:
-    return (
-        ""
-        if row["ci_low"] is None
-        else f"95 % interval over examples: {_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
-    )
+def _interval(row: Finding) -> str:
+    ends = format_interval(row, lambda value: percent(value, 1))
+    return f"95 % interval over examples: {ends}" if ends else ""
 
 
 def _curve(curves: pa.Table, folder: Path) -> Section:
@@ -124,12 +106,8 @@ def _curve(curves: pa.Table, folder: Path) -> Section:
     percent_axis(axes.yaxis)
     axes.set_xlabel("most influential share of the examples")
     axes.set_ylabel("their share of all self-influence")
-    return Section(
-        heading="Concentration of self-influence",
-        svg=save_figure(figure, folder, "influence_by_rank"),
-        figure_caption="Share of all self-influence (vertical) held by the most influential share of the examples "
-        "(horizontal).",
-    )
+    caption = "Share of all self-influence (vertical) held by the most influential share of the examples (horizontal)."
+    return Section("Concentration of self-influence", FigureView(save_figure(figure, folder, "influence_by_rank"), caption))
 
 
 def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uint8] | None]) -> Section:
@@ -140,12 +118,11 @@ def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uin
         if picture is not None:
             pictures.append((data_uri(picture, side=128), caption))
         rows.append((str(row["rank"]), row["example_id"], row["class_name"], f"{row['self_influence']:.4g}"))
-    if pictures:
-        return Section(heading=heading, pictures=pictures)
-    return Section(heading=heading, table=TableView(("rank", "example", "class", "self-influence"), rows))
+    table = TableView(("rank", "example", "class", "self-influence"), rows)
+    return Section(heading, PicturesView(pictures) if pictures else table)
 
 
-def _classes(rows: list[dict[str, Any]]) -> Section:
-    means = sorted((r for r in rows if r["metric"] == "self_influence_mean"), key=lambda r: -r["value"])
-    cells = [(str(r["params"]["class"]), f"{r['value']:.4g}", str(r["n"])) for r in means]
-    return Section(heading="By class", table=TableView(("class", "mean self-influence", "examples"), cells))
+def _classes(findings: Findings) -> Section:
+    means = sorted(findings.all("self_influence_mean"), key=lambda row: -row.value)
+    cells = [(str(row.params["class"]), f"{row.value:.4g}", str(row.n)) for row in means]
+    return Section("By class", TableView(("class", "mean self-influence", "examples"), cells))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from memlib.audits.self_influence.tables import UNITS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact
 from memlib.pipeline.tables import Tables
 from memlib.specs.subject import TrainIt
 from memlib.store import Attempt
@@ -26,7 +26,7 @@ from memlib.tables import CURVES, SUMMARY, write_table
 if TYPE_CHECKING:
     import torch
 
-    from memlib.report.page import Page
+    from memlib.report.page import Content
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,15 @@ class Score(ScoresStage):
     declared: ClassVar[Declared] = Declared("self_influence", 4)
     title: ClassVar[str] = "self-influence"
 
-    data: TrainingData
+    data: TrainingData = field(metadata=UNKEYED)  # its training examples are inputs
     norms: Sequence[Artifact[NDArray[np.float64]]]
     rates: Sequence[float]
     epochs: Sequence[int]
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        """Learning rates and epochs of the checkpoints."""
-        return {"rates": list(self.rates), "epochs": list(self.epochs)}
-
-    @property
     def inputs(self) -> Mapping[str, Any]:
         """Norms and examples."""
-        return {"norms": [norms.key for norms in self.norms]} | self.data.inputs(TRAIN)
+        return {**super().inputs, **self.data.inputs(TRAIN)}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, curves and summary."""
@@ -90,9 +85,9 @@ class Report(PageStage):
         """Images and splits."""
         return (self.data.shard, self.data.splits)
 
-    def page(self, attempt: Attempt) -> Page:
-        """Draw the figure and compose the page."""
-        from memlib.audits.self_influence.report import build_page
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figure and compose what the page says."""
+        from memlib.audits.self_influence.report import compose
 
         subject = self.recipe.subject
         recipe, members, images = self.recipe, self.data.members(TRAIN), self.data.images
@@ -103,7 +98,7 @@ class Report(PageStage):
             "model": subject.model.architecture if isinstance(subject, TrainIt) else subject.model,
             "checkpoints": ", ".join(f"epoch {epoch}" for epoch in units["checkpoints"][0].as_py()),
         }
-        return build_page(
-            recipe, self.run, units, summary, curves, lambda name: images[rows[name]] if images.ndim == 4 else None, facts,
+        return compose(
+            recipe, units, summary, curves, lambda name: images[rows[name]] if images.ndim == 4 else None, facts,
             attempt.path("figures"),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The findings of a self-influence audit: concentration, agreement between checkpoints, and means by class."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.findings import DESCRIPTIVE, Interval, Row, Verdict, diagnostic, estimate, summary_table
+from memlib.findings import DESCRIPTIVE, Finding, Findings, Interval, Verdict, diagnostic, estimate
+from memlib.report.format import format_interval, percent
 from memlib.stats.inference import percentile_interval
 from memlib.tables import CURVES
 
@@ -34,25 +35,25 @@ def summarize(units: pa.Table) -> pa.Table:
     for name in dict.fromkeys(sorted(names)):
         of_class = values[[n == name for n in names]]
         rows.append(diagnostic("self_influence_mean", {**base, "class": name}, float(of_class.mean()), n=len(of_class)))
-    return summary_table(rows, verdict(rows))
+    return Findings(rows).table(verdict(rows[0]))
 
 
-def verdict(rows: Sequence[Row]) -> Verdict:
+def verdict(head: Finding) -> Verdict:
     """Return the headline in a sentence; the verdict is descriptive, as nothing is tested."""
-    head = rows[0]
-    if not np.isfinite(head["value"]):
+    if not np.isfinite(head.value):
         return Verdict(
             DESCRIPTIVE,
             "Self-influence could not be compared, because it is not a finite number for every example.",
             "Some gradients overflow: audit earlier checkpoints, or train with a lower learning rate.",
         )
-    interval = "" if head["ci_low"] is None else f" (95 % interval {_percent(head['ci_low'])} to {_percent(head['ci_high'])})"
-    top = max(1, round(SHARES[0] * head["n"]))
+    ends = format_interval(head, _percent)
+    interval = f" (95 % interval {ends})" if ends else ""
+    top = max(1, round(SHARES[0] * head.n))
     which = "The most influential" if top == 1 else f"The {top:,} most influential"
     accounts = "accounts" if top == 1 else "account"
     return Verdict(
         DESCRIPTIVE,
-        f"{which} of {head['n']:,} training examples {accounts} for {_percent(head['value'])} of all "
+        f"{which} of {head.n:,} training examples {accounts} for {_percent(head.value)} of all "
         f"self-influence{interval}.",
         "The interval is over examples, for this one training run. The model's predictions for these examples depend most on "
         "having been trained on them: they may be mislabelled, atypical, or carry something that no other example has. Look "
@@ -61,10 +62,10 @@ def verdict(rows: Sequence[Row]) -> Verdict:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return percent(value, 1)
 
 
-def _share_row(values: NDArray[np.float64], share: float, base: Mapping[str, Any]) -> Row:
+def _share_row(values: NDArray[np.float64], share: float, base: Mapping[str, Any]) -> Finding:
     interval = None
     if len(values) >= MIN_EXAMPLES and np.ptp(values):
         interval = Interval(*percentile_interval(resampled_shares(values, share)), "examples")
@@ -105,7 +106,7 @@ def _top_share(ordered: NDArray[np.float64], copies: NDArray[Any], share: float)
     return shares
 
 
-def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Row]:
+def _agreement(norms: NDArray[np.float64], base: Mapping[str, Any]) -> list[Finding]:
     """Return the rank correlation between the norms summed over odd and over even checkpoints, if it can be computed."""
     if norms.shape[1] < 2 or len(norms) < 3:
         return []

@@ -5,17 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from memlib.audits import AUDITS
 from memlib.audits.base import Cell
 from memlib.audits.sweep.recipe import Recipe
-from memlib.audits.sweep.report import build_page
+from memlib.audits.sweep.report import compose
 from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
 from memlib.audits.sweep.trends import Trend, trends
-from memlib.findings import Row, Verdict
+from memlib.findings import Finding, Verdict
 from memlib.pipeline.tables import Tables
+from memlib.report.imprint import signed
 from memlib.report.page import Page
 from memlib.store import Ref, Store
 
@@ -33,7 +35,7 @@ class Comparison:
     """
 
     outcomes: Sequence[Outcome]
-    pairs: Mapping[str, Sequence[Row]]
+    pairs: Mapping[str, Sequence[Finding]]
     along: Sequence[Trend]
 
     @cached_property
@@ -47,14 +49,14 @@ class Comparison:
         return score(self.outcomes, self.pairs, [trend.row for trend in self.along])
 
     @cached_property
-    def findings(self) -> list[Row]:
-        """The findings that the sweep's manifest repeats."""
-        return summarize(self.outcomes)
+    def findings(self) -> list[dict[str, Any]]:
+        """The rows that the sweep's manifest repeats."""
+        return [finding.row() for finding in summarize(self.outcomes)]
 
-    def page(self, recipe: Recipe, run: str, folder: Path) -> Page:
+    def page(self, recipe: Recipe, run: str, folder: Path, store: Store) -> Page:
         """Return the sweep's page, and save its figures to a folder."""
-        columns = {audit.field: audit.columns for audit in AUDITS.values()}
-        return build_page(recipe, run, self.outcomes, folder, self.pairs, self.along, columns)
+        content, audit = compose(self.outcomes, folder, self.pairs, self.along), AUDITS["sweep"]
+        return signed(content, self.verdict, audit=audit.name, question=audit.question, recipe=recipe, run=run, store=store)
 
 
 def compare(store: Store, outcomes: Sequence[Outcome]) -> Comparison:
@@ -67,9 +69,9 @@ def compare(store: Store, outcomes: Sequence[Outcome]) -> Comparison:
     return Comparison(outcomes, _pairs(store, outcomes), trends(outcomes))
 
 
-def _pairs(store: Store, outcomes: Sequence[Outcome]) -> dict[str, list[Row]]:
+def _pairs(store: Store, outcomes: Sequence[Outcome]) -> dict[str, Sequence[Finding]]:
     """Return comparisons of each pair of comparable cells of one audit; cells with the same scores count once."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, Sequence[Finding]] = {}
     for audit in AUDITS.values():
         if audit.compare is None:
             continue

@@ -7,53 +7,45 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memlib.audits.sweep.recipe import Recipe
-from memlib.audits.sweep.scores import Outcome, headline, verdict
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.sweep.scores import Outcome, verdict
 from memlib.audits.sweep.trends import Trend, points_of
-from memlib.findings import SHOWN, Row
+from memlib.findings import SHOWN, Finding, cannot_reject
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
+from memlib.report.format import format_interval, format_p
+from memlib.report.page import Content, FigureView, Section, TableView, advice_of, meaning_of
 from memlib.runs.records import RunRecord
 
 MOST_METRICS = 4  # columns that fit next to the cell names
 
 
-def build_page(
-    recipe: Recipe,
-    run: str,
+def compose(
     outcomes: Sequence[Outcome],
     folder: Path,
-    compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+    compared: Mapping[str, Sequence[Finding]] = MappingProxyType({}),
     along: Sequence[Trend] = (),
-    columns: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> Page:
-    """Return the page of a sweep, and save its figures to `folder` as SVG and PNG.
+) -> Content:
+    """Return what the page of a sweep says, and save its figures to `folder` as SVG and PNG.
 
     Args:
-        recipe: recipe of the sweep.
-        run: id of the sweep.
         outcomes: outcome of each cell.
         folder: receives the figures.
-        compared: rows that compare two cells each, by audit.
+        compared: findings that compare two cells each, by audit.
         along: trends along numeric keys.
-        columns: the metrics to show side by side, by audit; by default the first ones.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     broken = [outcome for outcome in outcomes if outcome.run is None]
     sections = [_headlines(metric, cells, folder, n) for n, (metric, cells) in enumerate(_by_headline(done).items())]
-    sections += [
-        _audit(audit, [o for o in done if o.audit == audit], columns.get(audit, ()))
-        for audit in dict.fromkeys(o.audit for o in done)
-    ]
+    sections += [_audit(audit, [o for o in done if o.audit == audit]) for audit in dict.fromkeys(o.audit for o in done)]
     sections += [_along(trend, folder, number) for number, trend in enumerate(along)]
     sections += [_compared(audit, rows) for audit, rows in compared.items() if rows]
     if broken:
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
         text = "Run the sweep again: only these cells will be computed."
-        sections.insert(0, Section("Failed cells", [text], table=TableView(("cell", "problem"), rows)))
+        sections.insert(0, Section("Failed cells", text, TableView(("cell", "problem"), rows)))
     result = verdict(outcomes)
     lead = "Every cell is an audit with its own run and report; this page compares them."
-    return Page(
+    return Content(
         meaning=meaning_of(
             result.word,
             shown="Of the cells that are listed as shown: anyone with the access that the audit assumes can do with these "
@@ -70,11 +62,6 @@ def build_page(
             "apart. Where no difference is tested above, the cells give no reason to prefer one.",
         ),
         terms=("shown", "bounded", "inconclusive", "descriptive", "p-value", "95 % interval"),
-        title=recipe.title,
-        audit="sweep",
-        run=run,
-        verdict=result.sentence,
-        verdict_kind=KINDS[result.word],
         lead=f"{result.explanation} {lead}".strip(),
         numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run.run for o in done if o.run})), "runs", "")],
         sections=sections,
@@ -84,8 +71,7 @@ def build_page(
 def _by_headline(done: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     by_metric: dict[str, list[Outcome]] = {}
     for outcome in done:
-        assert outcome.run is not None
-        by_metric.setdefault(headline(outcome.run).metric, []).append(outcome)
+        by_metric.setdefault(outcome.headline.metric, []).append(outcome)
     return by_metric
 
 
@@ -93,13 +79,11 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
     """Return a section with a figure that shows each cell's headline and its interval."""
     figure = new_figure(height=max(1.6, 0.8 + 0.28 * len(outcomes)))
     axes = figure.axes[0]
-    for place, outcome in enumerate(outcomes):
-        assert outcome.run is not None
-        row = headline(outcome.run)
-        if row.ci_low is not None and row.ci_high is not None:
-            axes.plot([row.ci_low, row.ci_high], [place, place], color=MUTED, linewidth=2)
-        axes.plot(math.nan if row.value is None else row.value, place, "o", color=TARGET if row.verdict == SHOWN else INK)
-    heads = [headline(outcome.run) for outcome in outcomes if outcome.run is not None]
+    heads = [outcome.headline for outcome in outcomes]
+    for place, row in enumerate(heads):
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], color=MUTED, linewidth=2)
+        axes.plot(row.value, place, "o", color=TARGET if row.verdict == SHOWN else INK)
     for null in {row.null_value for row in heads if row.null_value is not None}:
         axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
@@ -109,19 +93,18 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
         "Each cell's headline with its 95 % interval; dashed: the value under the null; red: shown by the cell's own test, "
         "without adjustment for the number of cells."
     )
-    return Section(f"{metric} by cell", svg=save_figure(figure, folder, f"sweep_{number}"), figure_caption=caption)
+    return Section(f"{metric} by cell", FigureView(save_figure(figure, folder, f"sweep_{number}"), caption))
 
 
-def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> Section:
+def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
     """Return a section with one row per cell and one column per metric; other findings are in the published table."""
-    known = dict.fromkeys(row.metric for outcome in outcomes if outcome.run for row in outcome.run.findings)
-    metrics = [name for name in columns if name in known] or list(known)[:MOST_METRICS]
+    known = dict.fromkeys(row.metric for outcome in outcomes for row in outcome.findings)
+    metrics = [name for name in AUDITS[audit_of(audit)].columns if name in known] or list(known)[:MOST_METRICS]
     rows = []
     for outcome in outcomes:
         assert outcome.run is not None
-        head = headline(outcome.run)
-        p = "" if head.p_adjusted is None else f"{head.p_adjusted:.2g}"
-        cells = [_cell(outcome.run, metric) for metric in metrics]
+        cells = [_cell(outcome, metric) for metric in metrics]
+        p = format_p(outcome.headline.p_adjusted)
         rows.append((outcome.cell, outcome.run.run, *cells, p, f"{_seconds(outcome.run):.0f}"))
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
     text = (
@@ -130,10 +113,9 @@ def _audit(audit: str, outcomes: Sequence[Outcome], columns: Sequence[str]) -> S
     )
     return Section(
         f"{audit.replace('_', ' ')}: findings",
-        [text],
-        table=TableView(("cell", "run", *metrics, "p", "seconds"), rows),
-        details=TableView(("cell", "changes"), changes),
-        details_title="Changes of each cell to its recipe",
+        text,
+        TableView(("cell", "run", *metrics, "p", "seconds"), rows),
+        TableView(("cell", "changes"), changes, folded="Changes of each cell to its recipe"),
     )
 
 
@@ -153,32 +135,31 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
     axes.set_ylabel(trend.strata[0][0][2].metric)
     if min(points["x"]) > 0 and max(points["x"]) / min(points["x"]) >= 16:
         axes.set_xscale("log")
-    text = f"Correlation with the rank of {trend.key}: {row['value']:.2f} over {row['n']} cells. "
-    if row["role"] != "test":
-        text += f"It is not tested, because {json.loads(row['params'])['not_tested']}."
-    elif row["smallest_p"] > (row["alpha"] or 0.0):
+    text = f"Correlation with the rank of {trend.key}: {row.value:.2f} over {row.n} cells. "
+    if not row.is_test:
+        text += f"It is not tested, because {row.params['not_tested']}."
+    elif cannot_reject(row):
         text += "There are too few cells to show a trend; at least five are needed."
     else:
-        direction = "rises" if row["value"] > 0 else "falls"
-        shown = f"it {direction}" if row["verdict"] == SHOWN else "a trend is neither shown nor ruled out"
-        text += f"By permuting the cells, p = {row['p_value']:.2g}, adjusted {row['p_adjusted']:.2g}: {shown}."
+        direction = "rises" if row.value > 0 else "falls"
+        shown = f"it {direction}" if row.verdict == SHOWN else "a trend is neither shown nor ruled out"
+        text += f"By permuting the cells, p = {format_p(row.p_value)}, adjusted {format_p(row.p_adjusted)}: {shown}."
     caption = "Each cell's headline with its 95 % interval."
-    return Section(f"Along {trend.key}", [text], svg=save_figure(figure, folder, f"along_{number}"), figure_caption=caption)
+    return Section(f"Along {trend.key}", text, FigureView(save_figure(figure, folder, f"along_{number}"), caption))
 
 
-def _compared(audit: str, rows: Sequence[Row]) -> Section:
+def _compared(audit: str, rows: Sequence[Finding]) -> Section:
     """Return a section with one row per ranked pair of cells; the other pairs are folded."""
     ranked, unranked = [], []
     for row in rows:
-        params = json.loads(row["params"])
-        both = f"{params['cell']} - {params['other']}"
-        numbers = (both, f"{row['value']:.3f}", f"{row['ci_low']:.3f} to {row['ci_high']:.3f}")
-        if row["p_adjusted"] is None:
+        params = row.params
+        numbers = (f"{params['cell']} - {params['other']}", f"{row.value:.3f}", format_interval(row))
+        if row.p_adjusted is None:
             unranked.append((*numbers, params["not_ranked"]))
             continue
-        more = params["cell" if row["value"] > 0 else "other"] if row["verdict"] == SHOWN else "neither"
-        ranked.append((*numbers, f"{row['p_value']:.2g}", f"{row['p_adjusted']:.2g}", more))
-    headings = ("cells", str(rows[0]["metric"]), "95 % interval")
+        more = params["cell" if row.value > 0 else "other"] if row.verdict == SHOWN else "neither"
+        ranked.append((*numbers, format_p(row.p_value), format_p(row.p_adjusted), more))
+    headings = ("cells", rows[0].metric, "95 % interval")
     text = (
         "Cells that audit the same images are compared image by image. A difference is ranked if both cells have three or "
         "more pairs of models, from which the variation between training runs can be estimated, and if the models of both "
@@ -188,24 +169,27 @@ def _compared(audit: str, rows: Sequence[Row]) -> Section:
     )
     return Section(
         f"{audit.replace('_', ' ')}: cells compared",
-        [text if ranked else f"{text} None of these can be ranked."],
-        table=TableView((*headings, "p", "p, adjusted", "more memorization shown in"), ranked) if ranked else None,
-        details=TableView((*headings, "reason for not ranking"), unranked) if unranked else None,
-        details_title=f"{len(unranked)} unranked differences",
+        text if ranked else f"{text} None of these can be ranked.",
+        TableView((*headings, "p", "p, adjusted", "more memorization shown in"), ranked) if ranked else None,
+        TableView((*headings, "reason for not ranking"), unranked, folded=f"{len(unranked)} unranked differences")
+        if unranked
+        else None,
     )
 
 
-def _cell(run: RunRecord, metric: str) -> str:
+def _cell(outcome: Outcome, metric: str) -> str:
     """Return the headline, or the finding of another metric that shares most params with it, as text."""
-    head = headline(run)
-    settings = json.loads(head.params)
-    rows = [head] if head.metric == metric else [row for row in run.findings if row.metric == metric]
-    row = max(rows, key=lambda row: _agreements(settings, json.loads(row.params)), default=None)
-    if row is None or row.value is None:
+    head = outcome.headline
+    rows = [head] if head.metric == metric else outcome.findings.all(metric)
+    row = max(rows, key=lambda row: _agreements(head.params, row.params), default=None)
+    if row is None or math.isnan(row.value):
         return ""
-    bounded = row.ci_low is not None and row.ci_high is not None
-    value, low, high = (f"{round(number or 0.0, 6) + 0.0:.3g}" for number in (row.value, row.ci_low, row.ci_high))
-    return f"{value} ({low} to {high})" if bounded else value
+    interval = "" if row.high is None else f" ({format_interval(row, _digits)})"
+    return f"{_digits(row.value)}{interval}"
+
+
+def _digits(value: float) -> str:
+    return f"{round(value, 6) + 0.0:.3g}"
 
 
 def _agreements(settings: Mapping[str, Any], others: Mapping[str, Any]) -> int:

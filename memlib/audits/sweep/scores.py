@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -11,8 +12,8 @@ import pyarrow as pa
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.sweep.tables import SWEEP
-from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Row, Verdict, diagnostic
-from memlib.runs.records import Finding, RunRecord
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, diagnostic
+from memlib.runs.records import RunRecord
 from memlib.stats.multiplicity import holm
 
 
@@ -34,23 +35,35 @@ class Outcome:
     run: RunRecord | None
     problem: str = ""
 
+    @cached_property
+    def findings(self) -> Findings:
+        """The findings that the manifest repeats; none of a failed cell."""
+        return Findings([] if self.run is None else Findings.of_run(self.run))
+
+    @cached_property
+    def headline(self) -> Finding:
+        """The test of its headline families with the smallest p-value, else the first finding; not of a failed cell."""
+        assert self.run is not None
+        tests = self.findings.tests(*AUDITS[audit_of(self.run.audit)].headlines or ("",))
+        return min(tests, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=self.findings.head)
+
 
 def score(
     outcomes: Sequence[Outcome],
-    compared: Mapping[str, Sequence[Row]] = MappingProxyType({}),
-    along: Sequence[Row] = (),
+    compared: Mapping[str, Sequence[Finding]] = MappingProxyType({}),
+    along: Sequence[Finding] = (),
 ) -> pa.Table:
     """Return tables.SWEEP: every finding of every cell; a failed cell has one row without a metric.
 
     Args:
         outcomes: outcomes of all cells.
-        compared: rows that compare two cells each, by audit.
-        along: rows of the trends along keys.
+        compared: findings that compare two cells each, by audit.
+        along: trends along keys.
     """
     rows = []
     adjusted = _adjusted(outcomes)
     for outcome in outcomes:
-        row: Row = {
+        row: dict[str, Any] = {
             "cell": outcome.cell,
             "cell_audit": outcome.audit,
             "changes": json.dumps(outcome.changes, sort_keys=True, default=str),
@@ -58,44 +71,31 @@ def score(
         if outcome.run is None:
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue
-        head = headline(outcome.run)
-        for finding in outcome.run.findings:
-            p = adjusted.get(outcome.cell) if finding is head else None
-            values = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **finding.model_dump()}
+        for finding, recorded in zip(outcome.findings, outcome.run.findings, strict=True):
+            p = adjusted.get(outcome.cell) if finding is outcome.headline else None
+            values = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **recorded.model_dump()}
             rows.append(row | values)
     for audit, pairs in compared.items():
-        rows += [{"cell": _both(pair), "cell_audit": audit, "changes": "{}", "state": "compared", **pair} for pair in pairs]
-    for row in along:
-        params = json.loads(row["params"])
-        cell = {"cell": f"along {params['along']}", "cell_audit": params["audit"], "changes": "{}", "state": "compared"}
-        rows.append({**cell, **row})
+        rows += [_compared(f"{pair.params['cell']} - {pair.params['other']}", audit, pair) for pair in pairs]
+    rows += [_compared(f"along {trend.params['along']}", trend.params["audit"], trend) for trend in along]
     return pa.Table.from_pylist(rows, schema=SWEEP.arrow)
 
 
-def _both(pair: Row) -> str:
-    params = json.loads(pair["params"])
-    return f"{params['cell']} - {params['other']}"
-
-
-def headline(run: RunRecord) -> Finding:
-    """Return a run's main finding: the test of its headline families with the smallest p-value, else the first row."""
-    families = AUDITS[audit_of(run.audit)].headlines
-    tests = [row for row in run.findings if row.role == "test" and row.family in families]
-    return min(tests, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=run.findings[0])
+def _compared(cells: str, audit: str, finding: Finding) -> dict[str, Any]:
+    return {"cell": cells, "cell_audit": audit, "changes": "{}", "state": "compared", **finding.row()}
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
     """Return the headline of every completed cell."""
-    return {outcome.cell: headline(outcome.run) for outcome in outcomes if outcome.run is not None}
+    return {outcome.cell: outcome.headline for outcome in outcomes if outcome.run is not None}
 
 
 def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
-        row = None if outcome.run is None else headline(outcome.run)
-        if outcome.run is not None and row is not None and row.role == "test" and row.p_adjusted is not None:
-            tests.setdefault(_scores(outcome.run), row.p_adjusted)
+        if outcome.run is not None and outcome.headline.is_test and outcome.headline.p_adjusted is not None:
+            tests.setdefault(_scores(outcome.run), outcome.headline.p_adjusted)
     by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
     known = {o.cell: _scores(o.run) for o in outcomes if o.run is not None}
     return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
@@ -106,17 +106,14 @@ def _scores(run: RunRecord) -> str:
     return run.artifacts.get("scores", run.run)
 
 
-def summarize(outcomes: Sequence[Outcome]) -> list[Row]:
+def summarize(outcomes: Sequence[Outcome]) -> list[Finding]:
     """Return the number of completed cells and the headline of each.
 
     A headline keeps the verdict and p-values of its run; `p_adjusted_sweep` in the sweep's table is adjusted over all cells.
     """
     done = _headlines(outcomes)
-    rows = [diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))]
-    for cell, first in done.items():
-        params = json.dumps({"cell": cell} | json.loads(first.params), sort_keys=True)
-        rows.append({**first.model_dump(), "params": params} | dict.fromkeys(("conclusion", "sentence", "explanation")))
-    return rows
+    completed = diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))
+    return [completed, *(replace(first, params={"cell": cell, **first.params}) for cell, first in done.items())]
 
 
 def verdict(outcomes: Sequence[Outcome]) -> Verdict:

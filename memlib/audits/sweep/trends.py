@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.sweep.scores import Outcome, headline
-from memlib.findings import Row, diagnostic, settle, tested
+from memlib.audits.sweep.scores import Outcome
+from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.identity import derive_seed
-from memlib.runs.records import Finding
 
 FEWEST, EXACT, DRAWS = 3, 10_000, 10_000
 TRAINED = ("train", "train_nets")  # stages whose artifacts are models
+
+Point = tuple[float, str, Finding]
+"""Value of the key, name of the cell and its headline."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,14 @@ class Trend:
     Attributes:
         audit: audit of the cells.
         key: dotted key of the recipe.
-        strata: groups of cells that agree in all other keys, each a list of (value of the key, cell, headline) by value.
+        strata: groups of cells that agree in all other keys, each in the order of the key's values.
         row: row of the sweep's table.
     """
 
     audit: str
     key: str
-    strata: Sequence[Sequence[tuple[float, str, Finding]]]
-    row: Row
+    strata: Sequence[Sequence[Point]]
+    row: Finding
 
 
 def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
@@ -62,21 +64,21 @@ def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
     return [Trend(audit, key, strata, row) for (audit, key, strata, _), row in zip(candidates, rows, strict=True)]
 
 
-def _strata(outcomes: Sequence[Outcome], key: str) -> list[list[tuple[float, str, Finding]]]:
-    strata: dict[str, dict[float, tuple[float, str, Finding]]] = {}
+def _strata(outcomes: Sequence[Outcome], key: str) -> list[list[Point]]:
+    strata: dict[str, dict[float, Point]] = {}
     for outcome in outcomes:
         value = outcome.changes.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or outcome.run is None:
             continue
-        first = headline(outcome.run)
-        if first.value is None:
+        first = outcome.headline
+        if math.isnan(first.value):
             continue
         others = json.dumps({name: v for name, v in outcome.changes.items() if name != key}, sort_keys=True, default=str)
         strata.setdefault(f"{first.metric} {others}", {}).setdefault(float(value), (float(value), outcome.cell, first))
     return [[points[value] for value in sorted(points)] for points in strata.values() if len(points) > 1]
 
 
-def _row(audit: str, key: str, strata: Sequence[Sequence[tuple[float, str, Finding]]], outcomes: Sequence[Outcome]) -> Row:
+def _row(audit: str, key: str, strata: Sequence[Sequence[Point]], outcomes: Sequence[Outcome]) -> Finding:
     values = [np.array([first.value for _, _, first in points], dtype=np.float64) for points in strata]
     metric = f"trend in {strata[0][0][2].metric}"
     count = sum(map(len, values))
@@ -151,6 +153,5 @@ def _share_models(outcomes: Sequence[Outcome]) -> bool:
 def points_of(trend: Trend) -> Mapping[str, list[float]]:
     """Return x, value, low and high of the points of the longest stratum, for a figure."""
     longest = max(trend.strata, key=len)
-    rows = [(x, f.value or 0.0, f.value if f.ci_low is None else f.ci_low, f.value if f.ci_high is None else f.ci_high)
-            for x, _, f in longest]  # fmt: skip
-    return {name: [float(row[n] or 0.0) for row in rows] for n, name in enumerate(("x", "value", "low", "high"))}
+    rows = [(x, f.value, f.value if f.low is None else f.low, f.value if f.high is None else f.high) for x, _, f in longest]
+    return {name: [row[n] for row in rows] for n, name in enumerate(("x", "value", "low", "high"))}

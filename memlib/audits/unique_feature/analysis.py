@@ -31,9 +31,13 @@ def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]
     for key in dict.fromkeys(keys):
         part = units.filter(pa.array([k == key for k in keys]))
         seeds = part["data_seed"].to_pylist()
-        params = {"variant": key[0]} if key[0] else {}
-        params |= {"metric": key[1], "setting": SETTING[key[1]], "output": key[2]}
+        params = of_variant(key[0]) | {"metric": key[1], "setting": SETTING[key[1]], "output": key[2]}
         yield params, [part.filter(pa.array([s == seed for s in seeds])) for seed in dict.fromkeys(seeds)]
+
+
+def of_variant(name: str) -> dict[str, Any]:
+    """Return the params that name a variant; none in a recipe without variants."""
+    return {"variant": name} if name else {}
 
 
 class Analysis:

@@ -1,6 +1,5 @@
-"""Curves for the report: scores by epoch, draw of the data, removed pixels and canary."""
+"""Curves for the report: scores by epoch, draw of the data, removed pixels and canary, as rows of tables.CURVES."""
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,43 +9,46 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.analysis import Analysis, counting, settings
+from memlib.audits.unique_feature.analysis import Analysis, counting, of_variant, settings
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import calibrated_p
-from memlib.tables import CURVES
+
+Point = dict[str, Any]
 
 
-def epoch_curves(history: pa.Table, config: Config) -> pa.Table:
-    """Return proportion memorized, mean M, accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
+def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float | np.floating[Any]) -> Point:
+    return {
+        "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
+    }  # fmt: skip
+
+
+def _series(control: bool) -> str:
+    return "control" if control else "canary"
+
+
+def epoch_curves(history: pa.Table, config: Config) -> Iterator[Point]:
+    """Yield proportion memorized, mean M, accuracy and losses of canary nets and controls by epoch (2023, Fig. 4).
+
+    Curves: proportion_by_epoch, m_by_epoch, accuracy_by_epoch, training_loss_by_epoch, validation_loss_by_epoch.
 
     Args:
         history: columns variant, data_seed, net, control, seed, label, epoch, best_epoch, output, value, published_p,
             accuracy, training_loss, validation_loss; value and published_p may be null.
-
-    Returns:
-        tables.CURVES, curves proportion_by_epoch, m_by_epoch, accuracy_by_epoch, training_loss_by_epoch, ...
+        config: significance level.
     """
     frame = _carried_forward(history.to_pandas())
-    rows: list[dict[str, Any]] = []
-
-    def add(curve: str, series: str, at: Mapping[str, Any], x: float, y: float) -> None:
-        params = json.dumps(dict(at), sort_keys=True)
-        rows.append({"curve": curve, "series": series, "params": params, "x": float(x), "y": float(y)})
-
     for (variant, control, epoch), part in frame.groupby(["variant", "control", "epoch"]):
-        series = "control" if control else "canary"
-        at = {"variant": variant} if variant else {}
+        series, at = _series(control), of_variant(variant)
         nets = part.drop_duplicates(["data_seed", "net"])
         for name in ("accuracy", "training_loss", "validation_loss"):
             if nets[name].notna().any():
-                add(f"{name}_by_epoch", series, at, epoch, nets[name].mean())
+                yield _point(f"{name}_by_epoch", series, at, epoch, nets[name].mean())
         for output, scored in part[part["value"].notna()].groupby("output"):
             where = {**at, "output": output}
             published = (scored["published_p"] < config.alpha) & (scored["value"] > 0)
-            add("m_by_epoch", series, where, epoch, scored["value"].mean())
-            add("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
-    rows += _calibrated_by_epoch(frame[frame["value"].notna()], config)
-    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+            yield _point("m_by_epoch", series, where, epoch, scored["value"].mean())
+            yield _point("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
+    yield from _calibrated_by_epoch(frame[frame["value"].notna()], config)
 
 
 def _carried_forward(frame: Any) -> Any:
@@ -60,7 +62,7 @@ def _carried_forward(frame: Any) -> Any:
     return pd.concat([frame, *added], ignore_index=True) if added else frame
 
 
-def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]:
+def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[Point]:
     """Yield the proportion of nets above the controls at their label by epoch, over labels with enough controls."""
     for (variant, epoch, output), part in frame.groupby(["variant", "epoch", "output"]):
         hits: dict[str, list[bool]] = {"canary": [], "control": []}
@@ -70,107 +72,81 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[dict[str, Any]]
             ranks = calibrated_p(values, seeds, null["value"].to_numpy(), null["seed"].to_numpy())
             for control, p in zip(draw["control"], ranks, strict=True):
                 if p is not None and len(null) * config.alpha >= 1:
-                    hits["control" if control else "canary"].append(p <= config.alpha)
-        at = {"variant": variant} if variant else {}
-        params = json.dumps({**at, "output": output, "criterion": "calibrated"}, sort_keys=True)
+                    hits[_series(control)].append(p <= config.alpha)
+        at = of_variant(variant) | {"output": output, "criterion": "calibrated"}
         for series, beyond in hits.items():
             if beyond:
-                yield {
-                    "curve": "proportion_by_epoch",
-                    "series": series,
-                    "params": params,
-                    "x": float(epoch),
-                    "y": float(np.mean(beyond)),
-                }
+                yield _point("proportion_by_epoch", series, at, epoch, np.mean(beyond))
 
 
-def draw_curves(units: pa.Table, config: Config) -> pa.Table:
-    """Return the proportions on each draw of the data (2023, Fig. 3: one draw says little): curve proportion_by_data_seed."""
-    rows = []
+def draw_curves(units: pa.Table, config: Config) -> Iterator[Point]:
+    """Yield the proportions on each draw of the data (2023, Fig. 3: one draw says little): curve proportion_by_data_seed."""
     for setting, parts in settings(units):
         if len(parts) == 1:
             continue
         for seed, part in enumerate(parts):
             analysis = Analysis(part, config)
             for name, memorized in analysis.criteria.items():
-                params = json.dumps({**setting, "criterion": name}, sort_keys=True)
                 for series, members in (("canary", analysis.nets), ("control", analysis.controls)):
-                    y = float(memorized[members].mean())
-                    rows.append(
-                        {"curve": "proportion_by_data_seed", "series": series, "params": params, "x": float(seed), "y": y}
-                    )
-    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+                    at = {**setting, "criterion": name}
+                    yield _point("proportion_by_data_seed", series, at, seed, memorized[members].mean())
 
 
-def removal_curves(units: pa.Table) -> pa.Table:
-    """Return mean white-box M of canary nets and controls by the number of pixels removed from the feature (2023, Fig. 5)."""
+def removal_curves(units: pa.Table) -> Iterator[Point]:
+    """Yield mean white-box M of canary nets and controls by the number of pixels removed from the feature (2023, Fig. 5).
+
+    Curve: m_by_removed_pixels, left out if no pixels were removed.
+    """
     scores: dict[tuple[str, str, str, int], list[float]] = {}
     for row in units.to_pylist():
         name = row["feature"]
         removed = 0 if name == "canary" else int(name.split()[2]) if name.startswith("canary without") else None
         if removed is not None and row["metric"] == "m_white" and row["own_label"]:
-            series = "control" if row["control"] else "canary"
-            scores.setdefault((row["variant"], row["output"], series, removed), []).append(row["value"])
-    if all(removed == 0 for _, _, _, removed in scores):
-        return CURVES.arrow.empty_table()
-    rows = [
-        {
-            "curve": "m_by_removed_pixels", "series": series, "x": float(removed), "y": float(np.mean(values)),
-            "params": json.dumps({"output": output} | ({"variant": variant} if variant else {}), sort_keys=True),
-        }
-        for (variant, output, series, removed), values in sorted(scores.items())
-    ]  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+            scores.setdefault((row["variant"], row["output"], _series(row["control"]), removed), []).append(row["value"])
+    if any(removed for *_, removed in scores):
+        for (variant, output, series, removed), values in sorted(scores.items()):
+            yield _point("m_by_removed_pixels", series, of_variant(variant) | {"output": output}, removed, np.mean(values))
 
 
-def canary_curves(units: pa.Table) -> pa.Table:
-    """Return mean, lowest and highest m_white, m_w and m_kl over each canary's nets (2022, Figs. 3a to 6).
+def canary_curves(units: pa.Table) -> Iterator[Point]:
+    """Yield mean, lowest and highest m_white, m_w and m_kl over each canary's nets (2022, Figs. 3a to 6): score_by_canary.
 
     Variants and scores with a single canary are left out.
     """
-    rows: list[dict[str, Any]] = []
     frame = units.filter(pa.array(counting(units) & ~np.array(units["control"].to_pylist(), dtype=bool))).to_pandas()
     frame = frame[frame["metric"].isin(["m_white", "m_w", "m_kl"])]
     for (variant, metric, output), part in frame.groupby(["variant", "metric", "output"]):
         by_canary = part.groupby(["data_seed", "canary"])["value"].agg(["mean", "min", "max"]).sort_values("mean")
         if len(by_canary) < 2:
             continue
-        params = json.dumps({"metric": metric, "output": output} | ({"variant": variant} if variant else {}), sort_keys=True)
+        at = of_variant(variant) | {"metric": metric, "output": output}
         for place, (_, values) in enumerate(by_canary.iterrows()):
             for series in ("mean", "min", "max"):
-                y = float(values[series])
-                rows.append({"curve": "score_by_canary", "series": series, "params": params, "x": float(place), "y": y})
-    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+                yield _point("score_by_canary", series, at, place, values[series])
 
 
-def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> pa.Table:
-    """Return how often each unit of the last hidden layer is excited only by the feature, and only by random partners.
+def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> Iterator[Point]:
+    """Yield how often each unit of the last hidden layer is excited only by the feature, and only by random partners.
+
+    Curve: latent_by_unit, normalized to a maximum of 1 (2022, Fig. 3b).
 
     Args:
         variant: the recipe's variant.
         shares: by series (feature, random, control), (num_nets, num_units) share of examples that excite the unit only
             with the feature (random: only with the partner; control: the feature in nets that never saw it).
-
-    Returns:
-        tables.CURVES, curve latent_by_unit, normalized to a maximum of 1 (2022, Fig. 3b).
     """
-    params = json.dumps({"variant": variant} if variant else {}, sort_keys=True)
     means = {series: values.mean(axis=0) for series, values in shares.items()}
     top = max(1e-12, *(float(values.max()) for values in means.values()))
-    rows = [
-        {"curve": "latent_by_unit", "series": series, "params": params, "x": float(unit), "y": float(value / top)}
-        for series, values in means.items()
-        for unit, value in enumerate(values)
-    ]
-    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+    for series, values in means.items():
+        for unit, value in enumerate(values):
+            yield _point("latent_by_unit", series, of_variant(variant), unit, value / top)
 
 
-def strongest(units: pa.Table, output: str, count: int) -> list[int]:
-    """Return the numbers of the `count` canary nets with the highest white-box M, highest first."""
+def strongest(units: pa.Table, output: str) -> list[int]:
+    """Return the numbers of the canary nets in order of their white-box M, highest first."""
     rows = [
         (row["value"], row["net"])
         for row in units.to_pylist()
         if row["metric"] == "m_white" and row["output"] == output and not row["control"] and row["own_label"]
     ]
-    ordered = sorted(rows, key=lambda pair: (-pair[0], pair[1]))
-    return [net for _, net in itertools.islice(ordered, count)]
+    return [net for _, net in sorted(rows, key=lambda pair: (-pair[0], pair[1]))]

@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.recipe import Output
-from memlib.stats.inference import (
-    paired_t,
-)
+from memlib.stats.inference import paired_t
 
 
 def to_output(logits: NDArray[Any], output: Output) -> NDArray[np.float64]:

@@ -5,7 +5,6 @@ alike.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import verdict_on_own
 from memlib.errors import UserError
-from memlib.findings import Row, diagnostic, settle, summary_table, tested
+from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.stats.inference import permutation_p
 from memlib.stats.randomization import detectable
 
@@ -94,26 +93,21 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     """
     metrics = sorted(set(units["metric"].to_pylist()) & set(SETTING), key=["m_black", "m_grey", "m_white"].index)
     keys = [(metric, output) for metric in metrics for output in config.outputs]
-    bounds = [config.bound, *[None] * (len(keys) - 1)]  # the bound is in the unit of the headline's score
-    rows = [
-        row
-        for key, bound in zip(keys, bounds, strict=True)
-        for row in _rows(units, *key, config, bound, null=null, num_scores=len(keys))
-    ]
-    rows.sort(key=lambda row: row["role"] != "test")
+    bounds = {keys[0]: config.bound}  # the bound is in the unit of the headline's score
+    rows = [row for key in keys for row in _rows(units, *key, config, bounds.get(key), null=null, num_scores=len(keys))]
+    rows.sort(key=lambda row: not row.is_test)
     settled = settle(rows, alpha=config.level, headlines=HEADLINES)
-    return summary_table(settled, verdict_on_own(settled))
+    return settled.table(verdict_on_own(settled))
 
 
 def _rows(
     units: pa.Table, metric: str, output: str, config: Config, bound: float | None, *, null: str, num_scores: int
-) -> Iterator[Row]:
+) -> Iterator[Finding]:
     """Yield the test of the feature's score minus the mean score of the null features, then each of these two values."""
     scores = [row for row in units.to_pylist() if row["metric"] == metric and row["output"] == output]
     known = next(row["value"] for row in scores if row["feature"] == "canary")
     nulls = np.array([row["value"] for row in scores if row["feature"] != "canary"])
-    params: dict[str, Any] = {"metric": metric, "setting": SETTING[metric], "output": output, "null": null}
-    params["nulls"] = len(nulls)
+    params = {"metric": metric, "setting": SETTING[metric], "output": output, "null": null, "nulls": len(nulls)}
     smallest, mean = 1 / (1 + len(nulls)), float(nulls.mean())
     below = int(config.error * (len(nulls) + 1) + 1e-9)  # an exchangeable feature has a lower rank with this error
     lowest = float(np.sort(nulls)[below - 1]) if below else None

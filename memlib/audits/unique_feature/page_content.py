@@ -1,16 +1,16 @@
 """Contents of the unique-feature page besides its tables: pictures, attention, decision boundaries, facts."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.curves import strongest
 from memlib.audits.unique_feature.recipe import Recipe
-from memlib.audits.unique_feature.report import Boundary, Material
 from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net
 from memlib.data.splits import TRAIN
@@ -22,6 +22,45 @@ from memlib.training.augment import prepare
 
 SIDE = 80  # grid points along each side of a decision-boundary plot
 SHOWN_POINTS = 300
+
+Pictures = Sequence[tuple[NDArray[np.uint8], str]]
+"""Images with their captions."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Class probabilities of a net over the plane of the first two coordinates, without and with the feature.
+
+    Attributes:
+        title: name of the net.
+        extent: x0, x1, y0, y1.
+        clean, featured: (side, side) probability of class 1 without and with the feature, rows from y0 to y1.
+        points, labels: a sample of training points (count, 2) and their classes.
+    """
+
+    title: str
+    extent: tuple[float, float, float, float]
+    clean: NDArray[np.float64]
+    featured: NDArray[np.float64]
+    points: NDArray[np.float64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Material:
+    """Contents of the page besides the tables.
+
+    Attributes:
+        facts: rows of the last section.
+        pictures: canaries with and without the feature.
+        attention: images overlaid with GradCAM heat maps.
+        boundaries: decision boundaries, for data that are points.
+    """
+
+    facts: Mapping[str, str]
+    pictures: Pictures = ()
+    attention: Pictures = ()
+    boundaries: Sequence[Boundary] = ()
 
 
 def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: Callable[[str], None]) -> Material:
@@ -37,7 +76,9 @@ def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: 
     images = cell.data.images.ndim == 4
     looks = images and recipe.report.gradcam and recipe.trained is None
     bounds = not images and recipe.report.boundaries and recipe.trained is None and cell.data.images.shape[1] >= 2
-    order = strongest(units.filter(_of(units, cell)), recipe.score.outputs[0], units.num_rows) if looks or bounds else []
+    in_cell = (pc.field("variant") == cell.variant) & (pc.field("data_seed") == cell.data_seed)
+    own = units.filter(in_cell & (pc.field("feature") == "canary"))
+    order = strongest(own, recipe.score.outputs[0]) if looks or bounds else []
     return Material(
         pictures=_pictures(recipe, cell) if images else [],
         attention=_attention(recipe, cell, order, warn) if looks else [],
@@ -46,14 +87,7 @@ def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: 
     )
 
 
-def _of(units: Any, cell: Scored) -> NDArray[np.bool_]:
-    variant = np.array(units["variant"].to_pylist(), dtype=object) == cell.variant
-    in_cell = variant & (units["data_seed"].to_numpy() == cell.data_seed)
-    mask: NDArray[np.bool_] = in_cell & (np.array(units["feature"].to_pylist(), dtype=object) == "canary")
-    return mask
-
-
-def _pictures(recipe: Recipe, cell: Scored) -> list[tuple[NDArray[np.uint8], str]]:
+def _pictures(recipe: Recipe, cell: Scored) -> Pictures:
     chosen = [(int(c["row"]), f"{c['example_id']} ({c['class_name']})") for c in cell.canaries[: recipe.report.examples]]
     if not chosen:  # an external model has no canaries: show some of the examples instead
         members = cell.data.members(TRAIN).slice(0, recipe.report.examples).to_pylist()
@@ -77,9 +111,7 @@ def _net(cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
     raise KeyError(number)
 
 
-def _attention(
-    recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]
-) -> list[tuple[NDArray[np.uint8], str]]:
+def _attention(recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]) -> Pictures:
     """Return GradCAM images of the canary and other examples of its class, with and without the feature (2023, Fig. 8)."""
     net, info = _net(cell, order[0])
     members = cell.data.members(TRAIN).to_pylist()

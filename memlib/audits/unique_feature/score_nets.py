@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.last_stages import UNITS_FILE
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
-from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.data.canaries import Feature, null_features, probe_rows
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import Shard, TrainingData
@@ -142,10 +142,11 @@ class ScoreNets(Stage[NetTables]):
         for count in self.config.removed_pixels:
             partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
             part = score(self.nets, show.white(partial), self.config, random=False)
-            parts.append(_named(part, f"canary without {count} px"))
+            parts.append(with_column(part, "feature", [f"canary without {count} px"] * part.num_rows))
         for name, feature in self.nulls.items():
             other = show.everything(feature)
-            parts.append(_named(score(self.nets, other, self.config, random=False), name))
+            part = score(self.nets, other, self.config, random=False)
+            parts.append(with_column(part, "feature", [name] * part.num_rows))
             by_label[name] = score_by_label(other, self.config)
         np.savez(attempt.path(BY_LABEL), features=np.array(list(by_label)), scores=np.stack(list(by_label.values())))
         write_table(self._with_epochs(pa.concat_tables(parts)), UNITS, attempt.path(UNITS_FILE))
@@ -156,8 +157,7 @@ class ScoreNets(Stage[NetTables]):
         epochs = [0] if isinstance(self.models, TrainedSpec) else trained_epochs(self.models, self.epoch)
         position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
         nets = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
-        column_of = [epochs[position[net]] for net in nets]
-        return units.set_column(units.schema.get_field_index("epoch"), "epoch", pa.array(column_of, type=pa.int64()))
+        return with_column(units, "epoch", [epochs[position[net]] for net in nets])
 
     def _write_latent(self, attempt: Attempt, device: torch.device) -> None:
         """Write latent.npy; for its content, see NetTables.latent."""
@@ -179,11 +179,6 @@ class ScoreNets(Stage[NetTables]):
     def open(cls, artifact: Artifact[NetTables]) -> NetTables:
         """Return the scores of the nets."""
         return NetTables(artifact)
-
-
-def _named(units: pa.Table, feature: str) -> pa.Table:
-    names = pa.array([feature] * units.num_rows, type=pa.string())
-    return units.set_column(units.schema.get_field_index("feature"), "feature", names)
 
 
 class _Show:

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.formulas import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
 from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config, Output
-from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.identity import derive_seed
-from memlib.specs import (
-    NetsSpec,
-)
-from memlib.stats.inference import (
-    paired_t,
-)
+from memlib.specs import NetsSpec
+from memlib.stats.inference import paired_t
+
+Pair = tuple[NDArray[np.float64], ...]
+"""Two values of each net, each (num_nets,)."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,24 @@ def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = T
     Returns:
         tables.UNITS without variant, data_seed, epoch and the p-values that need controls.
     """
-    rows: list[dict[str, Any]] = []
-    for output in config.outputs:
-        rows += _white_rows(nets, shown, output)
-    if random:
-        rows += _random_rows(nets, shown)
+    rows = [row for output in config.outputs for row in _white_rows(nets, shown, output)]
+    rows += _random_rows(nets, shown) if random else []
     return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
 def _white_rows(nets: Sequence[Net], shown: Shown, output: Output) -> Iterator[dict[str, Any]]:
     for label in shown.labels:
         clean, featured = (of_label(a, label, output) for a in shown.by_label[label])
-        value, p = paired_t(featured - clean)
         means = featured.mean(axis=1), clean.mean(axis=1)
-        for i, net in enumerate(nets):
-            yield unit(net, "m_white", output, (value[i], p[i]), label, (means[0][i], means[1][i]), clean.shape[1])
+        yield from _rows(nets, "m_white", output, paired_t(featured - clean), label, means, clean.shape[1])
+
+
+def _rows(
+    nets: Sequence[Net], metric: str, output: str, found: Pair, label: int | None, means: Pair, count: int, *, draw: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each net; `found` and `means` hold the values of all nets, else the arguments are those of `unit`."""
+    for net, value, p, shown, clean in zip(nets, *found, *means, strict=True):
+        yield unit(net, metric, output, (value, p), label, (shown, clean), count, draw=draw)
 
 
 def score_by_label(shown: Shown, config: Config) -> NDArray[np.float64]:
@@ -111,10 +113,7 @@ def score_by_label(shown: Shown, config: Config) -> NDArray[np.float64]:
         (num_nets, 2 * num_outputs, num_classes, 4): mean with the feature, mean without it, p of the paired t-test, and
         number of examples; for each output the grey box, then the black box; NaN at labels without examples.
     """
-    parts = []
-    for output in config.outputs:
-        parts += [_grey(shown, output), _black(shown, output)]
-    return np.stack(parts, axis=1)
+    return np.stack([box(shown, output) for output in config.outputs for box in (_grey, _black)], axis=1)
 
 
 def _grey(shown: Shown, output: Output) -> NDArray[np.float64]:
@@ -138,18 +137,14 @@ def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
     for label, draws in shown.random_by_label.items():
         featured = shown.by_label[label][1]
         for draw, random in enumerate(draws):
-            value, p = m_w(featured, random, label)
-            levels = [log_softmax(a)[..., label].mean(axis=1) for a in (featured, random)]
-            for i, net in enumerate(nets):
-                means = (levels[0][i], levels[1][i])
-                yield unit(net, "m_w", "log_probability", (value[i], p[i]), label, means, featured.shape[1], draw=draw)
+            found, count = m_w(featured, random, label), featured.shape[1]
+            means = tuple(log_softmax(a)[..., label].mean(axis=1) for a in (featured, random))
+            yield from _rows(nets, "m_w", "log_probability", found, label, means, count, draw=draw)
     clean, featured = shown.other
     for draw, random in enumerate(shown.random_other):
-        value, p = m_kl(clean, featured, random)
-        levels = [divergence(clean, a).mean(axis=1) for a in (featured, random)]
-        for i, net in enumerate(nets):
-            means = (levels[0][i], levels[1][i])
-            yield unit(net, "m_kl", "divergence", (value[i], p[i]), None, means, clean.shape[1], draw=draw)
+        found, count = m_kl(clean, featured, random), clean.shape[1]
+        means = tuple(divergence(clean, a).mean(axis=1) for a in (featured, random))
+        yield from _rows(nets, "m_kl", "divergence", found, None, means, count, draw=draw)
 
 
 def unit(
@@ -225,7 +220,7 @@ def calibrate(units: pa.Table) -> pa.Table:
         null = chosen[control[chosen]]
         for i, value in zip(members, calibrated_p(values[chosen], seeds[chosen], values[null], seeds[null]), strict=True):
             p[i] = value
-    return units.set_column(units.schema.get_field_index("calibrated_p"), "calibrated_p", pa.array(p, type=pa.float64()))
+    return with_column(units, "calibrated_p", p)
 
 
 def calibrated_p(

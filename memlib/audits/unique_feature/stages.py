@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,9 +15,10 @@ from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
 from memlib.audits.unique_feature.own import own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.score_nets import NetTables, ScoreNets
+from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Pull, calibrate
 from memlib.audits.unique_feature.summary import summarize
-from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries import choose_canaries, null_kind
 from memlib.data.splits import TRAIN
@@ -33,8 +34,7 @@ from memlib.tables import CURVES, SUMMARY, read_table, write_table
 if TYPE_CHECKING:
     import torch
 
-    from memlib.report.page import Page
-from memlib.audits.unique_feature.scored import Scored
+    from memlib.report.page import Content
 
 __all__ = ["ChooseCanaries", "Report", "Score", "ScoreNets", "ScoreOwn", "Scored", "TrainNets"]
 
@@ -140,12 +140,11 @@ class Score(ScoresStage):
         whole = {key: features["canary"] for key, features in by_label.items()}
         summary = summarize(units, whole, config, influence=influence, pulls=pulls)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
-        drawn = [draw_curves(units, config), removal_curves(units)]
-        drawn += [canary_curves(units), *(_latent(cell) for cell in cells if config.latent)]
+        drawn = [*draw_curves(units, config), *removal_curves(units), *canary_curves(units)]
+        drawn += [point for cell in cells if config.latent for point in _latent(cell)]
         known = [history for history in map(_history, cells) if history.num_rows]
-        if known:
-            drawn.append(epoch_curves(pa.concat_tables(known), config))
-        write_table(pa.concat_tables(drawn), CURVES, attempt.path(CURVES_FILE))
+        drawn += epoch_curves(pa.concat_tables(known), config) if known else []
+        write_table(pa.Table.from_pylist(drawn, schema=CURVES.arrow), CURVES, attempt.path(CURVES_FILE))
 
 
 def _by_label(cell: Scored) -> dict[str, ByLabel]:
@@ -161,24 +160,19 @@ def _units(cell: Scored, by_label: Mapping[str, ByLabel], config: Config) -> pa.
     units = calibrate(pa.concat_tables([scores.content.units for scores in cell.scores]))
     epochs = dict(zip(_who(units), units["epoch"].to_pylist(), strict=True))
     tops = pa.concat_tables([maxima(part, config, feature=name) for name, part in by_label.items()])
-    column = pa.array([epochs[net] for net in _who(tops)], type=pa.int64())
-    units = pa.concat_tables([units, tops.set_column(tops.schema.get_field_index("epoch"), "epoch", column)])
+    units = pa.concat_tables([units, with_column(tops, "epoch", [epochs[net] for net in _who(tops)])])
     ids = [str(canary["example_id"]) for canary in cell.canaries]
     names = [ids[canary] if canary < len(ids) else None for canary in units["canary"].to_pylist()]
-    for name, values, kind in (
-        ("variant", [cell.variant] * units.num_rows, pa.string()),
-        ("data_seed", [cell.data_seed] * units.num_rows, pa.int64()),
-        ("example_id", names, pa.string()),
-    ):
-        units = units.set_column(units.schema.get_field_index(name), name, pa.array(values, type=kind))
-    return units
+    units = with_column(units, "variant", [cell.variant] * units.num_rows)
+    units = with_column(units, "data_seed", [cell.data_seed] * units.num_rows)
+    return with_column(units, "example_id", names)
 
 
 def _who(units: pa.Table) -> list[tuple[int, bool]]:
     return list(zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True))
 
 
-def _latent(cell: Scored) -> pa.Table:
+def _latent(cell: Scored) -> Iterator[dict[str, Any]]:
     """Return curves of the units that only the feature excites, in canary nets and in controls."""
     from memlib.audits.unique_feature.curves import latent_curves
 
@@ -267,12 +261,12 @@ class Report(PageStage):
         """Images and splits of the first draw of the data."""
         return (self.cells[0].data.shard, self.cells[0].data.splits)
 
-    def page(self, attempt: Attempt) -> Page:
-        """Draw the figures and compose the page."""
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the page says."""
         from memlib.audits.unique_feature.page_content import material_of
-        from memlib.audits.unique_feature.report import build_page
+        from memlib.audits.unique_feature.report import compose
 
         tables = self.scores.content
         units, summary, curves = (tables[name] for name in ("units", "summary", "curves"))
         material = material_of(self.recipe, self.cells, units, attempt.warn)
-        return build_page(self.recipe, self.run, units, summary, curves, material, attempt.path("figures"))
+        return compose(self.recipe, units, summary, curves, material, attempt.path("figures"))

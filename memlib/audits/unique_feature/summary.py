@@ -8,13 +8,13 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.analysis import Analysis, level_of, settings, unit_means
+from memlib.audits.unique_feature.analysis import Analysis, level_of, of_variant, settings, unit_means
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
 from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.verdict import verdict
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, summary_table, tested
+from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exact_interval, exceedance_p, largest_mean, mean_interval
 from memlib.stats.randomization import POWER, detectable
@@ -52,18 +52,18 @@ def summarize(
     for params, parts in settings(units):
         scored = _Scored(params, [Analysis(part, config) for part in parts], config)
         variants.setdefault(str(params.get("variant", "")), []).append(scored)
-    heads: list[Row] = []
-    rest: list[Row] = []
+    heads: list[Finding] = []
+    rest: list[Finding] = []
     for variant, scores in variants.items():
         seeds = dict.fromkeys(s for name, s in cells if name == variant)
-        of_variant = list(_rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants)))
-        heads.append(of_variant[0])
-        rest += of_variant[1:]
+        head, *others = _rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants))
+        heads.append(head)
+        rest += others
     rest += _changes({variant: scores[0] for variant, scores in variants.items()})
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
-    rows = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
-    return summary_table(rows, verdict(rows, alpha=config.level))
+    findings = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
+    return findings.table(verdict(findings, alpha=config.level))
 
 
 class _Scored:
@@ -109,7 +109,7 @@ class _Scored:
 
 def _rows_of_variant(
     variant: str, scores: Sequence[_Scored], cells: Sequence[ByLabel], config: Config, num_variants: int
-) -> Iterator[Row]:
+) -> Iterator[Finding]:
     """Yield the rows of one variant, the headline first."""
     level = config.level / num_variants
     exchanged = exchange([s.score for s in scores], cells, alpha=level, permutations=config.permutations, seed=config.seed)
@@ -119,18 +119,10 @@ def _rows_of_variant(
         if exchanged is None:
             yield _difference(scored)
         elif place == 0:
-            yield _tested_difference(
-                scored, exchanged, 0, family=HEADLINE, level=level, error=config.error, bound=config.bound
-            )
+            yield _tested_difference(scored, exchanged, 0, family=HEADLINE, level=level, bound=config.bound)
         else:
-            yield _tested_difference(
-                scored,
-                exchanged,
-                place,
-                family=_family("scores", variant),
-                level=config.level / len(scores),
-                error=config.error,
-            )
+            family = _family("scores", variant)
+            yield _tested_difference(scored, exchanged, place, family=family, level=config.level / len(scores))
     for scored in scores:
         yield from _group_rows(scored)
         yield from _proportions(scored, variant, len(scores))
@@ -140,31 +132,30 @@ def _family(name: str, variant: str) -> str:
     return f"{name} {variant}".strip()
 
 
-def _difference(scored: _Scored) -> Row:
+def _difference(scored: _Scored) -> Finding:
     gains, over = scored.gains, scored.over(scored.paired)
     at = {**scored.params, "group": "canary - control", "statistic": "mean"}
     return estimate(scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over))
 
 
 def _tested_difference(
-    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, error: float, bound: float | None = None
-) -> Row:
+    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
+) -> Finding:
     """Return the difference with its test; scores other than the headline carry their max-T p-value."""
-    gains, over = scored.gains, scored.over(scored.paired)
+    row, gains = _difference(scored), scored.gains
     is_bounded = scored.params["output"] == "probability" and scored.metric != "m_w"
     pairs = sum(len(pairs) for pairs in scored.paired)
-    at = {**scored.params, "group": "canary - control", "statistic": "mean", "pairs": pairs, "exchanged": found.over}
     return tested(
-        scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over),
+        row.metric, {**row.params, "pairs": pairs, "exchanged": found.over}, row.value, n=row.n, interval=row.interval,
         p_value=float(found.p_values[place]), family=family,
         p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
-        upper_bound=RANGE * largest_mean(gains / RANGE, level=error) if is_bounded else None, bound=bound,
+        upper_bound=RANGE * largest_mean(gains / RANGE, level=scored.config.error) if is_bounded else None, bound=bound,
         detectable=detectable(float(found.deviations[place]), level) if found.smallest_p <= level else None,
         smallest_p=found.smallest_p,
     )  # fmt: skip
 
 
-def _group_rows(scored: _Scored) -> Iterator[Row]:
+def _group_rows(scored: _Scored) -> Iterator[Finding]:
     """Yield mean and maximum of canary nets and of controls."""
     for group, chosen in (("canary", [d.nets for d in scored.draws]), ("control", [d.controls for d in scored.draws])):
         if not all(len(nets) for nets in chosen):
@@ -181,7 +172,7 @@ def _group_rows(scored: _Scored) -> Iterator[Row]:
 # -- single nets --------------------------------------------------------------------------------------
 
 
-def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Row]:
+def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Finding]:
     if scored.one_seed:
         return
     criteria = [draw.criteria for draw in scored.draws]
@@ -190,7 +181,7 @@ def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Row
     yield from _published(scored, [masks["published"] for masks in criteria])
 
 
-def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Row:
+def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Finding:
     """Return the share of nets above the controls' threshold: a test with one draw of the data, an estimate with several."""
     nets = [d.nets for d in scored.draws]
     means = scored.means([b[n].astype(float) for b, n in zip(beyond, nets, strict=True)], nets)
@@ -215,7 +206,7 @@ def _detectable_share(count: int, rank: int, controls: int, level: float) -> flo
     return float(scipy.stats.beta.ppf(POWER, needed[0], count - needed[0] + 1)) if needed else None
 
 
-def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Row]:
+def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Finding]:
     """Yield the shares of canary nets and of controls that meet the papers' criterion, and their difference within pairs."""
     at = {**scored.params, "criterion": "published"}
     nets, controls = [d.nets for d in scored.draws], [d.controls for d in scored.draws]
@@ -247,7 +238,7 @@ def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
 # -- comparisons --------------------------------------------------------------------------------------
 
 
-def _changes(heads: Mapping[str, _Scored]) -> Iterator[Row]:
+def _changes(heads: Mapping[str, _Scored]) -> Iterator[Finding]:
     """Yield the change in the headline's difference from the first variant to each other variant."""
     (first, base), *rest = heads.items()
     for _, scored in rest:
@@ -270,7 +261,7 @@ def _same_units(first: _Scored, second: _Scored) -> bool:
     return [d.keys for d in first.draws] == [d.keys for d in second.draws]
 
 
-def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
+def _correlations(units: pa.Table, influence: Influence) -> Iterator[Finding]:
     """Yield correlations of m_white with the other scores (2023, Figs. 6 and 7) and of self-influence with M (2022, 3.3)."""
     scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
     for row in units.to_pylist():
@@ -292,14 +283,15 @@ def _correlations(units: pa.Table, influence: Influence) -> Iterator[Row]:
             }
             pairs["self_influence", metric] = (known, by_metric[metric])
         for (first, second), (a, b) in pairs.items():
-            params = {"variant": variant} if variant else {}
-            params |= {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
-            row = _correlation(params, a, b, by_canary=first == "self_influence")
+            params = {"metric": "correlation", "of": f"{first} and {second}", "output": output, "statistic": "Pearson"}
+            row = _correlation(of_variant(variant) | params, a, b, by_canary=first == "self_influence")
             if row is not None:
                 yield row
 
 
-def _correlation(params: Mapping[str, Any], a: Mapping[Any, float], b: Mapping[Any, float], *, by_canary: bool) -> Row | None:
+def _correlation(
+    params: Mapping[str, str], a: Mapping[Any, float], b: Mapping[Any, float], *, by_canary: bool
+) -> Finding | None:
     """Return Pearson's correlation over nets, or over canaries if one side has only one value per canary."""
     nets = sorted(a.keys() & b.keys())
     x, y = np.array([a[net] for net in nets]), np.array([b[net] for net in nets])
@@ -317,10 +309,9 @@ def _correlation(params: Mapping[str, Any], a: Mapping[Any, float], b: Mapping[A
     return diagnostic("correlation", params, float(result.statistic), n=len(x), interval=interval)
 
 
-def _pull_rows(variant: str, pulls: Sequence[Pull]) -> Iterator[Row]:
+def _pull_rows(variant: str, pulls: Sequence[Pull]) -> Iterator[Finding]:
     """Yield each canary's self-influence with the feature and without it."""
     for pull in pulls:
         for group, value in (("with the feature", pull.with_feature), ("without", pull.without_feature)):
-            params = {"variant": variant} if variant else {}
-            params |= {"metric": "self_influence", "example": pull.example_id, "group": group}
-            yield diagnostic("self_influence_canary", params, value, n=1)
+            params = {"metric": "self_influence", "example": pull.example_id, "group": group}
+            yield diagnostic("self_influence_canary", of_variant(variant) | params, value, n=1)

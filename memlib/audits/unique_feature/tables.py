@@ -1,5 +1,10 @@
 """Tables specific to unique-feature audits."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
 from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
 UNITS = Table(
@@ -65,3 +70,8 @@ NETS_HISTORY = Table(
     ),
     keys=("position", "epoch", "output"),
 )
+
+
+def with_column(units: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    """Return rows of UNITS with other values in one column."""
+    return units.set_column(units.schema.get_field_index(name), name, pa.array(values, type=units.schema.field(name).type))

@@ -18,7 +18,7 @@ from memlib.audits.deja_vu import gate as deja_vu
 from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.exposure import gate as exposure
 from memlib.audits.gates import decide, judge
-from memlib.findings import Interval, estimate, settle, summary_table, tested, with_params
+from memlib.findings import Finding, Interval, estimate, settle, tested
 from memlib.findings import Verdict as Said
 from memlib.runs.index import results_path
 from memlib.store import Store
@@ -60,7 +60,7 @@ def test_much_memory_fails_and_its_persons_count_once() -> None:
     assert grouped[1] - grouped[0] > alone[1] - alone[0]
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes: Any) -> Finding:
     given = {"p_value": 0.5, "family": "headline", "upper_bound": 0.04, "bound": 0.05}
     return settle([tested("m", {}, 0.02, n=9, interval=Interval(0.01, 0.03, "x"), **(given | changes))], alpha=0.05)[0]
 
@@ -98,7 +98,7 @@ def test_only_the_headline_of_the_share_excess_decides_a_gate() -> None:
     assert decide(run, fail_above=["share_excess[direction=B]=0.99"]).outcome == "undecided"  # type: ignore[arg-type]
 
 
-def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: float | None = None) -> dict[str, Any]:
+def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: float | None = None) -> Finding:
     params = {"canary": number} | ({} if rank is None else {"rank": rank})
     interval = None if rank is not None else Interval(bits - 1, bits + 1, "references")
     return tested(
@@ -116,13 +116,11 @@ def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: f
         ([canary(0, 9.5, 0.001, rank=None, upper=10.5)], "undecided", "cannot be ruled out"),
     ],
 )
-def test_an_exposure_is_compared_exactly_and_chance_fails_no_build(
-    canaries: list[dict[str, Any]], outcome: str, said: str
-) -> None:
+def test_an_exposure_is_compared_exactly_and_chance_fails_no_build(canaries: list[Finding], outcome: str, said: str) -> None:
     head = tested("exposure", {}, 2.0, n=len(canaries), p_value=1e-6, family="headline", null_value=1.44)
     rows = settle([head, *canaries], alpha=0.05)
-    run = SimpleNamespace(summary=summary_table(rows, Said("shown", "", "")))
-    found = exposure.judge(run, with_params(run.summary)[0], 10)  # type: ignore[arg-type]
+    run = SimpleNamespace(summary=rows.table(Said("shown", "", "")))
+    found = exposure.judge(run, rows.head, 10)  # type: ignore[arg-type]
     assert found is not None
     assert found.outcome == outcome
     assert said in found.reason
@@ -140,7 +138,7 @@ def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pyte
     )
     store.check_writable()
     path, content = results_path("summary", "unique_feature", "abc"), io.BytesIO()
-    pq.write_table(summary_table(rows, Said("bounded", "Less than .05.", "")), content)
+    pq.write_table(rows.table(Said("bounded", "Less than .05.", "")), content)
     store.publish(path, content.getvalue())
     published = {path: hashlib.sha256(content.getvalue()).hexdigest()}
     run = {

@@ -1,7 +1,7 @@
 """One word a run: over all combinations of outcomes of an audit's headline families, word and sentence agree."""
 
 import itertools
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from memlib.audits.forgetting import recipe as forgetting
 from memlib.audits.forgetting.report import _advice as advice_on_forgetting
 from memlib.audits.forgetting.verdict import verdict as of_forgetting
 from memlib.audits.self_influence import recipe as self_influence
-from memlib.audits.self_influence.report import build_page as influence_page
+from memlib.audits.self_influence.report import compose as influence_page
 from memlib.audits.self_influence.scores import score as of_influence
 from memlib.audits.self_influence.summary import curves as influence_curves
 from memlib.audits.self_influence.summary import summarize as summarize_influence
@@ -27,10 +27,9 @@ from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
 from memlib.audits.unique_feature.verdict import verdict_on_own
-from memlib.findings import Interval, Row, diagnostic, estimate, settle, tested, verdict_of, word_of
+from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, word_of
 from memlib.report.page import advice_of
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
-from memlib.tables import SUMMARY
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
 WORDS = ("shown", "bounded", "inconclusive")
 OUTCOMES = {  # what makes a test end in a word
@@ -50,7 +49,7 @@ NOT_SHOWN = (
 )
 
 
-def outcome_of(name: str, family: str, word: str, /, **params: Any) -> Row:
+def outcome_of(name: str, family: str, word: str, /, **params: Any) -> Finding:
     value = 3.0 if word == "shown" else 0.01
     return tested(
         name, params, value, n=50, family=family, interval=Interval(value - 0.01, value + 1, "examples"), detectable=0.5,
@@ -58,37 +57,31 @@ def outcome_of(name: str, family: str, word: str, /, **params: Any) -> Row:
     )  # fmt: skip
 
 
-def with_mappings(rows: list[Row]) -> list[Row]:
-    return [{**row, "params": json.loads(row["params"])} for row in rows]
-
-
 @pytest.mark.parametrize(("names", "views"), list(itertools.product(WORDS, ("shown", "inconclusive", None))))
 def test_deja_vu_says_one_thing(names: str, views: str | None) -> None:
     rows = [outcome_of("share_excess", deja_vu.HEADLINE, names), outcome_of("deja_vu_score", "settings", "shown")]
     if views is not None:
-        rows.append(outcome_of("sslmem", deja_vu.STABILITY, views) | {"bound": None})
-    rows = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
-    said = of_deja_vu(rows)
+        rows.append(replace(outcome_of("sslmem", deja_vu.STABILITY, views), bound=None))
+    found = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
+    said = of_deja_vu(found)
     expected = "shown" if "shown" in (names, views) else "bounded" if names == "bounded" and views is None else "inconclusive"
-    assert said.word == word_of(rows, deja_vu.HEADLINES) == expected
+    assert said.word == word_of(found, deja_vu.HEADLINES) == expected
     assert ("has memorized" in said.sentence) == (names == "shown")
     assert ("fewer than" in said.sentence) == (names == "bounded")
     if views is not None and names != "inconclusive":
         assert "closer together" in said.sentence  # a sentence of several findings states each
     if expected == "inconclusive":
         assert any(text in said.sentence for text in NOT_SHOWN)
-    score = rows[1]
-    assert score["verdict"] == (
-        "shown" if expected == "shown" else None
-    )  # no word outside headline families before the run's
+    score = found[1]
+    assert score.verdict == ("shown" if expected == "shown" else None)  # no word outside headline families before the run's
 
 
 def test_a_difference_against_memory_is_not_shown() -> None:
     rows = [
         tested("share_excess", {}, -0.2, n=50, p_value=1e-9, family="headline", interval=Interval(-0.3, -0.1, "examples"))
     ]
-    rows = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
-    assert (of_deja_vu(rows).word, of_deja_vu(rows).sentence) == ("inconclusive", UPSIDE_DOWN)
+    found = settle(rows, alpha=0.05, headlines=deja_vu.HEADLINES)
+    assert (of_deja_vu(found).word, of_deja_vu(found).sentence) == ("inconclusive", UPSIDE_DOWN)
 
 
 @pytest.mark.parametrize(("low", "bound", "word"), [(0.01, None, "inconclusive"), (0.01, 0.3, "bounded"), (-0.01, None, "")])
@@ -101,8 +94,8 @@ def test_an_interval_beside_0_is_said_to_decide_nothing(low: float, bound: float
         none = tested(
             "share_excess", {}, 0.0, n=20, p_value=0.9, family=deja_vu.HEADLINE, interval=Interval(-0.1, 0.1, "examples")
         )
-        rows = settle([row] if family == deja_vu.HEADLINE else [none, row], alpha=0.05, headlines=deja_vu.HEADLINES)
-        said = of_deja_vu(rows)
+        found = settle([row] if family == deja_vu.HEADLINE else [none, row], alpha=0.05, headlines=deja_vu.HEADLINES)
+        said = of_deja_vu(found)
         assert ("intervals are approximate and decide nothing" in said.explanation) == (low > 0)
         if word and family == deja_vu.HEADLINE:
             assert said.word == word
@@ -129,7 +122,7 @@ def test_exposure_says_one_thing(
         rows.append(outcome_of(metric, exposure.HEADLINE, canaries, unseen=100))
         rows.append(outcome_of(metric, "canaries", canaries, unseen=100, canary=0, insertions=4))
     if documents is not None:
-        rows.append(outcome_of("document_bits", exposure.DOCUMENTS, documents) | {"bound": None})
+        rows.append(replace(outcome_of("document_bits", exposure.DOCUMENTS, documents), bound=None))
         shares = [
             estimate("discoverable", {"side": side, "tries": 10, "probability": 0.5}, 0.5, n=9)
             for side in ("trained", "held_out")
@@ -138,13 +131,15 @@ def test_exposure_says_one_thing(
     if refuted is not None:
         claim = {"canary": 0, "insertions": 1, "epsilon": 2.0, "delta": 1e-5}
         rows.append(
-            outcome_of("privacy_claim", exposure.PRIVACY, "shown" if refuted else "inconclusive", **claim) | {"bound": None}
+            replace(
+                outcome_of("privacy_claim", exposure.PRIVACY, "shown" if refuted else "inconclusive", **claim), bound=None
+            )
         )
     if extracted:
         rows.append(estimate("extracted", {"search": "shortest_path", "known": 0}, extracted / 5, n=5))
     given = [estimate("exposure", {"canary": 0, "insertions": 4}, 13.3, n=1, interval=Interval(11.4, None, "references"))]
-    rows = settle([*rows, *given], alpha=0.05, headlines=exposure.HEADLINES)
-    said = of_exposure(with_mappings(rows), recipe, size=10**6)
+    found = settle([*rows, *given], alpha=0.05, headlines=exposure.HEADLINES)
+    said = of_exposure(found, recipe, size=10**6)
     tests = (canaries, documents, "shown" if refuted else None)
     expected = "inconclusive"
     if "shown" in tests:
@@ -175,9 +170,9 @@ def test_unique_features_say_one_thing(variants: tuple[str, ...]) -> None:
         outcome_of("m_white", unique_feature.HEADLINE, word, **params, **({"variant": f"v{n}"} if len(variants) > 1 else {}))
         for n, word in enumerate(variants)
     ]
-    rows = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
-    said = of_unique_feature(rows, alpha=0.05)
-    assert said.word == word_of(rows, unique_feature.HEADLINES)
+    found = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
+    said = of_unique_feature(found, alpha=0.05)
+    assert said.word == word_of(found, unique_feature.HEADLINES)
     assert said.word == ("shown" if "shown" in variants else "bounded" if set(variants) == {"bounded"} else "inconclusive")
     assert ("less than" in said.sentence) == (said.word == "bounded")
     assert (" remember the feature." in said.sentence) == (said.word == "shown")
@@ -195,8 +190,8 @@ def test_a_sweep_says_what_its_cells_say(words: tuple[str | None, ...]) -> None:
         if word != "descriptive":
             rows += [outcome_of("exposure", exposure.HEADLINE, "inconclusive" if word == "shown" else word)]
             rows += [outcome_of("document_bits", exposure.DOCUMENTS, "shown")] if word == "shown" else []
-        rows = settle(rows, alpha=0.05, headlines=exposure.HEADLINES)
-        findings = [Finding(**{name: value for name, value in row.items() if name in SUMMARY.arrow.names}) for row in rows]
+        found = settle(rows, alpha=0.05, headlines=exposure.HEADLINES)
+        findings = [FindingRecord(**row.row()) for row in found]
         run = RunRecord(
             run=f"r{number}", audit="exposure", title="t", finished=1.0, findings=findings, artifacts={"scores": f"s/{number}"},
             verdict=VerdictRecord(word=word, sentence=""),
@@ -249,7 +244,7 @@ def test_forgetting_says_one_thing(outcomes: tuple[str, ...], external: bool) ->
             "verdict": {"known_drawn_afterwards": True},
         }
     )  # fmt: skip
-    rows: list[Row] = []
+    rows: list[Finding] = []
     for name, outcome in zip(names, outcomes, strict=True):
         at = {"target": name, "kind": forgetting.TARGET, "examples": 90, "withheld": 90}
         if not outcome:  # nothing was withheld
@@ -266,8 +261,8 @@ def test_forgetting_says_one_thing(outcomes: tuple[str, ...], external: bool) ->
         rows += [diagnostic("control_power", {"target": name}, given["power"], n=90)]
         rows += [diagnostic("share_limit", {"target": name}, limit, n=90)]
         rows += [diagnostic("control_strength", {"target": name, "strongest": 5.0}, 3.0, n=90)]
-    rows = with_mappings(settle(rows, alpha=0.01, headlines=forgetting.HEADLINES))
-    said, advice = of_forgetting(rows, recipe), advice_on_forgetting(of_forgetting(rows, recipe).word, rows, recipe)
+    found = settle(rows, alpha=0.01, headlines=forgetting.HEADLINES)
+    said, advice = of_forgetting(found, recipe), advice_on_forgetting(of_forgetting(found, recipe).word, found, recipe)
     used = [outcome in ("retained", "reversed") for outcome in outcomes]
     expected = "shown" if any(used) else "bounded" if set(outcomes) == {"forgotten"} else "inconclusive"
     assert said.word == expected
@@ -303,14 +298,13 @@ def test_self_influence_says_one_thing(finite: bool, count: int, tmp_path: Path)
             "training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None},
         }
     )  # fmt: skip
-    page = influence_page(recipe, "r", units, summary, influence_curves(units), lambda _: None, {}, tmp_path)
-    said = verdict_of(summary.to_pylist())
+    page = influence_page(recipe, units, summary, influence_curves(units), lambda _: None, {}, tmp_path)
+    said = Findings.read(summary).verdict
     assert said.word == "descriptive"
-    assert page.verdict == said.sentence
     assert ("account" in said.sentence) == finite
     assert ("not a finite number" in said.sentence) == (not finite)
     assert ("does not prove it" in said.explanation) == finite
-    text = f"{page.verdict} {page.lead} {page.meaning} {page.advice} {page.numbers}"
+    text = f"{said.sentence} {said.explanation} {page.meaning} {page.advice} {page.numbers}"
     assert "nan" not in text
     assert not any(claim in text for claim in ("has memorized", "Report the bound", "report this as a pass"))
     assert ("first candidates" in page.meaning) == finite  # nothing is at the top of a list of numbers that are none
@@ -325,10 +319,10 @@ def test_an_external_model_with_a_feature_says_one_thing(scores: tuple[str, ...]
         at = {"metric": ("m_black", "m_grey")[number], "output": "probability", "null": "names", "nulls": nulls}
         row = outcome_of(at["metric"], unique_feature.OWN, word, **at)
         if nulls == 9:  # no rank among ten reaches .05
-            row |= {"p_value": max(row["p_value"], 0.1), "upper_bound": None, "smallest_p": 0.1, "detectable": None}
-        rows.append(row | ({"bound": None} if number else {}))
-    rows = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
-    said = verdict_on_own(rows)
+            row = replace(row, p_value=max(row.p_value or 0.0, 0.1), upper_bound=None, smallest_p=0.1, detectable=None)
+        rows.append(replace(row, bound=None) if number else row)
+    found = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
+    said = verdict_on_own(found)
     expected = "inconclusive" if nulls == 9 else "shown" if "shown" in scores else scores[0]
     assert said.word == expected
     assert said.sentence.startswith("The feature stands out") == (expected == "shown")
@@ -359,8 +353,7 @@ def test_one_model_alone_says_one_thing(names: str, sets: str | None, blind: boo
             rows.append(
                 diagnostic("sets_compared", {"by": by, "p": 0.01, "differs": differs, "detectable": missed}, value, n=50)
             )
-    table = settled_as_table(rows, config, by_chance=by_chance).to_pylist()
-    said = verdict_of(table)
+    said = Findings.read(settled_as_table(rows, config, by_chance=by_chance)).verdict
     if sets == "differ" or not by_chance:
         expected = "descriptive"
     elif names == "bounded" and blind:

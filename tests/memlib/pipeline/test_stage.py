@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +15,10 @@ import torch
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
 from memlib.identity import content_key
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import Artifact, Identity, Known, Stage
+from memlib.pipeline.stage import UNKEYED, Artifact, Identity, Known, Stage
 from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts
+from memlib.specs import DataSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
 
@@ -30,14 +31,6 @@ class Word(Stage[str]):
     title: ClassVar[str] = "word"
 
     text: str
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        return {"text": self.text}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        return {}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         computed.append(self.text)
@@ -57,14 +50,6 @@ class Sentence(Stage[str]):
     words: tuple[Artifact[str], ...]
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        return {"words": [word.key for word in self.words]}
-
-    @property
     def units(self) -> float:
         return float(len(self.words))
 
@@ -76,6 +61,50 @@ class Sentence(Stage[str]):
     @classmethod
     def open(cls, artifact: Artifact[str]) -> str:
         return artifact.path("word.txt").read_text()
+
+
+@dataclass(frozen=True)
+class Typed(Word):
+    size: tuple[int, ...] = (3, 4)
+    model: DataSpec | None = None
+    title_: Artifact[str] | None = None
+    others: Mapping[str, Artifact[str]] = field(default_factory=dict)
+    threads: int = field(default=1, metadata=UNKEYED)
+
+
+@dataclass(frozen=True)
+class At:
+    epoch: int
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {"model": "0" * 32}
+
+
+@dataclass(frozen=True)
+class Probing(Word):
+    at: At = At(3)
+
+
+def test_a_field_with_spec_and_inputs_contributes_these() -> None:
+    assert Probing("a").spec == {"text": "a", "epoch": 3}
+    assert Probing("a").inputs == {"model": "0" * 32}
+
+
+def test_spec_and_inputs_are_the_fields_unless_they_are_marked(tmp_path: Path) -> None:
+    word = Artifact(Store(str(tmp_path)), Ref("word", "0" * 32), Word)
+    assert Typed("a").spec == {"text": "a", "size": [3, 4], "model": None, "title_": None, "others": {}}
+    assert Typed("a").inputs == {}
+    data = DataSpec.model_validate({"source": {"kind": "digits"}})
+    made = Typed("a", model=data, title_=word, others={"x": word}, threads=9)
+    assert made.spec == {"text": "a", "size": [3, 4], "model": data.model_dump(mode="json")}
+    assert made.inputs == {"title_": "0" * 32, "others": {"x": "0" * 32}}
+    assert made.identity == replace(made, threads=1).identity
+    assert json.loads(json.dumps(made.spec)) == made.spec  # as the manifest records it
 
 
 @pytest.fixture

@@ -11,41 +11,49 @@ import pytest
 import memlib
 from memlib.audits.deja_vu.curves import curves
 from memlib.audits.deja_vu.recipe import Config, Recipe
-from memlib.audits.deja_vu.report import Facts, Shown, build_page
+from memlib.audits.deja_vu.report import Facts, Shown, compose
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
-from memlib.findings import INCONCLUSIVE, verdict_of
+from memlib.findings import INCONCLUSIVE, Findings, Verdict
 from memlib.report.figures import data_uri, outlined
 from memlib.report.glossary import defined, terms
-from memlib.report.page import GalleryItem, Page, Section, TableView, advice_of, first_words, render, said_on_page
+from memlib.report.page import (
+    Content,
+    ExampleView,
+    FigureView,
+    Page,
+    PicturesView,
+    Section,
+    TableView,
+    advice_of,
+    first_words,
+    render,
+    said_on_page,
+)
 from memlib.report.page import _columns as page_columns
 
 EVIL = "<script>alert('x')</script>"
 
 
 def test_all_text_is_escaped() -> None:
-    page = Page(
-        title=EVIL, audit="deja_vu", run="r", verdict=EVIL, verdict_kind="found", lead=EVIL, numbers=[(EVIL, EVIL, EVIL)],
-        sections=[
-            Section(
-                heading=EVIL, paragraphs=[EVIL], figure_caption=EVIL, svg="<svg></svg>",
-                table=TableView([EVIL], [[EVIL]]), details=TableView([EVIL], [[EVIL]]), details_title=EVIL,
-                gallery=[GalleryItem(EVIL, "data:,", "data:,", [(EVIL, [("data:,", EVIL, True)])])],
-            )
-        ],
+    section = Section(
+        EVIL, EVIL, FigureView("<svg></svg>", EVIL), TableView([EVIL], [[EVIL]]), TableView([EVIL], [[EVIL]], folded=EVIL),
+        ExampleView(EVIL, [("data:,", EVIL)], [(EVIL, [("data:,", EVIL, EVIL, True)])]), PicturesView([("data:,", EVIL)]),
     )  # fmt: skip
-    html = render(page)
+    content = Content([section], numbers=[(EVIL, EVIL, EVIL)], meaning=EVIL, advice=EVIL, limits=[EVIL], model=EVIL)
+    html = render(Page(EVIL, EVIL, EVIL, EVIL, Verdict("shown", EVIL, EVIL), content, [(EVIL, EVIL)]))
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 14
+    assert html.count("&lt;script&gt;") >= 28
 
 
 def test_a_page_says_who_made_it_what_it_means_and_what_it_does_not_show() -> None:
-    figure = Section("Bits", svg="<svg width='1'><g></g></svg>", figure_caption="Bits by <epoch>.")
-    page = Page(
-        title="t", audit="exposure", run="r", verdict="v", verdict_kind="found", lead="an exposure of 3 bits", numbers=(),
-        sections=[figure, Section("Empty")], question="How many bits?", meaning="Guess it.", advice="Hide it.", limits=["Other secrets."],
-        terms=("exposure", "rho"), imprint=[("drawn", "2026-01-01"), ("store", "s3://x")],
+    figure = FigureView("<svg width='1'><g></g></svg>", "Bits by <epoch>.")
+    content = Content(
+        [Section("Bits", None, "", figure), None, Section("Empty")], meaning="Guess it.", advice="Hide it.",
+        limits=["Other secrets."], terms=("exposure", "rho"),
     )  # fmt: skip
+    verdict, imprint = Verdict("shown", "v", "an exposure of 3 bits"), [("drawn", "2026-01-01"), ("store", "s3://x")]
+    page = Page("t", "exposure", "r", "How many bits?", verdict, content, imprint)
     html = render(page)
     for said in ("How many bits?", "Guess it.", "Hide it.", "Other secrets.", "2026-01-01", "s3://x", 'href="#s2">Empty'):
         assert said in html
@@ -53,7 +61,7 @@ def test_a_page_says_who_made_it_what_it_means_and_what_it_does_not_show() -> No
     assert "<dt>rho</dt>" not in html  # the page does not use it
     assert "<title>Bits</title><desc>Bits by &lt;epoch&gt;.</desc><g>" in html
     with pytest.raises(AssertionError, match="no caption"):
-        render(replace(page, sections=[replace(figure, figure_caption="")]))
+        render(replace(page, content=Content([Section("Bits", replace(figure, caption=""))])))
 
 
 def test_no_row_of_tiles_holds_a_single_one() -> None:
@@ -141,9 +149,10 @@ def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
     image = np.zeros((16, 16, 3), dtype=np.uint8)
     shown = Shown(image, (0, 0, 16, 6), [(image, "cat")] * 4, [(image, EVIL)] * 4)
     facts = Facts({"target": 60}, {"duplicate": 2}, {"model A0": 3.0})
-    page = build_page(recipe, "run1", units, summary, curves(units), facts, lambda unit: shown, tmp_path)
+    content = compose(recipe, units, summary, curves(units), facts, lambda unit: shown, tmp_path)
+    page = Page(recipe.title, "deja-vu", "run1", "", Findings.read(summary).verdict, content)
     html = render(page)
-    assert page.verdict_kind == kind
+    assert page.style == kind
     assert EVIL not in html
     loads = Loads()
     loads.feed(html)
@@ -176,8 +185,8 @@ def test_what_was_decoded_in_several_ways_has_a_figure_each(tmp_path: Path) -> N
         }
     )  # fmt: skip
     facts = Facts({"target": 60}, {}, {})
-    page = build_page(recipe, "run1", units, summary, curves(units), facts, lambda unit: pytest.fail("no gallery"), tmp_path)
-    headings = [section.heading for section in page.sections]
+    content = compose(recipe, units, summary, curves(units), facts, lambda unit: pytest.fail("no gallery"), tmp_path)
+    headings = [section.heading for section in content.sections if section is not None]
     assert [name for name in ("Through training", "By layer", "By number of neighbours") if name in headings] == [
         "Through training", "By layer", "By number of neighbours"
     ]  # fmt: skip
@@ -192,7 +201,7 @@ def test_a_comparison_upside_down_is_no_reassurance() -> None:
     names = ["target_prediction", "target_confidence", "reference_prediction", "reference_confidence", "category"]
     swap = {a: b for a, b in zip(names, [*names[2:4], *names[:2]], strict=False)}
     turned = units.rename_columns([swap.get(name, name) for name in units.column_names]).select(units.column_names)
-    said = verdict_of(summarize(turned, config, num_classes=3).to_pylist())
+    said = Findings.read(summarize(turned, config, num_classes=3)).verdict
     assert said.word == INCONCLUSIVE
     assert "opposite direction to memorization" in said.sentence
 

@@ -18,21 +18,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.cli.app import main
 from memlib import __version__
-from memlib.audits import AUDITS, tables_of
+from memlib.audits import tables_of
 from memlib.audits.sweep.compared import compare
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
-from memlib.findings import verdict_of
+from memlib.findings import Findings
 from memlib.identity import content_key, file_digest
 from memlib.pipeline.provenance import source_state
-from memlib.report.imprint import signed
 from memlib.report.page import render
 from memlib.running import verification
 from memlib.running.verification import check_artifacts, check_run, check_signature, sign
 from memlib.runs import index
 from memlib.runs.index import INDEX, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.specs.asks import asks_digest, run_name
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
@@ -75,7 +74,7 @@ def store(tmp_path: Path) -> Store:
     rows = summary.to_pylist()
     manifest = {
         "run": run, "audit": "deja_vu", "title": "t", "recipe": RECIPE, "finished": 1.0, "findings": findings_of(rows),
-        "verdict": asdict(verdict_of(rows)), "results": {"summary": results["summary"]}, "report": results["report"], "artifacts": {"scores": str(SCORES), "report": str(REPORT)},
+        "verdict": asdict(Findings.read(summary).verdict), "results": {"summary": results["summary"]}, "report": results["report"], "artifacts": {"scores": str(SCORES), "report": str(REPORT)},
         "scores": str(SCORES), "asks": asks_digest(RECIPE), "pins": {ref: pin.model_dump() for ref, pin in pins_of(found, [SCORES, REPORT]).items()}, "published": published,
     }  # fmt: skip
     found.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
@@ -96,9 +95,7 @@ def swept(store: Store, tmp_path: Path) -> Store:
     folder = tmp_path / "sweep"
     folder.mkdir()
     write_table(compared.table, SWEEP, folder / "sweep.parquet")
-    (folder / "report.html").write_text(
-        render(signed(compared.page(recipe, run, folder), AUDITS["sweep"].question, recipe, store, ()))
-    )
+    (folder / "report.html").write_text(render(compared.page(recipe, run, folder, store)))
     table, page = results_path("sweep", "sweep", run), f"runs/{run}/report.html"
     published = {}
     for path, file in ((table, folder / "sweep.parquet"), (page, folder / "report.html")):
@@ -107,7 +104,7 @@ def swept(store: Store, tmp_path: Path) -> Store:
     assert cell.digest is not None
     record = RunRecord(
         run=run, audit="sweep", title="s", finished=2.0, recipe=recipe.model_dump(mode="json"),
-        findings=[Finding(**row) for row in compared.findings], verdict=VerdictRecord(**asdict(compared.verdict)),
+        findings=[FindingRecord(**row) for row in compared.findings], verdict=VerdictRecord(**asdict(compared.verdict)),
         report=page, cells={"one": cell.run, "two": None}, cell_digests={cell.run: cell.digest}, problems={"two": "it failed"},
         artifacts={f"one: {name}": ref for name, ref in cell.artifacts.items()}, published=published, pins=cell.pins,
         asks=asks_digest(recipe.model_dump(mode="json")), source=dict(source_state()), software={"memlib": __version__},

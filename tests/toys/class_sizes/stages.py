@@ -12,7 +12,7 @@ from memlib.audits.class_sizes.tables import UNITS
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.stages import Shard
-from memlib.findings import DESCRIPTIVE, Verdict, diagnostic, summary_table
+from memlib.findings import DESCRIPTIVE, Findings, Verdict, diagnostic
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact
 from memlib.pipeline.tables import Tables
@@ -20,7 +20,7 @@ from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 
 if TYPE_CHECKING:
-    from memlib.report.page import Page
+    from memlib.report.page import Content
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,6 @@ class Count(ScoresStage):
     shard: Artifact[Shard]
     smallest: int
 
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """Return the size below which a class counts as small."""
-        return {"smallest": self.smallest}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """Return the key of the shard."""
-        return {"shard": self.shard.key}
-
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves."""
         sizes = Counter(self.shard.content.index["class_name"].to_pylist())
@@ -52,7 +42,7 @@ class Count(ScoresStage):
         verdict = Verdict(DESCRIPTIVE, f"The largest class has {ratio:.2f} times the examples of the smallest.", "Counted.")
         units = [{"class_name": name, "examples": size} for name, size in sorted(sizes.items())]
         write_table(pa.Table.from_pylist(units, schema=UNITS.arrow), UNITS, attempt.path(UNITS_FILE))
-        write_table(summary_table(rows, verdict), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(Findings(rows).table(verdict), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
 
 
@@ -72,8 +62,8 @@ class Report(PageStage):
         """Return the key of the scores."""
         return {"scores": self.scores.key}
 
-    def page(self, attempt: Attempt) -> "Page":
-        """Compose the page."""
-        from memlib.audits.class_sizes.report import build_page
+    def compose(self, attempt: Attempt) -> "Content":
+        """Compose what the page says."""
+        from memlib.audits.class_sizes.report import compose
 
-        return build_page(self.recipe, self.run, self.scores.content["units"], self.scores.content["summary"])
+        return compose(self.scores.content["units"])

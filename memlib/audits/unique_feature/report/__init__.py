@@ -1,6 +1,5 @@
 """Page of the unique-feature audit."""
 
-from memlib.audits.unique_feature.report.findings import Boundary, Material
-from memlib.audits.unique_feature.report.page import build_page
+from memlib.audits.unique_feature.report.page import compose
 
-__all__ = ["Boundary", "Material", "build_page"]
+__all__ = ["compose"]

@@ -1,36 +1,37 @@
 """Page of a run, composed from its sections."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
+from memlib.audits.unique_feature.analysis import counting
+from memlib.audits.unique_feature.page_content import Material
 from memlib.audits.unique_feature.recipe import Recipe
-from memlib.audits.unique_feature.report.curves import (
+from memlib.audits.unique_feature.report.figures import (
     attention_section,
     boundary_section,
     canary_section,
     draws_section,
     epoch_section,
     latent_section,
-    picture_section,
-    removal_section,
-)
-from memlib.audits.unique_feature.report.findings import Findings, Material, interval_text, p_text, percent_text
-from memlib.audits.unique_feature.report.nets import (
-    changes_section,
     nets_section,
     nulls_section,
+    picture_section,
+    removal_section,
+    settings_section,
+)
+from memlib.audits.unique_feature.report.tables import (
+    changes_section,
+    interval_text,
     own_section,
     proportions_section,
     pull_section,
-    settings_section,
     tests_section,
 )
-from memlib.audits.unique_feature.verdict import score_name
-from memlib.findings import verdict_of
-from memlib.report.page import KINDS, Page, Section, TableView, advice_of, meaning_of
+from memlib.audits.unique_feature.verdict import of_score, score_name
+from memlib.findings import Finding, Findings
+from memlib.report.format import format_p, percent
+from memlib.report.page import Content, Section, advice_of, facts_table, meaning_of
 
 _TERMS = (
     "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
@@ -64,63 +65,57 @@ _NOT_SHOWN = (
 )
 
 
-def build_page(
-    recipe: Recipe, run: str, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
-) -> Page:
-    """Return the page of a run; figures are also written to `folder` as SVG and PNG.
+def compose(
+    recipe: Recipe, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
+) -> Content:
+    """Return what the page of a run says; figures are also written to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.
-        run: id of the run.
         units, summary, curves: tables.UNITS, SUMMARY and CURVES.
         material: pictures, boundaries and facts.
         folder: destination of the figures.
     """
-    findings = Findings(summary)
-    conclusion = verdict_of(findings.rows)
-    frame = units.to_pandas()
-    sections = [
-        nulls_section(frame, findings, folder) if recipe.trained is not None else nets_section(frame, findings, folder),
-        own_section(findings) if recipe.trained is not None else tests_section(findings),
-        None if recipe.trained is not None else proportions_section(findings),
-        changes_section(findings),
-        picture_section(material, own=recipe.trained is not None),
-        draws_section(curves, findings, folder),
-        epoch_section(curves, findings, folder),
-        boundary_section(material, folder),
-        settings_section(frame, findings, folder),
-        removal_section(curves, findings, folder),
-        attention_section(material),
-        canary_section(curves, findings, folder),
-        latent_section(curves, folder),
-        pull_section(findings),
-        Section(
-            heading="What was run",
-            paragraphs=[
-                "Methods: Hartley et al. 2023, Neural networks memorise personal information from one sample (Eqs. 1 to 3), "
-                "and Hartley and Tsaftaris 2022, Unintended memorisation of unique features in neural networks."
-            ],
-            table=TableView(("", ""), list(material.facts.items())),
-        ),
-    ]
-    return Page(
+    findings, own = Findings.read(summary), recipe.trained is not None
+    scores = units.filter(pa.array(counting(units))).to_pandas()
+    word = findings.verdict.word
+    return Content(
         meaning=meaning_of(
-            conclusion.word,
-            shown=_MEANING_OF_ONE if recipe.trained is not None else _MEANING_OF_MANY.format(_carriers(recipe)),
-            bounded=_BOUNDED_OF_ONE if recipe.trained is not None else _BOUNDED_OF_MANY,
+            word,
+            shown=_MEANING_OF_ONE if own else _MEANING_OF_MANY.format(_carriers(recipe)),
+            bounded=_BOUNDED_OF_ONE if own else _BOUNDED_OF_MANY,
         ),
         advice=advice_of(
-            conclusion.word,
+            word,
             shown="Remove identifying features such as names from the data before training, and treat models trained with "
             "them as confidentially as the data. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
             "every changed training again.",
-            more="" if recipe.trained is None else "compare the feature with more others of its kind (score.null_features)",
+            more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
-        title=recipe.title, audit="unique-feature", run=run, verdict=conclusion.sentence,
-        verdict_kind=KINDS[conclusion.word], lead=conclusion.explanation,
-        numbers=_numbers_of_own(findings) if recipe.trained is not None else _numbers(findings),
-        sections=[section for section in sections if section is not None],
+        numbers=_numbers_of_own(findings) if own else _numbers(findings),
+        sections=[
+            nulls_section(units.to_pandas(), findings, folder) if own else nets_section(scores, findings, folder),
+            own_section(findings) if own else tests_section(findings),
+            None if own else proportions_section(findings),
+            changes_section(findings),
+            picture_section(material.pictures, own=own),
+            draws_section(curves, findings, folder),
+            epoch_section(curves, findings, folder),
+            boundary_section(material.boundaries, folder),
+            settings_section(scores, findings, folder),
+            removal_section(curves, findings, folder),
+            attention_section(material.attention),
+            canary_section(curves, findings, folder),
+            latent_section(curves, folder),
+            pull_section(findings),
+            Section(
+                "What was run",
+                "Methods: Hartley et al. 2023, Neural networks memorise personal information from one sample (Eqs. 1 to 3), "
+                "and Hartley and Tsaftaris 2022, Unintended memorisation of unique features in neural networks.",
+                facts_table(material.facts),
+            ),
+        ],
     )  # fmt: skip
 
 
@@ -132,41 +127,41 @@ def _carriers(recipe: Recipe) -> str:
     return f"one training example, of which the training set holds {' or '.join(map(str, copies))} copies,"
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    return f"95 % interval: {text}" if (text := interval_text(row)) else ""
-
-
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
-    at = {name: findings.headline.get(name, "") for name in ("variant", "metric", "output")}
-    shown = []
+    head, shown = findings.head, []
     for group, title in (
         ("canary - control", "mean difference between models that saw the feature and their controls"),
         ("canary", "mean score of the models that saw the feature"),
         ("control", "mean score of all controls, which did not see it"),
     ):
-        row = findings.find(str(at["metric"]), **at, group=group, statistic="mean")
+        row = of_score(findings, head, head.metric, group=group)
         if row is not None:
-            shown.append((f"{row['value']:.3g}", title, _interval(row)))
+            shown.append((f"{row.value:.3g}", title, _interval(row)))
     for criterion in ("calibrated", "published"):
-        row = findings.find("proportion_memorized", **at, criterion=criterion)
+        row = of_score(findings, head, "proportion_memorized", criterion=criterion)
         if row is not None:
-            expected = _interval(row)
-            control = findings.find("proportion_control", **at, criterion=criterion)
-            if control is not None:
-                expected = f"{percent_text(control['value'])} of the controls as well"
-            if row["null_value"] is not None:
-                expected = f"{percent_text(row['null_value'])} by chance, adjusted {p_text(row['p_adjusted'])}"
-            shown.append(
-                (percent_text(row["value"]), f"of models flagged as memorizing by the {criterion} criterion", expected)
-            )
+            title = f"of models flagged as memorizing by the {criterion} criterion"
+            shown.append((percent(row.value, 1), title, _expected(findings, row)))
     return shown
+
+
+def _expected(findings: Findings, row: Finding) -> str:
+    """Return the share of nets that a criterion flags by chance or among controls, or else the interval of its share."""
+    if row.null_value is not None:
+        return f"{percent(row.null_value, 1)} by chance, adjusted p = {format_p(row.p_adjusted)}"
+    control = of_score(findings, row, "proportion_control", criterion=row.params["criterion"])
+    return _interval(row) if control is None else f"{percent(control.value, 1)} of the controls as well"
+
+
+def _interval(row: Finding) -> str:
+    return f"95 % interval: {text}" if (text := interval_text(row)) else ""
 
 
 def _numbers_of_own(findings: Findings) -> list[tuple[str, str, str]]:
     return [
         (
-            f"{row['value']:+.3g}", f"difference from the mean of other features, {score_name(row['params'])}",
-            f"adjusted {p_text(row['p_adjusted'])}",
+            f"{row.value:+.3g}", f"difference from the mean of other features, {score_name(row)}",
+            f"adjusted p = {format_p(row.p_adjusted)}",
         )
-        for row in findings.tests
+        for row in findings.tests()
     ]  # fmt: skip

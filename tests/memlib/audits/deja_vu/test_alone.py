@@ -20,7 +20,7 @@ from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.errors import UserError
-from memlib.findings import with_params
+from memlib.findings import Findings
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.runners import PlainRunner
 from memlib.runs.records import RunRecord
@@ -45,8 +45,8 @@ def units_of(model: NDArray[np.bool_], known: NDArray[np.bool_], of_a: NDArray[n
     return score(parts, [f"c{label}" for label in range(CLASSES)], CONFIG)
 
 
-def rows_of(units: pa.Table, **config: Any) -> list[dict[str, Any]]:
-    return with_params(summarize(units, CONFIG.model_copy(update=config), num_classes=CLASSES, reference="network"))
+def rows_of(units: pa.Table, **config: Any) -> Findings:
+    return Findings.read(summarize(units, CONFIG.model_copy(update=config), num_classes=CLASSES, reference="network"))
 
 
 def drawn(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
@@ -61,25 +61,22 @@ def test_the_value_is_a_difference_of_differences() -> None:
     rng = np.random.default_rng(0)
     of_a = drawn(rng, 82)
     model, known = rng.random(82) < 0.6, rng.random(82) < 0.3
-    head, *others = rows_of(units_of(model, known, of_a))
+    rows = rows_of(units_of(model, known, of_a))
     gain = model.astype(float) - known
     parts = [(gain[mine & of_a], gain[mine & ~of_a]) for mine in np.arange(CLASSES)[:, None] == np.arange(82) % CLASSES]
     weights = [len(one) * len(other) / (len(one) + len(other)) for one, other in parts]
     within = np.average([one.mean() - other.mean() for one, other in parts], weights=weights)
-    assert head["value"] == pytest.approx(within)
-    assert head["params"]["reference"] == "network"
-    found = {
-        row["params"]["direction"]: row["value"]
-        for row in others
-        if row["metric"] == "share_excess" and "class" not in row["params"]
-    }
-    assert found == pytest.approx({"A": gain[of_a].mean(), "B": gain[~of_a].mean()})
-    classes = {row["params"]["label"]: row for row in others if "class" in row["params"]}
+    assert rows.head.value == pytest.approx(within)
+    assert rows.head.params["reference"] == "network"
+    for direction, mine in (("A", of_a), ("B", ~of_a)):
+        assert rows.first("share_excess", direction=direction).value == pytest.approx(gain[mine].mean())
     labels = np.arange(82) % CLASSES
-    for label, row in classes.items():
-        mine = labels == label
-        assert row["value"] == pytest.approx(gain[mine & of_a].mean() - gain[mine & ~of_a].mean())
-        assert row["ci_low"] < row["value"] < row["ci_high"]
+    classes = rows.tests("classes")
+    assert len(classes) == CLASSES
+    for row in classes:
+        mine = labels == row.params["label"]
+        assert row.value == pytest.approx(gain[mine & of_a].mean() - gain[mine & ~of_a].mean())
+        assert (row.low or 0) < row.value < (row.high or 0)
 
 
 def test_the_p_value_counts_every_draw_of_who_was_held_out() -> None:
@@ -92,7 +89,7 @@ def test_the_p_value_counts_every_draw_of_who_was_held_out() -> None:
         mine = gain[labels == label]
         sums = [total + sum(chosen) for total in sums for chosen in itertools.combinations(mine.tolist(), 3)]
     expected = np.mean(np.array(sums) >= gain[of_a].sum())
-    assert rows_of(units_of(model, known, of_a))[0]["p_value"] == pytest.approx(expected)
+    assert rows_of(units_of(model, known, of_a)).head.p_value == pytest.approx(expected)
 
 
 def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None:
@@ -102,8 +99,9 @@ def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None
         of_a, ease = drawn(rng, 80), rng.random(80)
         model, known = rng.random(80) < 0.3 + 0.6 * ease, rng.random(80) < 0.3 * ease
         rows = rows_of(units_of(model, known, of_a))
-        rejected["headline"] += rows[0]["p_value"] <= 0.05
-        rejected["score"] += rows[1]["p_value"] <= 0.05
+        for name, row in zip(rejected, rows, strict=False):
+            assert row.p_value is not None
+            rejected[name] += row.p_value <= 0.05
     assert max(rejected.values()) <= most_of(200, 0.05)
 
 
@@ -114,11 +112,11 @@ def test_memory_is_found_and_its_bound_and_interval_hold_it() -> None:
         of_a = drawn(rng, 240)
         before, known = rng.random(240) < 0.3, rng.random(240) < 0.3
         recalled = of_a & (rng.random(240) < 0.4)
-        head = rows_of(units_of(before | recalled, known, of_a))[0]
-        shown += head["verdict"] == "shown"
+        head = rows_of(units_of(before | recalled, known, of_a)).head
+        shown += head.verdict == "shown"
         due = (recalled & ~before).sum() / of_a.sum()
-        held += head["upper_bound"] is None or head["upper_bound"] >= due - 1e-12
-        inside += head["ci_low"] <= 0.4 * 0.7 <= head["ci_high"]
+        held += head.upper_bound is None or head.upper_bound >= due - 1e-12
+        inside += (head.low or 0) <= 0.4 * 0.7 <= (head.high or 0)
     assert shown >= 54  # nine of ten
     assert min(held, inside) >= least_of(60, 0.95)
 
@@ -128,7 +126,7 @@ def test_with_both_models_at_hand_the_two_halves_are_what_the_pair_says() -> Non
     rng = np.random.default_rng(4)
     of_a, known = drawn(rng, 80), rng.random(80) < 0.3
     under_a, under_b = (rng.random(80) < 0.5 for _ in range(2))
-    alone = [rows_of(units_of(model, known, side))[0]["value"] for model, side in ((under_a, of_a), (under_b, ~of_a))]
+    alone = [rows_of(units_of(model, known, side)).head.value for model, side in ((under_a, of_a), (under_b, ~of_a))]
     own, other = np.where(of_a, under_a, under_b), np.where(of_a, under_b, under_a)
     gain = own.astype(float) - other
     assert np.mean(alone) == pytest.approx((gain[of_a].mean() + gain[~of_a].mean()) / 2)
@@ -138,28 +136,21 @@ def test_models_that_were_trained_apart_widen_the_interval() -> None:
     rng = np.random.default_rng(5)
     of_a = drawn(rng, 80)
     models = np.stack([rng.random(80) < ease for ease in (0.3, 0.5, 0.7)])
-    head = rows_of(units_of(models, rng.random(80) < 0.3, of_a))[0]
-    assert head["interval"] == "examples and trainings"
-    assert head["params"]["pairs"] == 3
-    gains = gains_of(FAKE(json.dumps(head["params"])), units_of(models, rng.random(80) < 0.3, of_a))  # type: ignore[arg-type]
+    head = rows_of(units_of(models, rng.random(80) < 0.3, of_a)).head
+    assert head.interval is not None
+    assert head.interval.over == "examples and trainings"
+    assert head.params["pairs"] == 3
+    gains = gains_of(head, units_of(models, rng.random(80) < 0.3, of_a))
     assert gains.gains.shape == (3, 80)
-
-
-class FAKE:
-    """As much of a run as a comparison reads."""
-
-    def __init__(self, params: str) -> None:
-        self.findings = [self]
-        self.params = params
 
 
 def test_a_comparison_takes_the_same_value() -> None:
     rng = np.random.default_rng(6)
     of_a = drawn(rng, 82)
     units = units_of(rng.random(82) < 0.6, rng.random(82) < 0.3, of_a)
-    head = rows_of(units)[0]
-    gains = gains_of(FAKE(json.dumps(head["params"])), units)  # type: ignore[arg-type]
-    assert gains.design.difference(gains.gains[0]) == pytest.approx(head["value"])
+    head = rows_of(units).head
+    gains = gains_of(head, units)
+    assert gains.design.difference(gains.gains[0]) == pytest.approx(head.value)
 
 
 # -- from a recipe to a page ----------------------------------------------------------------------------
@@ -193,7 +184,7 @@ def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
     assert "both directions" not in page
     series = set(pq.ParquetFile(run.results["curves"]).read()["series"].to_pylist())
     assert series == {"target", "reference", "target_held_out", "reference_held_out"}
-    metrics = {(row.metric, json.loads(row.params).get("direction")) for row in run.findings}
+    metrics = {(row.metric, row.params.get("direction")) for row in Findings.of_run(run)}
     assert ("mcnemar_p", "both") not in metrics
     assert {("accuracy_target", "A"), ("accuracy_target", "B"), ("share_excess", "both")} <= metrics
 
@@ -208,7 +199,7 @@ def test_large_audits_are_scored_in_parts_alike(tmp_path: Path, monkeypatch: pyt
 
 def test_visual_words_stand_for_a_second_model_too(tmp_path: Path) -> None:
     _, run, _ = audited(tmp_path, "reference={kind: visual_words, words: 8, folds: 2}", "decode.crops=[maximal]")
-    assert json.loads(run.findings[0].params)["reference"] == "visual_words"
+    assert Findings.of_run(run).head.params["reference"] == "visual_words"
 
 
 def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,5 +255,5 @@ def test_a_side_with_more_images_of_an_easy_class_has_no_score() -> None:
             of_a[mine[: round(share * len(mine))]] = True
         model = np.where(labels == 0, True, np.where(labels == 1, False, rng.random(160) < 0.3))
         rows = rows_of(units_of(model, rng.random(160) < 0.2, of_a), p=0.5)
-        values.append(next(row["value"] for row in rows if row["metric"] == "deja_vu_score"))
+        values.append(rows.first("deja_vu_score").value)
     assert abs(np.mean(values)) < 5 * np.std(values) / np.sqrt(40)  # 5 standard errors: 6e-7

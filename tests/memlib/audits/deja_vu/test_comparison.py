@@ -1,6 +1,5 @@
 """Audits of the same images are compared image by image: ranked at a valid level, or not ranked, with the reason."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,21 @@ import scipy
 
 from memlib.audits.base import Cell
 from memlib.audits.deja_vu.comparison import compare, gains_of
-from memlib.findings import settle, tested
-from memlib.runs.records import Finding, RunRecord
+from memlib.findings import Findings, Interval, estimate, settle, tested
+from memlib.runs.records import FindingRecord, RunRecord
 from memlib.stats.inference import widened_interval, widened_p
 
 HEAD = {"layer": "last", "epoch": 9, "crop": "maximal", "k": 3}
 
 
 def run_of(knowledge: float | None = 0.9, *, epoch: int = 9) -> RunRecord:
-    rows = settle([tested("share_excess", HEAD | {"epoch": epoch}, 0.1, n=9, p_value=0.5, family="f")], alpha=0.05)
+    rows = [tested("share_excess", HEAD | {"epoch": epoch}, 0.1, n=9, p_value=0.5, family="f")]
     if knowledge is not None:
-        row = dict.fromkeys(rows[0]) | {"metric": "knn_accuracy", "params": "{}", "value": knowledge, "role": "estimate"}
-        rows.append(row | {"n": 100, "ci_low": knowledge - 0.1, "ci_high": knowledge + 0.1})
-    chance = dict.fromkeys(rows[0]) | {"metric": "accuracy_target", "params": json.dumps({"chance": 0.1}), "value": 0.5}
-    rows.append(chance | {"role": "estimate", "n": 9})
-    return RunRecord(run="r", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows])
+        interval = Interval(knowledge - 0.1, knowledge + 0.1, "examples")
+        rows.append(estimate("knn_accuracy", {}, knowledge, n=100, interval=interval))
+    rows.append(estimate("accuracy_target", {"chance": 0.1}, 0.5, n=9))
+    findings = [FindingRecord(**row.row()) for row in settle(rows, alpha=0.05)]
+    return RunRecord(run="r", audit="deja_vu", title="t", finished=1.0, findings=findings)
 
 
 def units_of(gains: np.ndarray, *, epoch: int = 9, shift: int = 0) -> pa.Table:
@@ -49,7 +48,7 @@ def cell(name: str, gains: np.ndarray, **more: Any) -> Cell:
 
 def test_gains_are_of_the_headlines_setting_in_order_of_the_images() -> None:
     gains = drawn(np.random.default_rng(1), 0.4)
-    found = gains_of(run_of(), units_of(gains))
+    found = gains_of(Findings.of_run(run_of()).head, units_of(gains))
     order = [*range(0, 300, 2), *range(1, 300, 2)]  # by side
     of_a = np.arange(300)[order] % 2 == 0
     assert np.array_equal(found.gains, np.where(of_a, 0.5, -0.5) * gains[:, order])
@@ -60,14 +59,14 @@ def test_the_audit_that_remembers_more_is_found_and_equal_ones_are_not_ranked_ap
     rng = np.random.default_rng(0)
     shares = {"much": 0.6, "little": 0.25, "as little": 0.25}
     cells = [cell(name, drawn(rng, share, pairs=6, images=600)) for name, share in shares.items()]
-    rows = {(json.loads(r["params"])["cell"], json.loads(r["params"])["other"]): r for r in compare(cells)}
-    assert rows["much", "little"]["value"] == pytest.approx(0.35, abs=0.08)
-    assert rows["much", "little"]["verdict"] == rows["much", "as little"]["verdict"] == "shown"
-    assert rows["little", "as little"]["verdict"] == "inconclusive"
-    assert rows["little", "as little"]["p_adjusted"] > 0.05
-    assert all(row["interval"] == "examples and trainings" for row in rows.values())
-    low, high = rows["much", "little"]["ci_low"], rows["much", "little"]["ci_high"]
-    assert 0 < low < rows["much", "little"]["value"] < high
+    rows = {(row.params["cell"], row.params["other"]): row for row in compare(cells)}
+    apart, alike = rows["much", "little"], rows["little", "as little"]
+    assert apart.value == pytest.approx(0.35, abs=0.08)
+    assert apart.verdict == rows["much", "as little"].verdict == "shown"
+    assert alike.verdict == "inconclusive"
+    assert (alike.p_adjusted or 0) > 0.05
+    assert all(row.interval is not None and row.interval.over == "examples and trainings" for row in rows.values())
+    assert 0 < (apart.low or 0) < apart.value < (apart.high or 0)
 
 
 def test_what_cannot_be_ranked_says_why() -> None:
@@ -75,18 +74,20 @@ def test_what_cannot_be_ranked_says_why() -> None:
     known, few = cell("known", drawn(rng, 0.6)), cell("few", drawn(rng, 0.2, pairs=1))
     ignorant = cell("ignorant", drawn(rng, 0.2), knowledge=0.15)
     (row,) = compare([known, few])
-    assert "same number of pairs of models, 3 or more" in json.loads(row["params"])["not_ranked"]
-    assert (row["verdict"], row["interval"], row["p_value"]) == (None, "examples", None)
+    assert "same number of pairs of models, 3 or more" in row.params["not_ranked"]
+    assert (row.verdict, row.p_value) == (None, None)
+    assert row.interval is not None
+    assert row.interval.over == "examples"
     (row,) = compare([known, ignorant])
-    assert json.loads(row["params"])["not_ranked"] == "the models of ignorant know too little about whole images"
+    assert row.params["not_ranked"] == "the models of ignorant know too little about whole images"
     untrained = cell("untrained", drawn(rng, 0.2), knowledge=0.85, epoch=0)
-    rows = [json.loads(row["params"]) for row in compare([known, untrained])]
-    assert "the models of known know too little" in rows[0]["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
+    (row,) = compare([known, untrained])
+    assert "the models of known know too little" in row.params["not_ranked"]  # 0.8 at least, and untrained ones 0.95 at most
     said = known.run.findings[0].model_copy(update={"role": "estimate", "p_value": None})
     untested = Cell("untested", known.run.model_copy(update={"findings": [said, *known.run.findings[1:]]}), known.units)
     (row,) = compare([known, untested])
-    assert json.loads(row["params"])["not_ranked"] == "untested was not tested"
-    assert compare([known, Cell("others", run_of(), units_of(drawn(rng, 0.2), shift=5))]) == []
+    assert row.params["not_ranked"] == "untested was not tested"
+    assert not compare([known, Cell("others", run_of(), units_of(drawn(rng, 0.2), shift=5))])
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])

@@ -1,4 +1,3 @@
-import json
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,11 @@ from pydantic import ValidationError
 
 from memlib.audits.deja_vu.curves import curves, most_correlated, most_memorized
 from memlib.audits.deja_vu.recipe import Config, Recipe
-from memlib.audits.deja_vu.scores import Decoding, categorize, score
+from memlib.audits.deja_vu.scores import CATEGORIES, Decoding, categorize, score
 from memlib.audits.deja_vu.summary import summarize
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.audits.deja_vu.verdict import Recognition, recognition
-from memlib.findings import with_params
+from memlib.findings import Finding, Findings
 from memlib.tables import CURVES, SUMMARY
 from tests.chance import least_of, most_of
 
@@ -50,17 +49,25 @@ def decodings(
     return found
 
 
-def findings(config: Config = FAST, **options: Any) -> dict[tuple[str, str], dict[str, Any]]:
+def findings(config: Config = FAST, **options: Any) -> dict[tuple[str, str], Finding]:
     units = score(decodings(**options), [f"c{i}" for i in range(options.get("classes", 5))], config)
     table = summarize(units, config, num_classes=options.get("classes", 5))
     assert table.schema.equals(SUMMARY.arrow)
-    found = {}
-    for row in table.to_pylist():
-        params = json.loads(row["params"])
-        if "class" not in params:
-            at = f"@{params['p']:g}" if "p" in params else ""
-            found[row["metric"] + at, params["direction"]] = row
-    return found
+    rows = Findings.read(table).all(**{"class": None})
+    return {
+        (row.metric + (f"@{row.params['p']:g}" if "p" in row.params else ""), row.params["direction"]): row for row in rows
+    }
+
+
+def p_of(row: Finding) -> float:
+    assert row.p_value is not None
+    return row.p_value
+
+
+def covers(row: Finding, value: float) -> bool:
+    assert row.low is not None
+    assert row.high is not None
+    return bool(row.low <= value <= row.high)
 
 
 def test_an_example_by_hand() -> None:
@@ -78,9 +85,9 @@ def test_an_example_by_hand() -> None:
     assert units["target_confidence"][0].as_py() == 0.0
     mixed = np.log(1 / 3) / 3 + 2 * np.log(2 / 3) / 3
     assert units["target_confidence"][1].as_py() == pytest.approx(mixed)
-    table = summarize(units, Config(k=(3,), p=0.5, replicates=100, permutations=100), num_classes=2).to_pylist()
-    values = {(r["metric"], json.loads(r["params"]).get("p"), json.loads(r["params"])["direction"]): r["value"]
-              for r in table if "class" not in json.loads(r["params"])}  # fmt: skip
+    table = summarize(units, Config(k=(3,), p=0.5, replicates=100, permutations=100), num_classes=2)
+    rows = Findings.read(table).all(**{"class": None})
+    values = {(row.metric, row.params.get("p"), row.params["direction"]): row.value for row in rows}
     # target on A: right a, b, d; the two surest are a and d. reference on A: surest are b and d, both wrong
     assert values["accuracy_target", 0.5, "A"] == 1.0
     assert values["accuracy_reference", 0.5, "A"] == 0.0
@@ -95,40 +102,38 @@ def test_an_example_by_hand() -> None:
 def test_the_four_categories() -> None:
     right = np.array([True, True, False, False])
     expected = ["correlated", "memorized", "misrepresented", "unassociated"]
-    assert categorize(right, np.array([True, False, True, False])) == expected
+    assert [CATEGORIES[number] for number in categorize(right, np.array([True, False, True, False]))] == expected
 
 
 def test_planted_memory_is_found() -> None:
     found = findings(known=0.3)
     excess, score_ = found["share_excess", "both"], found["deja_vu_score@0.2", "both"]
-    assert 0.15 < excess["value"] < 0.35
-    assert excess["verdict"] == score_["verdict"] == "shown"
-    assert excess["p_value"] < 1e-6
-    assert score_["p_value"] == pytest.approx(1 / 401)
-    assert excess["ci_low"] > 0
-    assert excess["upper_bound"] > excess["value"]
+    assert 0.15 < excess.value < 0.35
+    assert excess.verdict == score_.verdict == "shown"
+    assert p_of(excess) < 1e-6
+    assert score_.p_value == pytest.approx(1 / 401)
+    assert (excess.low or 0) > 0
+    assert (excess.upper_bound or 0) > excess.value
     reference = found["accuracy_reference@1", "both"]
-    assert reference["ci_low"] < json.loads(reference["params"])["chance"] < reference["ci_high"]
-    shares = [
-        found[f"share_{name}", "both"]["value"] for name in ("memorized", "misrepresented", "correlated", "unassociated")
-    ]
+    assert covers(reference, reference.params["chance"])
+    shares = [found[f"share_{name}", "both"].value for name in CATEGORIES]
     assert sum(shares) == pytest.approx(1)
-    assert shares[0] - shares[1] == pytest.approx(excess["value"])
+    assert shares[0] - shares[1] == pytest.approx(excess.value)
 
 
 def test_correlation_alone_is_no_memory() -> None:
     found = findings(common=0.5)
-    assert found["accuracy_reference@1", "both"]["ci_low"] > 0.2
-    assert found["share_excess", "both"]["verdict"] == "inconclusive"
-    assert found["share_excess", "both"]["p_value"] > 0.01
+    assert (found["accuracy_reference@1", "both"].low or 0) > 0.2
+    assert found["share_excess", "both"].verdict == "inconclusive"
+    assert p_of(found["share_excess", "both"]) > 0.01
 
 
 def test_a_better_model_shows_in_one_direction_but_not_in_both() -> None:
     found = findings(better=0.4, per_class=60, seed=1)
-    assert found["share_excess", "A"]["ci_low"] > 0 > found["share_excess", "B"]["ci_high"]
-    assert found["share_excess", "A"]["role"] == "estimate"
-    assert found["share_excess", "both"]["verdict"] == "inconclusive"
-    assert found["deja_vu_score@0.2", "both"]["p_value"] > 0.01
+    assert (found["share_excess", "A"].low or 0) > 0 > (found["share_excess", "B"].high or 0)
+    assert found["share_excess", "A"].role == "estimate"
+    assert found["share_excess", "both"].verdict == "inconclusive"
+    assert p_of(found["deja_vu_score@0.2", "both"]) > 0.01
 
 
 def test_exchanging_target_and_reference_turns_the_sign() -> None:
@@ -137,19 +142,13 @@ def test_exchanging_target_and_reference_turns_the_sign() -> None:
         Decoding(d.direction, d.pair, d.layer, d.epoch, d.crop, d.example_ids, d.labels, d.reference, d.target)
         for d in forward
     ]
-    names = [f"c{i}" for i in range(5)]
-    values = [
-        {
-            r["metric"] + r["params"]: r["value"]
-            for r in summarize(score(d, names, FAST), FAST, num_classes=5).to_pylist()
-            if r["metric"] != "mcnemar_p"
-        }
-        for d in (forward, backward)
-    ]
-    signed = [name for name in values[0] if name.startswith(("share_excess", "deja_vu_score"))]
-    assert signed
-    for name in signed:
-        assert values[0][name] == pytest.approx(-values[1][name])
+    names, metrics = [f"c{i}" for i in range(5)], ("share_excess", "deja_vu_score")
+    rows, turned = (
+        Findings.read(summarize(score(d, names, FAST), FAST, num_classes=5)).all(*metrics) for d in (forward, backward)
+    )
+    assert rows
+    assert [row.params for row in rows] == [row.params for row in turned]
+    assert [row.value for row in rows] == pytest.approx([-row.value for row in turned])
 
 
 def test_row_order_changes_nothing() -> None:
@@ -172,8 +171,8 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
         found = findings(config, seed=seed, per_class=20, **options)
         for name in covered:
             row = found[name, "both"]
-            covered[name] += row["ci_low"] <= 0 <= row["ci_high"]
-            p_values[name].append(row["p_value"])
+            covered[name] += covers(row, 0)
+            p_values[name].append(p_of(row))
     for name in covered:
         assert covered[name] >= least_of(100, 0.95), (name, covered)
         rejected = sum(p <= 0.05 for p in p_values[name])
@@ -187,8 +186,7 @@ def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
     options = {"per_class": per_class, "classes": 60 // per_class, "common": 0.3}
     covered = 0
     for seed in range(100):
-        row = findings(config, seed=seed, **options)["share_excess", "both"]
-        covered += row["ci_low"] <= 0 <= row["ci_high"]
+        covered += covers(findings(config, seed=seed, **options)["share_excess", "both"], 0)
     assert covered >= least_of(100, 0.95)
 
 
@@ -199,31 +197,29 @@ def test_the_same_k_twice_counts_once() -> None:
 @pytest.mark.long
 def test_intervals_cover_planted_memory() -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
-    truth = np.mean([findings(config, seed=s, known=0.3, per_class=400)["share_excess", "both"]["value"] for s in range(5)])
+    values = [findings(config, seed=s, known=0.3, per_class=400)["share_excess", "both"].value for s in range(5)]
     covered = 0
     for seed in range(60):
         row = findings(config, seed=seed + 100, known=0.3, per_class=20)["share_excess", "both"]
-        covered += row["ci_low"] <= truth <= row["ci_high"]
+        covered += covers(row, float(np.mean(values)))
     assert covered >= least_of(60, 0.95)
 
 
 def test_three_pairs_speak_of_training() -> None:
     one, three = findings(known=0.2), findings(known=0.2, pairs=3)
-    assert one["share_excess", "both"]["interval"] == "examples"
-    assert three["share_excess", "both"]["interval"] == "examples and trainings"
-    assert three["share_excess", "both"]["p_value"] <= one["share_excess", "both"]["p_value"]
-    assert all(
-        0 <= row["ci_low"] <= row["ci_high"] <= 1 for (name, _), row in three.items() if name.startswith(("acc", "share_m"))
-    )
-    assert three["share_excess", "both"]["n"] == one["share_excess", "both"]["n"]
+    before, after = one["share_excess", "both"], three["share_excess", "both"]
+    assert [row.interval and row.interval.over for row in (before, after)] == ["examples", "examples and trainings"]
+    assert p_of(after) <= p_of(before)
+    ends = [row.interval for (name, _), row in three.items() if name.startswith(("acc", "share_m"))]
+    assert all(interval is not None and 0 <= interval.low <= (interval.high or 0) <= 1 for interval in ends)
+    assert after.n == before.n
 
 
 def test_several_k_come_from_the_same_neighbors() -> None:
     config = Config(k=(9, 5, 1), replicates=100, permutations=100)
     units = score(decodings(known=0.3), [f"c{i}" for i in range(5)], config)
     assert sorted(set(units["k"].to_pylist())) == [1, 5, 9]
-    headline = json.loads(summarize(units, config, num_classes=5)["params"][0].as_py())
-    assert headline["k"] == 9
+    assert Findings.read(summarize(units, config, num_classes=5)).head.params["k"] == 9
     alone = score(decodings(known=0.3, k=9), [f"c{i}" for i in range(5)], Config(k=(5,)))
     assert units.filter(pa.array([k == 5 for k in units["k"].to_pylist()])).equals(alone)
 
@@ -236,7 +232,7 @@ def test_curves_end_at_the_overall_accuracy() -> None:
     for side in ("target", "reference"):
         last = max((r for r in table.to_pylist() if r["series"] == side), key=lambda r: r["x"])
         assert last["x"] == 1
-        assert last["y"] == pytest.approx(found[f"accuracy_{side}@1", "both"]["value"])
+        assert last["y"] == pytest.approx(found[f"accuracy_{side}@1", "both"].value)
 
 
 def test_galleries_are_chosen_as_in_the_paper() -> None:
@@ -261,12 +257,13 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
             for d, t in (("A", 0.9), ("B", 0.7))
         ]
     )
-    rows = {r["metric"]: r for r in summarize(units, FAST, num_classes=5, probes=probes).to_pylist()}
-    assert rows["probe_gap_backbone"]["value"] == pytest.approx(0.3)
-    assert rows["probe_gap_projector"]["n"] == 20
-    assert rows["knn_accuracy"]["value"] == pytest.approx(0.6)
-    assert rows["knn_accuracy"]["n"] == 10
-    assert rows["knn_accuracy"]["ci_low"] == pytest.approx(0.2624, abs=1e-4)  # of 6 of 10, Clopper and Pearson
+    rows = Findings.read(summarize(units, FAST, num_classes=5, probes=probes))
+    named = rows.first("knn_accuracy")
+    assert rows.first("probe_gap_backbone").value == pytest.approx(0.3)
+    assert rows.first("probe_gap_projector").n == 20
+    assert named.value == pytest.approx(0.6)
+    assert named.n == 10
+    assert named.low == pytest.approx(0.2624, abs=1e-4)  # of 6 of 10, Clopper and Pearson
 
 
 @pytest.mark.parametrize(
@@ -317,10 +314,9 @@ def drawn(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
     return sides
 
 
-def excess_of(units: pa.Table, **changes: Any) -> dict[str, Any]:
+def found_in(units: pa.Table, **changes: Any) -> Findings:
     config = FAST.model_copy(update={"replicates": 100, "permutations": 100} | changes)
-    row: dict[str, Any] = summarize(units, config, num_classes=5).to_pylist()[0]
-    return row
+    return Findings.read(summarize(units, config, num_classes=5))
 
 
 @pytest.mark.parametrize("better", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
@@ -332,7 +328,7 @@ def test_the_test_is_exact_for_any_two_models(better: float) -> None:
         rng = np.random.default_rng([seed, 1])
         ease = rng.random(100)
         answers = np.stack([[rng.random(100) < ease * (1 - better), rng.random(100) < ease] for _ in range(3)])
-        rejected += excess_of(of_images(answers, drawn(rng, labels), labels))["p_value"] <= 0.05
+        rejected += p_of(found_in(of_images(answers, drawn(rng, labels), labels)).head) <= 0.05
     assert rejected <= scipy.stats.binom.ppf(0.999, 200, 0.05)
 
 
@@ -345,7 +341,7 @@ def test_a_third_pair_does_not_destroy_power(pairs: int) -> None:
         right = rng.random((pairs, 2, 100)) < 0.2
         right[:, 0] |= sides & (rng.random(100) < 0.2)
         right[:, 1] |= ~sides & (rng.random(100) < 0.2)
-        found += excess_of(of_images(right, sides, labels))["verdict"] == "shown"
+        found += found_in(of_images(right, sides, labels)).head.verdict == "shown"
     assert found >= 15
 
 
@@ -357,8 +353,8 @@ def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() ->
         rng = np.random.default_rng([seed, 3])
         sides = np.isin(persons, rng.permutation(12)[:6])
         right = np.stack([np.repeat(rng.random(12) < 0.5, 10), np.repeat(rng.random(12) < 0.5, 10)])[None]
-        alone += excess_of(of_images(right, sides, labels))["p_value"] <= 0.05
-        together += excess_of(of_images(right, sides, labels, [f"p{i}" for i in persons]))["p_value"] <= 0.05
+        alone += p_of(found_in(of_images(right, sides, labels)).head) <= 0.05
+        together += p_of(found_in(of_images(right, sides, labels, [f"p{i}" for i in persons])).head) <= 0.05
     assert alone > 15
     assert together <= 12
 
@@ -368,23 +364,23 @@ def test_absence_is_not_claimed_for_free() -> None:
     labels = np.repeat(np.arange(5), 4)
     rng = np.random.default_rng(0)
     same = np.ones((1, 2, 20), dtype=bool)
-    row = excess_of(of_images(same, drawn(rng, labels), labels), bound=0.1)
-    assert row["verdict"] == "inconclusive"
-    assert row["smallest_p"] == 1
+    found = found_in(of_images(same, drawn(rng, labels), labels), bound=0.1)
+    assert found.head.verdict == "inconclusive"
+    assert found.head.smallest_p == 1
     # six answers could be due to memory: all of one class (1/6 of its draws) and two of another (2/6); a seventh: 1/36
-    assert row["upper_bound"] == pytest.approx(6 / 20)
-    assert "too few images" in row["sentence"]
-    nothing = excess_of(of_images(~same, drawn(rng, labels), labels), bound=0.1)
-    assert nothing["upper_bound"] is None
-    assert nothing["verdict"] == "inconclusive"
+    assert found.head.upper_bound == pytest.approx(6 / 20)
+    assert "too few images" in found.verdict.sentence
+    nothing = found_in(of_images(~same, drawn(rng, labels), labels), bound=0.1).head
+    assert nothing.upper_bound is None
+    assert nothing.verdict == "inconclusive"
 
 
 def test_a_bound_fixed_beforehand_is_passed_by_enough_images() -> None:
     labels, rng = np.repeat(np.arange(5), 400), np.random.default_rng(4)
     sides = drawn(rng, labels)
     right = np.repeat((rng.random(2000) < 0.5)[None], 2, axis=0)[None] ^ (rng.random((1, 2, 2000)) < 0.02)
-    assert excess_of(of_images(right, sides, labels), bound=0.1)["verdict"] == "bounded"
-    assert excess_of(of_images(right, sides, labels))["verdict"] == "inconclusive"
+    assert found_in(of_images(right, sides, labels), bound=0.1).head.verdict == "bounded"
+    assert found_in(of_images(right, sides, labels)).head.verdict == "inconclusive"
 
 
 @pytest.mark.long
@@ -397,19 +393,21 @@ def test_the_upper_bound_covers_planted_memory() -> None:
         right = rng.random((1, 2, 100)) < 0.3
         own = np.stack([sides, ~sides])[None] & (rng.random((1, 2, 100)) < 0.15)
         due = int((own & ~right).sum())
-        missed += excess_of(of_images(right | own, sides, labels))["upper_bound"] < due / 100
+        bound = found_in(of_images(right | own, sides, labels)).head.upper_bound
+        assert bound is not None
+        missed += bound < due / 100
     assert missed <= 11
 
 
 def test_settings_and_classes_are_adjusted_together() -> None:
     config = Config(k=(9, 5, 1), replicates=100, permutations=100)
-    table = summarize(score(decodings(), [f"c{i}" for i in range(5)], config), config, num_classes=5)
-    rows = [row for row in table.to_pylist() if row["role"] == "test"]
-    assert {row["family"] for row in rows} == {"headline", "settings", "classes"}
-    assert sum(row["family"] == "settings" for row in rows) == 5
-    assert sum(row["family"] == "classes" for row in rows) == 5
-    assert all(row["p_adjusted"] >= row["p_value"] for row in rows)
-    assert all(row["verdict"] is None for row in table.to_pylist() if row["role"] != "test")
+    rows = Findings.read(summarize(score(decodings(), [f"c{i}" for i in range(5)], config), config, num_classes=5))
+    tests = rows.tests()
+    assert {row.family for row in tests} == {"headline", "settings", "classes"}
+    assert len(rows.tests("settings")) == 5
+    assert len(rows.tests("classes")) == 5
+    assert all((row.p_adjusted or 0) >= p_of(row) for row in tests)
+    assert all(row.verdict is None for row in rows if not row.is_test)
 
 
 def test_an_upside_down_comparison_is_not_bounded() -> None:
@@ -417,18 +415,18 @@ def test_an_upside_down_comparison_is_not_bounded() -> None:
     sides = drawn(rng, labels)
     right = np.stack([np.where(sides, rng.random(200) < 0.3, rng.random(200) < 0.7)] * 2)[None]
     right[0, 1] = np.where(sides, rng.random(200) < 0.7, rng.random(200) < 0.3)
-    row = excess_of(of_images(right, sides, labels), bound=0.01)
-    assert row["value"] < -0.2
-    assert row["upper_bound"] is None
-    assert row["conclusion"] == "inconclusive"
-    assert "opposite direction to memorization" in row["sentence"]
+    found = found_in(of_images(right, sides, labels), bound=0.01)
+    assert found.head.value < -0.2
+    assert found.head.upper_bound is None
+    assert found.verdict.word == "inconclusive"
+    assert "opposite direction to memorization" in found.verdict.sentence
 
 
 def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
     labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
     same = np.repeat((rng.random(4000) < 0.5)[None], 2, axis=0)[None]
-    row = excess_of(of_images(same, drawn(rng, labels), labels), bound=0.1)
-    assert row["verdict"] == row["conclusion"] == "bounded"
+    found = found_in(of_images(same, drawn(rng, labels), labels), bound=0.1)
+    assert found.head.verdict == found.verdict.word == "bounded"
 
 
 @pytest.mark.parametrize(("named", "word"), [(0.21, "inconclusive"), (0.6, "bounded")])
@@ -440,32 +438,35 @@ def test_an_attack_that_names_nothing_bounds_nothing(named: float, word: str) ->
     probe = {"layer": "backbone", "pair": 0, "n": 400, "train_accuracy": 1.0, "test_accuracy": named, "knn_n": 400}
     probes = pa.Table.from_pylist([probe | {"direction": side, "knn_accuracy": named} for side in ("A", "B")])
     config = Config(k=(1,), replicates=100, permutations=200, bound=0.1)
-    rows = summarize(units, config, num_classes=5, probes=probes).to_pylist()
-    assert rows[0]["verdict"] == rows[0]["conclusion"] == word
-    assert ("cannot see anything in this model" in rows[0]["sentence"]) is (word == "inconclusive")
-    assert ("would have shown it" in rows[0]["explanation"]) is (word == "bounded")
-    assert recognition(rows) == Recognition(pytest.approx(named), rows[-1]["ci_low"], 0.2)
+    rows = Findings.read(summarize(units, config, num_classes=5, probes=probes))
+    assert rows.head.verdict == rows.verdict.word == word
+    assert ("cannot see anything in this model" in rows.verdict.sentence) is (word == "inconclusive")
+    assert ("would have shown it" in rows.verdict.explanation) is (word == "bounded")
+    low = rows.first("knn_accuracy").low
+    assert low is not None
+    assert recognition(rows) == Recognition(pytest.approx(named), low, 0.2)
 
 
 def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:
     labels = np.repeat(np.arange(5), 8)
     right = np.zeros((1, 2, 40), dtype=bool)
     units = of_images(right, drawn(np.random.default_rng(0), labels), labels)
-    rows = with_params(summarize(units, Config(k=(1,), replicates=100, permutations=100), num_classes=5))
-    ends = [(row["ci_low"], row["ci_high"]) for row in rows if row["ci_low"] is not None]
+    rows = Findings.read(summarize(units, Config(k=(1,), replicates=100, permutations=100), num_classes=5))
+    ends = [row.interval for row in rows if row.interval is not None]
     assert ends
-    assert all(low < high for low, high in ends)
-    accuracy = next(row for row in rows if row["metric"] == "accuracy_target" and row["params"]["p"] == 1)
-    assert accuracy["value"] == accuracy["ci_low"] == 0
-    assert accuracy["ci_high"] == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert all(interval.high is not None and interval.low < interval.high for interval in ends)
+    accuracy = rows.first("accuracy_target", p=1)
+    assert accuracy.value == accuracy.low == 0
+    assert accuracy.high == pytest.approx(1 - 0.025 ** (1 / 40))
 
 
 def test_a_run_says_how_many_persons_of_equal_size_its_persons_are_worth() -> None:
     labels, persons = np.zeros(60, dtype=np.int64), np.repeat(np.arange(12), [1, 9] * 6)
     rng = np.random.default_rng(0)
     sides = np.isin(persons, rng.permutation(12)[:6])
-    row = excess_of(of_images(rng.random((1, 2, 60)) < 0.5, sides, labels, [f"p{i}" for i in persons]))
-    params = json.loads(row["params"]) if isinstance(row["params"], str) else row["params"]
+    found = found_in(of_images(rng.random((1, 2, 60)) < 0.5, sides, labels, [f"p{i}" for i in persons]))
+    params, interval = found.head.params, found.head.interval
     assert (params["groups"], params["effective_groups"]) == (12, pytest.approx(60**2 / (6 + 6 * 81), abs=0.05))
-    assert "over groups, of which there are 12, as precise as 7 of equal size" in row["explanation"]
-    assert row["interval"] == "groups"
+    assert "over groups, of which there are 12, as precise as 7 of equal size" in found.verdict.explanation
+    assert interval is not None
+    assert interval.over == "groups"

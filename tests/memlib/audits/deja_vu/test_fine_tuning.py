@@ -1,6 +1,5 @@
 """Fine-tuning: the backbone is reused, arms differ in their tuning data, and the change in memory has an interval."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
-from memlib.findings import settle
+from memlib.findings import Findings, settle
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.finished import plan
 from memlib.running.runners import PlainRunner
@@ -59,9 +58,9 @@ def test_arms_share_their_start_and_differ_in_what_follows(tmp_path: Path) -> No
     for side in ("target_prediction", "reference_prediction"):  # a frozen backbone forgets nothing and learns nothing
         assert kept[0][side].equals(kept[3][side])
         assert kept[1][side].equals(kept[3][side])
-    changes = [row for row in head.findings if row.metric == CHANGE]
-    assert [row.value for row in changes if json.loads(row.params)["layer"] == "backbone"] == [0, 0]
-    assert {(p["layer"], p["since"], p["epoch"]) for p in (json.loads(row.params) for row in changes)} == {
+    changes = Findings.of_run(head).all(CHANGE)
+    assert [row.value for row in changes.all(layer="backbone")] == [0, 0]
+    assert {(row.params["layer"], row.params["since"], row.params["epoch"]) for row in changes} == {
         (layer, 0, epoch) for layer in ("classifier", "backbone") for epoch in (1, 3)
     }
     page = Path(extra.report).read_text()
@@ -109,14 +108,14 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
         fades, steady = before & (rng.random((4, 200)) < 0.5), rng.random((4, 200)) < 0.4
         for name, after in (("fades", fades), ("steady", steady)):
             (row,) = settle(change_rows(units_of(before, after), headline, alone=False, seed=1), alpha=0.05)
-            assert row["metric"] == CHANGE
-            shown[name] += row["verdict"] == "shown"
+            assert row.metric == CHANGE
+            shown[name] += row.verdict == "shown"
             if name == "fades":
-                assert row["ci_high"] < 0
+                assert (row.high or 0) < 0
     assert shown["fades"] >= 36
     assert shown["steady"] <= most_of(40, 0.05)
-    one = settle(change_rows(units_of(before[:1], steady[:1]), headline, alone=False, seed=1), alpha=0.05)[0]
-    assert "pairs" in json.loads(one["params"])["not_ranked"]
+    one = settle(change_rows(units_of(before[:1], steady[:1]), headline, alone=False, seed=1), alpha=0.05).head
+    assert "pairs" in one.params["not_ranked"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """User-defined sets: existing models are audited on the images that they were trained on."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from memlib.audits.deja_vu.recipe import SETS
 from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
+from memlib.findings import Findings
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.runners import PlainRunner
 from memlib.runs.records import RunRecord
@@ -196,10 +196,10 @@ ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
 def test_one_model_alone_is_judged_given_that_its_sets_were_drawn_at_random(drawn: dict[str, str], tmp_path: Path) -> None:
     file = written(tmp_path / "sets.csv", drawn)
     run, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
-    checks = {json.loads(row.params)["by"]: row for row in run.findings if row.metric == SETS}
-    assert set(checks) == {"backgrounds", "pixels"}
+    checks = Findings.of_run(run).all(SETS)
+    assert {row.params["by"] for row in checks} == {"backgrounds", "pixels"}
     assert run.verdict is not None
-    if not any(json.loads(row.params)["differs"] for row in checks.values()):  # as in 95 of 100 draws
+    if not checks.all(differs=True):  # as in 95 of 100 draws
         assert run.findings[0].role == "test"
         assert "given that the sets were drawn at random, as declared" in run.verdict.explanation
 

@@ -1,7 +1,7 @@
 """SSLMem finds planted memory, shows nothing where there is none, and does not depend on how it is computed."""
 
 import itertools
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from memlib.audits.deja_vu.recipe import HEADLINES, Config
 from memlib.audits.deja_vu.stability import Compared, stability_rows
 from memlib.audits.deja_vu.verdict import verdict
 from memlib.errors import UserError
-from memlib.findings import Interval, settle, tested
+from memlib.findings import Finding, Findings, Interval, settle, tested
 from memlib.models.encoder import build_encoder
 from memlib.observe.embeddings import outputs_of
 from memlib.observe.stability import view_distances
@@ -56,26 +56,24 @@ def made_up(rng: np.random.Generator, memory: float, *, images: int = 80, scale:
     return Compared(0, ([Given(tables[0])], [Given(tables[1])])), splits.take(rng.permutation(len(ids)))  # type: ignore[list-item]
 
 
-def rows_of(compared: Compared, splits: pa.Table, **config: Any) -> dict[str, dict[str, Any]]:
-    rows = settle(stability_rows([compared], splits, ["last"], QUICK.model_copy(update=config)), alpha=0.05)
-    return {row["metric"]: row for row in rows}
+def rows_of(compared: Compared, splits: pa.Table, **config: Any) -> Findings:
+    return settle(stability_rows([compared], splits, ["last"], QUICK.model_copy(update=config)), alpha=0.05)
 
 
 def test_what_was_planted_is_found_and_its_share_is_right() -> None:
     compared, splits = made_up(np.random.default_rng(0), 0.5)
-    rows = rows_of(compared, splits)
-    assert rows["sslmem"]["verdict"] == "shown"
+    audited, disjoint = rows_of(compared, splits)
+    assert (audited.metric, audited.verdict) == ("sslmem", "shown")
     a, b = (side[0].content["last"].to_numpy() for side in compared.by_model)
     role = dict(zip(splits["example_id"].to_pylist(), splits["role"].to_pylist(), strict=True))
     own = {i: (b[n] - a[n]) * (1 if role[i] == "target" else -1) for n, i in enumerate(role_order(compared))
            if role[i] != "public"}  # fmt: skip
     largest = max(abs(value) for value in own.values())
-    assert rows["sslmem"]["value"] == pytest.approx(np.mean(list(own.values())) / largest)
-    assert rows["sslmem"]["ci_low"] > 0
-    assert rows["sslmem"]["n"] == 80
-    assert rows["sslmem_disjoint"]["n"] == 20
-    assert abs(rows["sslmem_disjoint"]["value"]) < 0.2
-    assert rows["sslmem_disjoint"]["verdict"] is None
+    assert audited.value == pytest.approx(np.mean(list(own.values())) / largest)
+    assert (audited.low or 0) > 0
+    assert audited.n == 80
+    assert (disjoint.metric, disjoint.n, disjoint.verdict) == ("sslmem_disjoint", 20, None)
+    assert abs(disjoint.value) < 0.2
 
 
 def role_order(compared: Compared) -> list[str]:
@@ -87,8 +85,9 @@ def test_models_that_hold_nothing_together_are_rarely_accused(scale: float) -> N
     rng = np.random.default_rng(1)
     wrong = 0
     for _ in range(200):
-        rows = rows_of(*made_up(rng, 0.0, scale=scale), replicates=100, permutations=200)
-        wrong += rows["sslmem"]["p_value"] <= 0.05
+        p = rows_of(*made_up(rng, 0.0, scale=scale), replicates=100, permutations=200).head.p_value
+        assert p is not None
+        wrong += p <= 0.05
     assert wrong <= scipy.stats.binom.ppf(0.999, 200, 0.05)
 
 
@@ -139,11 +138,13 @@ def test_an_audit_measures_it_where_its_recipe_asks_and_untrained_models_show_no
     made = {ref.split("/")[0] for ref in run.computed}
     assert made == {"stability", "score", "report"}  # everything else is as it was
     assert len([ref for ref in run.computed if ref.startswith("stability")]) == 4
-    rows = {row.metric: row for row in run.findings}
-    assert rows["sslmem"].verdict == "inconclusive"
-    assert json.loads(rows["sslmem"].params) == {"layer": "classifier", "pairs": 1}
-    assert rows["sslmem_disjoint"].n == 30
-    assert rows["share_excess"].value == {row.metric: row for row in plain.findings}["share_excess"].value
+    rows = Findings.of_run(run)
+    assert rows.first("sslmem").verdict == "inconclusive"
+    assert rows.first("sslmem").params == {"layer": "classifier", "pairs": 1}
+    assert rows.first("sslmem_disjoint").n == 30
+    assert [row.value for row in rows.all("share_excess")] == [
+        row.value for row in Findings.of_run(plain).all("share_excess")
+    ]
     assert "Memory without labels" in Path(run.report).read_text()
     assert "Memory without labels" not in Path(plain.report).read_text()
     assert runner.store.uri == again.store.uri
@@ -158,12 +159,12 @@ def test_it_cannot_be_had_from_embeddings_alone() -> None:
         )
 
 
-def headline(**changed: Any) -> dict[str, Any]:
+def headline(**changed: Any) -> Finding:
     row = tested(
         "share_excess", {"k": 10}, 0.01, n=600, interval=Interval(-0.02, 0.04, "examples"), p_value=0.4, family="headline",
         upper_bound=0.035, detectable=0.04, smallest_p=1e-9,
     )  # fmt: skip
-    return row | changed
+    return replace(row, **changed)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def headline(**changed: Any) -> dict[str, Any]:
         ({"bound": 0.05}, -0.5, "inconclusive", "fewer than 5 % of its training images from memory; whether it places views"),
         ({"p_value": 1e-6}, 0.5, "shown", "has memorized individual training images"),
         (
-            {"value": -0.05, "ci_low": -0.08, "ci_high": -0.02, "p_value": 0.99},
+            {"value": -0.05, "interval": Interval(-0.08, -0.02, "examples"), "p_value": 0.99},
             0.5,
             "shown",
             "opposite direction to memorization",

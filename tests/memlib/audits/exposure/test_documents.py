@@ -1,6 +1,6 @@
 """Documents in the training set and held-out ones: the test's level, its power, and its wording."""
 
-import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from memlib.audits.exposure.report import _gained
 from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import UserError
-from memlib.findings import INCONCLUSIVE, SHOWN, settle
+from memlib.findings import INCONCLUSIVE, SHOWN, Findings, settle
 from tests.chance import most_of
 
 HOW = DiscoverableSpec(tries=(1, 100), samples=10)
@@ -37,42 +37,44 @@ def documents_of(
     return pa.Table.from_pylist(rows, schema=DOCUMENTS.arrow)
 
 
-def settled(table: pa.Table) -> list[dict[str, Any]]:
-    rows = settle(document_rows(table, HOW, alpha=0.05), alpha=0.05)
-    return [{**row, "params": json.loads(row["params"])} for row in rows]
+def settled(table: pa.Table) -> Findings:
+    return settle(document_rows(table, HOW, alpha=0.05), alpha=0.05)
 
 
 def test_models_that_know_nothing_are_rarely_accused_and_nets_are_no_documents() -> None:
     rng = np.random.default_rng(0)
-    accused = sum(next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05))["p_value"] <= 0.05 for _ in range(200))
+    tests = (next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05)) for _ in range(200))
+    accused = sum(test.p_value is not None and test.p_value <= 0.05 for test in tests)
     assert accused <= most_of(200, 0.05)
 
 
 def test_memory_is_found_and_said_with_what_comes_out() -> None:
     rng = np.random.default_rng(1)
     rows = settled(pa.concat_tables([documents_of(rng, gap=25.0, variant="whole"), documents_of(rng, variant="private")]))
-    tests = {row["params"]["variant"]: row for row in rows if row["metric"] == GAP}
-    assert tests["whole"]["verdict"] == "shown"
-    assert tests["private"]["verdict"] == "inconclusive"
-    assert tests["whole"]["ci_low"] < 25 < tests["whole"]["ci_high"] + 10
-    shares = {
-        (row["params"]["variant"], row["params"]["side"], row["params"]["tries"]): row
-        for row in rows
-        if row["metric"] == SHARE
-    }
-    assert shares["whole", "trained", 1]["value"] == 1.0  # half a bit: more likely than not at once
-    assert shares["whole", "held_out", 100]["value"] == 0.0
-    assert shares["whole", "trained", 1]["n"] == 30
-    word, claim, why = said_of_documents(rows) or ("", "", "")
-    assert (word, claim) == (SHOWN, "The model remembers documents that it was trained on.")
+    whole = rows.first(GAP, variant="whole")
+    assert whole.verdict == "shown"
+    assert rows.first(GAP, variant="private").verdict == "inconclusive"
+    assert whole.low is not None
+    assert whole.high is not None
+    assert whole.low < 25 < whole.high + 10
+    at_once = rows.first(SHARE, variant="whole", side="trained", tries=1)
+    assert at_once.value == 1.0  # half a bit: more likely than not at once
+    assert at_once.n == 30
+    assert rows.first(SHARE, variant="whole", side="held_out", tries=100).value == 0.0
+    said = said_of_documents(rows)
+    assert said is not None
+    assert (said.word, said.sentence) == (SHOWN, "The model remembers documents that it was trained on.")
     assert (
         "100 % of the documents that it was trained on are reproduced with a probability of at least 0.5, and 0 % of the held-out documents"
-        in why
+        in said.explanation
     )
-    word, claim, why = said_of_documents(settled(documents_of(rng))) or ("", "", "")
-    assert (word, claim) == (INCONCLUSIVE, "It was not shown to remember documents that it was trained on.")
-    assert "would have been found with a power of 80 %" in why
-    assert said_of_documents([]) is None
+    said = said_of_documents(settled(documents_of(rng)))
+    assert said is not None
+    assert (said.word, said.sentence) == (
+        INCONCLUSIVE, "It was not shown to remember documents that it was trained on."
+    )  # fmt: skip
+    assert "would have been found with a power of 80 %" in said.explanation
+    assert said_of_documents(Findings([])) is None
 
 
 def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
@@ -103,8 +105,7 @@ def test_who_is_shown_to_remember_documents_alone_gives_no_secrets_away() -> Non
     gained = _gained(rows)
     assert gained.startswith("Whoever knows the beginning of a document can let the model continue it")
     assert "secret" not in gained
-    (head,) = (row for row in rows if row["metric"] == GAP)
-    both = _gained([*rows, head | {"family": "headline"}])
+    both = _gained(Findings([*rows, replace(rows.first(GAP), family="headline")]))
     assert "can guess the exposed secrets" in both
     assert "beginning of a document" in both
 

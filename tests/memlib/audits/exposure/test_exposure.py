@@ -1,25 +1,26 @@
 """Exposure by hand, its null, its methods compared with each other, and the text of the page."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from memlib.audits.exposure.curves import curves, empty_extractions
+from memlib.audits.exposure.curves import curves
 from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_p
 from memlib.audits.exposure.recipe import Config, Recipe
-from memlib.audits.exposure.report import build_page, pareto_front
+from memlib.audits.exposure.report import compose, pareto_front
 from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
 from memlib.audits.exposure.summary import sign_flip_p, summarize
-from memlib.audits.exposure.tables import DOCUMENTS
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
+from memlib.findings import Finding, Findings
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.report.page import Page, render
+from memlib.report.page import Page, TableView, render
 from memlib.stats.tails import goodness_of_fit
 from tests.chance import least_of, most_of
 
@@ -59,11 +60,31 @@ def ranked(ranks: list[int], *, variant: str = "", seed: int = 0) -> Scored:
     return Scored(variant, seed, 4, ids, ("inserted",) * len(ids), (4,) * len(ids), costs, same, 1.5, exact)
 
 
-def rows_of(models: list[Scored], said: Recipe, *, size: int = SIZE, **config: Any) -> list[dict[str, Any]]:
-    """Settled findings, with params as mappings."""
+def tables_of(models: list[Scored], said: Recipe, *, size: int = SIZE, **config: Any) -> dict[str, pa.Table]:
+    units, extractions = score(models, size, Config(**{"replicates": 20, **config})), EXTRACTION.arrow.empty_table()
+    return {
+        "units": units, "extractions": extractions, "documents": DOCUMENTS.arrow.empty_table(),
+        "summary": summarize(models, units, extractions, said, size=size),
+        "curves": curves(models, units, extractions, said),
+    }  # fmt: skip
+
+
+def rows_of(models: list[Scored], said: Recipe, *, size: int = SIZE, **config: Any) -> Findings:
+    """Settled findings."""
     units = score(models, size, Config(**{"replicates": 20, **config}))
-    rows = summarize(models, units, empty_extractions(), said, size=size).to_pylist()
-    return [{**row, "params": json.loads(row["params"])} for row in rows]
+    return Findings.read(summarize(models, units, EXTRACTION.arrow.empty_table(), said, size=size))
+
+
+def ends(row: Finding) -> tuple[float, float]:
+    assert row.low is not None
+    assert row.high is not None
+    return row.low, row.high
+
+
+def page_of(models: list[Scored], said: Recipe, folder: Path, **config: Any) -> Page:
+    tables = tables_of(models, said, **config)
+    content = compose(said, tables, {"text": "topics"}, folder)
+    return Page(said.title, "exposure", "a", "", Findings.read(tables["summary"]).verdict, content)
 
 
 def test_exposure_by_hand() -> None:
@@ -157,14 +178,14 @@ def test_null_and_planted_in_the_summary() -> None:
     null = seen([*costs, 12.0], [*([0] * 400), 16], seed=5)
     units = score([null], 10**9, Config(method="sampled"))
     rows = rows_of([null], recipe(), size=10**9, method="sampled")
-    mean = next(row for row in rows if row["metric"] == "two_to_minus_exposure")
-    assert mean["role"] == "diagnostic"
-    assert mean["ci_low"] < 0.5 < mean["ci_high"]
-    median = next(row for row in rows if row["metric"] == "exposure_median")
-    assert median["value"] == pytest.approx(1, abs=0.2)
-    planted = next(row for row in rows if row["params"].get("canary") == 400)
-    assert planted["verdict"] == "shown"
-    assert planted["detectable"] == pytest.approx(math.log2(20))
+    mean = rows.first("two_to_minus_exposure")
+    assert mean.role == "diagnostic"
+    low, high = ends(mean)
+    assert low < 0.5 < high
+    assert rows.first("exposure_median").value == pytest.approx(1, abs=0.2)
+    planted = rows.first("exposure", canary=400)
+    assert planted.verdict == "shown"
+    assert planted.detectable == pytest.approx(math.log2(20))
     p_values = np.array([row["p_value"] for row in units.to_pylist() if row["insertions"] == 0])
     assert (p_values < 0.05).mean() == pytest.approx(0.05, abs=0.025)
 
@@ -175,26 +196,18 @@ def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
         seen([40.0, 12.0], [0, 16], epoch=epoch, exact={0: ("enumerated", 500_000, 9), 1: ("enumerated", 1, 9)})
         for epoch in (2, 4)
     ]
-    units = score(models, SIZE, Config())
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summarize(models, units, empty_extractions(), recipe(), size=SIZE),
-        "curves": curves(models, units, empty_extractions(), recipe()),
-    }  # fmt: skip
-    page = build_page(recipe(title="<b>"), "abc", tables, {"text": "topics"}, tmp_path)
-    assert page.verdict == "The model gives away 1 of 1 inserted canary."
-    assert page.verdict_kind == "found"
+    page = page_of(models, recipe(title="<b>"), tmp_path, replicates=100)
+    assert page.verdict.sentence == "The model gives away 1 of 1 inserted canary."
+    assert page.style == "found"
     assert "one in 2^18.9" in page.lead
     assert "19.9 bits" in page.lead
     html = render(page)
     assert "<b>" not in html.replace("<b>", "", 0) or "&lt;b&gt;" in html
     assert html.count("<svg") == 3
     nothing = [seen([40.0, 41.0], [0, 1], exact={0: ("enumerated", 5, 9), 1: ("enumerated", 600_000, 9)})]
-    units = score(nothing, SIZE, Config())
-    tables |= {"units": units, "summary": summarize(nothing, units, empty_extractions(), recipe(), size=SIZE)}
-    tables["curves"] = curves(nothing, units, empty_extractions(), recipe())
-    page = build_page(recipe(), "abc", tables, {}, tmp_path)
-    assert page.verdict == "This audit does not show that the model gives away its inserted canaries."
-    assert page.verdict_kind == "odd"
+    page = page_of(nothing, recipe(), tmp_path, replicates=100)
+    assert page.verdict.sentence == "This audit does not show that the model gives away its inserted canaries."
+    assert page.style == "odd"
     assert "A single canary would have been found at 4.3 bits of exposure or more" in page.lead
     assert "A smaller exposure may exist" in page.lead
 
@@ -206,7 +219,7 @@ def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
         rows = rows_of([ranked(rng.integers(1, SIZE + 1, 40).tolist())], recipe())
-        wrong += any(row["verdict"] == "shown" for row in rows)
+        wrong += len(rows.shown()) > 0
     assert wrong <= most_of(60, 0.05)
 
 
@@ -215,27 +228,22 @@ def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
         seen([12.0, 40.0], [8, 0], seed=seed, exact={0: ("enumerated", 1, 1), 1: ("enumerated", 9000, 1)})
         for seed in range(3)
     ]
-    units = score(models, SIZE, Config(replicates=20))
-    summary = summarize(models, units, empty_extractions(), recipe(seeds=3), size=SIZE)
-    first = summary.to_pylist()[0]
-    assert first["n"] == 1
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summary, "curves": curves(models, units, empty_extractions(), recipe())
-    }  # fmt: skip
-    said = build_page(recipe(), "a", tables, {}, tmp_path)
-    assert said.verdict == "The training (3 seeds) gives away 1 of 1 inserted canary."
-    assert "the mean over 3 models" in said.lead
+    page = page_of(models, recipe(seeds=3), tmp_path)
+    assert rows_of(models, recipe(seeds=3)).head.n == 1
+    assert page.verdict.sentence == "The training (3 seeds) gives away 1 of 1 inserted canary."
+    assert "the mean over 3 models" in page.lead
 
 
 def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
     model = seen([1.0], [9])
     units = score([model], 16**256, Config(method="extrapolated", replicates=20))
     assert units["exposure"][0].as_py() > 60
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summarize([model], units, empty_extractions(), recipe(), size=16**256),
-        "curves": curves([model], units, empty_extractions(), recipe()),
-    }  # fmt: skip
-    assert "There are 2^1024.0 possible canaries" in build_page(recipe(), "a", tables, {}, tmp_path).lead
+    page = page_of([model], recipe(), tmp_path, size=16**256, method="extrapolated")
+    assert "There are 2^1024.0 possible canaries" in page.lead
+
+
+def tables_on(page: Page) -> list[TableView]:
+    return [block for section in page.sections for block in section.blocks if isinstance(block, TableView)]
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
@@ -252,15 +260,10 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
     ]
     models = [plain, *private]
     mine = recipe(variants={"plain": {}, "private": {"training": {"batch_size": 32, "privacy": {"noise": 1.5}}}})
-    units = score(models, SIZE, Config(replicates=20))
-    summary = summarize(models, units, empty_extractions(), mine, size=SIZE)
-    (row,) = [row for row in summary.to_pylist() if row["metric"] == "epsilon"]
-    assert row["value"] == 2.0
-    assert json.loads(row["params"]) == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(), "summary": summary, "curves": curves(models, units, empty_extractions(), mine)
-    }  # fmt: skip
-    html = render(build_page(mine, "a", tables, {}, tmp_path))
+    (row,) = rows_of(models, mine).all("epsilon")
+    assert row.value == 2.0
+    assert row.params == {"variant": "private", "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
+    html = render(page_of(models, mine, tmp_path))
     assert "2 (delta 1e-05, noise 1.5, rdp)" in html
     assert "is no guarantee" in html
     assert (tmp_path / "utility.svg").exists()
@@ -340,7 +343,7 @@ def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
         rng = np.random.default_rng(seed)
         model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
         rows = rows_of([model], recipe(**OF_A_FILE), method="sampled")
-        wrong += rows[0]["conclusion"] == "shown"
+        wrong += rows.verdict.word == "shown"
         by_rank += min((uniform <= cost / UNITS_PER_BIT).mean() for cost in model.costs[:5]) <= 0.05 / 5
     assert wrong <= most_of(80, 0.05)
     assert by_rank >= 40
@@ -350,24 +353,14 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
     unseen = skewed_costs(np.random.default_rng(0), 400)
     costs = np.array([4.0, *np.quantile(unseen, (0.3, 0.5, 0.6, 0.8))])
     rows = rows_of([given(costs, [9, 1, 1, 1, 1], unseen)], recipe(**OF_A_FILE), method="sampled")
-    assert rows[0]["conclusion"] == "shown"
-    assert rows[0]["sentence"] == "The model gives away 1 of 5 given secrets."
-    assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows[0]["explanation"]
-    assert {row["params"]["canary"] for row in rows if row["family"] == "canaries" and row["verdict"] == "shown"} == {0}
-    assert all(row["role"] == "estimate" for row in rows if row["metric"] == "exposure")
+    assert rows.verdict.word == "shown"
+    assert rows.verdict.sentence == "The model gives away 1 of 5 given secrets."
+    assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows.verdict.explanation
+    assert {row.params["canary"] for row in rows.tests("canaries").shown()} == {0}
+    assert {row.role for row in rows.all("exposure")} == {"estimate"}
 
 
 EXTERNAL = OF_A_FILE | {"training": None, "trained": {"kind": "import", "model": "their.module:factory"}}
-
-
-def page_of(models: list[Scored], said: Recipe, folder: Path) -> Page:
-    units = score(models, SIZE, Config(replicates=20))
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(),
-        "summary": summarize(models, units, empty_extractions(), said, size=SIZE),
-        "curves": curves(models, units, empty_extractions(), said),
-    }  # fmt: skip
-    return build_page(said, "a", tables, {}, folder)
 
 
 @pytest.mark.usefixtures("no_law")
@@ -376,7 +369,7 @@ def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path,
     unseen = skewed_costs(np.random.default_rng(0), 400)
     model = given(np.array([4.0, *np.quantile(unseen, (0.3, 0.6))]), [9, 1, 1], unseen)
     page = page_of([model], recipe(**(EXTERNAL if external else OF_A_FILE)), tmp_path)
-    names = [name for _, name, _ in page.numbers]
+    names = [name for _, name, _ in page.content.numbers]
     assert any("listed as seen 9x" in name for name in names) == external
     assert any(name.endswith("listed as seen") for name in names) == external  # nobody said how often
     assert any(name.endswith(", seen 9x") for name in names) == (not external)
@@ -384,23 +377,22 @@ def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path,
     html = render(page)
     assert ("saw a secret most often" in html) == (not external)
     assert ("is listed as having seen" in html) == external
-    secrets = next(section for section in page.sections if section.heading == "Secrets").table
-    assert secrets is not None
+    (secrets,) = [view for view in tables_on(page) if "log-perplexity" in view.headings]
     place = next(place for place, heading in enumerate(secrets.headings) if heading.startswith("occurrences"))
     assert (secrets.headings[place] == "occurrences, as listed") == external
     assert [row[place] for row in secrets.rows] == (["9x", "", ""] if external else ["9x", "1x", "1x"])
     once = page_of([given(np.quantile(unseen, (0.3, 0.6)), [1, 1], unseen)], recipe(**EXTERNAL), tmp_path)
     assert "1x" not in render(once)
-    assert not any("occurrences, as listed" in section.table.headings for section in once.sections if section.table)
+    assert not any("occurrences, as listed" in view.headings for view in tables_on(once))
 
 
 def test_without_unseen_secrets_nothing_can_be_said() -> None:
     model = given(np.array([1.0, 2.0]), [9, 9], np.zeros(0))
     rows = rows_of([model], recipe(canaries={"file": "secrets.txt"}), method="sampled")
-    assert rows[0]["conclusion"] == "inconclusive"
-    assert "canaries.unseen" in rows[0]["explanation"]
-    assert not any(row["role"] == "test" for row in rows)
-    assert not any("exposed" in text for row in rows for text in (row["sentence"] or "", row["explanation"] or ""))
+    assert rows.verdict.word == "inconclusive"
+    assert "canaries.unseen" in rows.verdict.explanation
+    assert not rows.tests()
+    assert "exposed" not in rows.verdict.sentence + rows.verdict.explanation
     units = score([model], SIZE, Config(method="sampled")).to_pylist()
     assert {unit["p_value"] for unit in units} == {None}
 
@@ -408,22 +400,21 @@ def test_without_unseen_secrets_nothing_can_be_said() -> None:
 def test_too_few_unseen_secrets_are_said() -> None:
     rng = np.random.default_rng(0)
     rows = rows_of([given(np.full(5, 1.0), [9] * 5, skewed_costs(rng, 20))], recipe(**OF_A_FILE), method="sampled")
-    alone = [row for row in rows if row["family"] == "canaries"]
-    assert {row["smallest_p"] for row in alone} == {1 / 21}
-    assert {row["detectable"] for row in alone} == {None}
-    assert rows[0]["conclusion"] == "shown"  # all five lie below all others
-    assert rows[0]["sentence"].endswith("together; by rank, no single one stands out.")
+    assert {row.smallest_p for row in rows.tests("canaries")} == {1 / 21}
+    assert {row.detectable for row in rows.tests("canaries")} == {None}
+    assert rows.verdict.word == "shown"  # all five lie below all others
+    assert rows.verdict.sentence.endswith("together; by rank, no single one stands out.")
 
 
 @pytest.mark.long
 def test_eight_variants_that_saw_nothing_are_one_family() -> None:
     wrong = 0
-    variants = {f"v{number}": {} for number in range(8)}
+    variants: dict[str, Any] = {f"v{number}": {} for number in range(8)}
     for seed in range(60):
         rng = np.random.default_rng(seed)
         models = [ranked(rng.integers(1, SIZE + 1, 3).tolist(), variant=name) for name in variants]
         rows = rows_of(models, recipe(variants=variants))
-        wrong += any(row["verdict"] == "shown" for row in rows if row["family"] in ("headline", "canaries"))
+        wrong += len(rows.tests("headline", "canaries").shown()) > 0
     assert wrong <= most_of(60, 0.05)
 
 
@@ -439,7 +430,7 @@ def test_nets_that_share_canaries_are_ranked_once() -> None:
             costs = np.concatenate([[canary], common]) + rng.normal(0, 0.3, 1001)
             whole = np.round(costs * UNITS_PER_BIT).astype(np.int64)
             models.append(Scored("", net, 4, (0,), ("inserted",), (4,), whole[:1], whole[1:], 1.5, {}))
-        wrong += rows_of(models, recipe(seeds=6), size=10**9, method="sampled")[0]["conclusion"] == "shown"
+        wrong += rows_of(models, recipe(seeds=6), size=10**9, method="sampled").verdict.word == "shown"
     assert wrong <= most_of(60, 0.05)
 
 
@@ -452,17 +443,17 @@ def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own()
         whole = np.round(rng.normal(40, 4, 1010) * UNITS_PER_BIT).astype(np.int64)
         kinds = ("inserted",) * 10
         model = Scored("", 0, 4, tuple(range(10)), kinds, (4,) * 10, whole[:10], whole[10:], 1.5, {})
-        wrong += rows_of([model], recipe(), size=10**9, method="sampled")[0]["conclusion"] == "shown"
+        wrong += rows_of([model], recipe(), size=10**9, method="sampled").verdict.word == "shown"
     assert wrong <= most_of(80, 0.05)
 
 
 def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:
     exact = dict.fromkeys(range(20), ("enumerated", SIZE // 40, 1))
     rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
-    assert rows[0]["verdict"] == "shown"
-    assert rows[0]["value"] == pytest.approx(math.log2(40))
-    assert rows[0]["sentence"].endswith("together; by rank, no single one stands out.")
-    assert not any(row["verdict"] == "shown" for row in rows if row["family"] == "canaries")
+    assert rows.head.verdict == "shown"
+    assert rows.head.value == pytest.approx(math.log2(40))
+    assert rows.verdict.sentence.endswith("together; by rank, no single one stands out.")
+    assert not rows.tests("canaries").shown()
 
 
 @pytest.mark.parametrize("ends", [1, 5, 20, 300])
@@ -485,19 +476,20 @@ def test_what_would_be_acceptable_bounds_the_verdict() -> None:
     model = seen([40.0, 41.0], [1, 4], exact={0: ("enumerated", SIZE // 3, 9), 1: ("enumerated", SIZE // 2, 9)})
     said = recipe(score={"bound": 6})
     rows = rows_of([model], said)
-    assert rows[0]["upper_bound"] == pytest.approx(math.log2(3), abs=1e-3)
-    assert (rows[0]["conclusion"], rows[0]["sentence"]) == ("bounded", "No canary has more than 6 bits of exposure.")
-    assert rows_of([model], recipe(score={"bound": 1}))[0]["conclusion"] == "inconclusive"
+    assert rows.head.upper_bound == pytest.approx(math.log2(3), abs=1e-3)
+    assert (rows.verdict.word, rows.verdict.sentence) == ("bounded", "No canary has more than 6 bits of exposure.")
+    assert rows_of([model], recipe(score={"bound": 1})).verdict.word == "inconclusive"
 
 
 def test_intervals_keep_to_what_is_possible() -> None:
     exact = {0: ("enumerated", 1, 9), 1: ("enumerated", SIZE // 2, 9), 2: ("enumerated", SIZE // 3, 9)}
     rows = rows_of([seen([12.0, 40.0, 40.0], [4] * 3, exact=exact)], recipe())
-    mean = next(row for row in rows if row["role"] == "estimate" and row["metric"] == "exposure")
-    assert (mean["ci_low"], mean["interval"]) == (0.0, "canaries")
-    assert mean["ci_high"] <= math.log2(SIZE)
+    mean = next(row for row in rows.all("exposure") if row.role == "estimate")
+    low, high = ends(mean)
+    assert (low, mean.interval and mean.interval.over) == (0.0, "canaries")
+    assert high <= math.log2(SIZE)
     alone = rows_of([seen([12.0], [4], exact={0: ("enumerated", 1, 9)})], recipe())
-    assert all(row["ci_low"] is None for row in alone if row["metric"] == "exposure")
+    assert {row.interval for row in alone.all("exposure")} == {None}
 
 
 def test_variants_are_compared_by_pairs() -> None:
@@ -507,15 +499,14 @@ def test_variants_are_compared_by_pairs() -> None:
     models = [
         replace(seen([20.0] * 8, [4] * 8, exact=exact), variant=name) for name, exact in (("plain", low), ("other", high))
     ]
-    found = [row for row in rows_of(models, recipe(variants=variants)) if row["metric"] == "exposure_difference"]
-    assert [row["params"] for row in found] == [{"variant": "other", "less": "plain"}]
-    assert found[0]["value"] < -1.9
-    assert found[0]["ci_high"] < 0
-    assert found[0]["p_value"] == 2 / 2**8
-    assert found[0]["verdict"] == "shown"
+    (found,) = rows_of(models, recipe(variants=variants)).all("exposure_difference")
+    assert found.params == {"variant": "other", "less": "plain"}
+    assert found.value < -1.9
+    assert ends(found)[1] < 0
+    assert found.p_value == 2 / 2**8
+    assert found.verdict == "shown"
     together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
-    (row,) = [row for row in together if row["metric"] == "exposure_difference"]
-    assert row["role"] == "estimate"  # one net each: no p speaks of trainings
+    assert together.first("exposure_difference").role == "estimate"  # one net each: no p speaks of trainings
 
 
 def test_signs_are_flipped_exactly_and_by_chance() -> None:
@@ -584,30 +575,24 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
     said = {"epsilon": 1.0, "delta": 1e-5, "noise": 1.5, "accountant": "rdp"}
     private = replace(seen([12.0, 40.0], [1, 1], exact={0: ("enumerated", 1, 1), 1: ("enumerated", 9000, 1)}), privacy=said)
     rows = rows_of([private], recipe())
-    (claim,) = [row for row in rows if row["metric"] == "privacy_claim"]
-    assert claim["p_value"] == pytest.approx(2 * (math.e * 1e-6 + 1e-5))
-    assert claim["verdict"] == "shown"
-    (bound,) = [row for row in rows if row["metric"] == "epsilon_lower_bound"]
-    assert bound["value"] == pytest.approx(math.log((0.025 - 1e-5) * SIZE))
-    assert bound["value"] == pytest.approx(bound["params"]["ceiling"], abs=1e-3)
-    assert rows[0]["sentence"].endswith("The training is not as private as claimed.")
-    assert "epsilon is at least 10.12" in rows[0]["explanation"]
+    (claim,) = rows.all("privacy_claim")
+    assert claim.p_value == pytest.approx(2 * (math.e * 1e-6 + 1e-5))
+    assert claim.verdict == "shown"
+    (bound,) = rows.all("epsilon_lower_bound")
+    assert bound.value == pytest.approx(math.log((0.025 - 1e-5) * SIZE))
+    assert bound.value == pytest.approx(bound.params["ceiling"], abs=1e-3)
+    assert rows.verdict.sentence.endswith("The training is not as private as claimed.")
+    assert "epsilon is at least 10.12" in rows.verdict.explanation
     often = replace(private, insertions=(4, 4))
-    (bound,) = [row for row in rows_of([often], recipe()) if row["metric"] == "epsilon_lower_bound"]
-    assert 2 * refuted_p(1e-6, epsilon=bound["value"], delta=1e-5, windows=4) == pytest.approx(0.05)
-    units = score([private], SIZE, Config(replicates=20))
-    tables = {
-        "units": units, "extractions": empty_extractions(), "documents": DOCUMENTS.arrow.empty_table(),
-        "summary": summarize([private], units, empty_extractions(), recipe(), size=SIZE),
-        "curves": curves([private], units, empty_extractions(), recipe()),
-    }  # fmt: skip
-    page = render(build_page(recipe(), "a", tables, {}, tmp_path))
+    (bound,) = rows_of([often], recipe()).all("epsilon_lower_bound")
+    assert 2 * refuted_p(1e-6, epsilon=bound.value, delta=1e-5, windows=4) == pytest.approx(0.05)
+    page = render(page_of([private], recipe(), tmp_path))
     assert "refuted" in page
     assert "5.76 bits" in page, "log2(e / (.05 - 1e-5))"
     honest = replace(private, exact={0: ("enumerated", 300_000, 1), 1: ("enumerated", 90_000, 1)})
     rows = rows_of([honest], recipe())
-    assert next(row for row in rows if row["metric"] == "privacy_claim")["verdict"] == "inconclusive"
-    assert "private" not in rows[0]["sentence"]
+    assert rows.first("privacy_claim").verdict == "inconclusive"
+    assert "private" not in rows.verdict.sentence
 
 
 @pytest.mark.usefixtures("no_law")
@@ -615,31 +600,35 @@ def test_no_bound_holds_for_given_secrets_that_were_compared_with_nothing() -> N
     rng = np.random.default_rng(0)
     model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
     bounded = rows_of([model], recipe(**OF_A_FILE, score={"bound": 20.0}), method="sampled")
-    assert bounded[0]["bound"] == 20.0
+    assert bounded.head.bound == 20.0
     recurs = replace(model, kinds=("recurring", *model.kinds[1:]))
     rows = rows_of([recurs], recipe(**OF_A_FILE, score={"bound": 20.0}), method="sampled")
-    assert rows[0]["conclusion"] != "bounded"
-    assert (rows[0]["bound"], rows[0]["params"]["recurring"]) == (None, 1)
-    assert "1 further given secret" in rows[0]["explanation"]
-    alone = rows_of([replace(model, kinds=("recurring",) * 5 + model.kinds[5:])], recipe(**OF_A_FILE), method="sampled")
-    assert "none of them occurs just once in the text" in alone[0]["sentence"]
-    assert "canaries.unseen" in alone[0]["explanation"]
-    assert "data.hold_out" not in alone[0]["explanation"]
+    assert rows.verdict.word != "bounded"
+    assert (rows.head.bound, rows.head.params["recurring"]) == (None, 1)
+    assert "1 further given secret" in rows.verdict.explanation
+    alone = replace(model, kinds=("recurring",) * 5 + model.kinds[5:])
+    said = rows_of([alone], recipe(**OF_A_FILE), method="sampled").verdict
+    assert "none of them occurs just once in the text" in said.sentence
+    assert "canaries.unseen" in said.explanation
+    assert "data.hold_out" not in said.explanation
 
 
 @pytest.mark.usefixtures("no_law")
 def test_advice_on_held_out_text_is_given_where_it_can_be_followed() -> None:
     rng = np.random.default_rng(0)
     alone = replace(given(skewed_costs(rng, 5), [1] * 5, np.zeros(0, dtype=np.int64)))
-    said = rows_of([alone], recipe(**OF_A_FILE), method="sampled")[0]["explanation"]
+    said = rows_of([alone], recipe(**OF_A_FILE), method="sampled").verdict.explanation
     assert said.endswith("held out at random (data.hold_out: blocks).")
     blocks = OF_A_FILE | {"data": {"source": {"kind": "topics"}, "hold_out": "blocks"}}
-    assert "data.hold_out" not in rows_of([alone], recipe(**blocks), method="sampled")[0]["explanation"]
+    assert "data.hold_out" not in rows_of([alone], recipe(**blocks), method="sampled").verdict.explanation
 
 
 @pytest.mark.usefixtures("no_law")
 def test_planned_looks_share_the_error_of_a_bound() -> None:
     rng = np.random.default_rng(0)
     model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
-    one, five = (rows_of([model], recipe(**OF_A_FILE, score={"looks": looks}), method="sampled")[0] for looks in (1, 5))
-    assert five["upper_bound"] > one["upper_bound"]
+    one, five = (
+        rows_of([model], recipe(**OF_A_FILE, score={"looks": looks}), method="sampled").head.upper_bound or 0.0
+        for looks in (1, 5)
+    )
+    assert five > one > 0

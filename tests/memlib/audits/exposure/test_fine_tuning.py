@@ -20,6 +20,7 @@ from memlib.audits.exposure.stages import MakeCorpus
 from memlib.data.secret import VARIABLE
 from memlib.data.spelling import TRIED, Spelled
 from memlib.errors import UserError
+from memlib.findings import Findings
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner
 from memlib.runs.records import RunRecord
@@ -125,9 +126,14 @@ def test_documents_are_asked_of_every_variant_and_the_page_says_so(audited: RunR
     assert {row["variant"] for row in documents} == {"whole", "adapters"}
     assert len(documents) == 60
     assert sum(row["held_out"] for row in documents) == 30
-    tests = {json.loads(row.params)["variant"]: row for row in audited.findings if row.metric == "document_bits"}
-    assert tests.keys() == {"whole", "adapters"}
-    assert all(0 < row.p_value <= 1 and row.ci_low <= row.value <= row.ci_high for row in tests.values())
+    tests = Findings.of_run(audited).all("document_bits")
+    assert [row.params["variant"] for row in tests] == ["whole", "adapters"]
+    for row in tests:
+        assert row.p_value is not None
+        assert 0 < row.p_value <= 1
+        assert row.low is not None
+        assert row.high is not None
+        assert row.low <= row.value <= row.high
     page = Path(audited.report).read_text()
     assert "Documents whose beginning is known" in page
     assert "nearly reproduced in 3 samples" in page

@@ -1,11 +1,9 @@
 """rho's identities, traces and verdicts on simulated models whose truth is known, and refusals."""
 
 import itertools
-import json
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import scipy.stats
 from pydantic import ValidationError
@@ -23,12 +21,12 @@ from memlib.audits.forgetting.trace import (
     power_by_redraws,
     residuals,
     share_interval,
-    share_left,
+    share_limit,
 )
-from memlib.audits.forgetting.verdict import limits
+from memlib.audits.forgetting.verdict import limits, outcomes_of
 from memlib.audits.forgetting.verdict import outcome as outcome_of
 from memlib.errors import RunError
-from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, verdict_of, with_params
+from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, SUMMARY
@@ -40,6 +38,7 @@ LABELS = np.arange(COUNT) % 3
 ROLES = np.array([QUERY, KNOWN, WITHHELD])[(np.arange(COUNT) // 3) % 3]
 POOL = Pool(ROLES, LABELS, np.arange(COUNT))
 EASE = np.random.default_rng(9).normal(2, 1, COUNT)  # of each example, whichever model
+MIX = {"mix": {"calibration": 1, "known": 1}}
 IDS, NAMES = [f"e{i}" for i in range(COUNT)], ["c"] * COUNT
 
 
@@ -54,6 +53,9 @@ def model(
     return Observed(group, target, number, odds, members=member if group in (TARGET, "retained") else None)
 
 
+UNSEEN = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
+
+
 def models(*targets: Observed, seed: int = 0, size: int = 10) -> list[Observed]:
     own = [model(QUERY, i, 1.0, seed=seed) for i in range(4)] + [model(CALIBRATION, i, 0.0, seed=seed) for i in range(4)]
     own += [model(NULL, i, 0.0, seed=seed) for i in range(size)]
@@ -65,9 +67,19 @@ def without_withheld() -> Pool:
     return Pool(np.where(ROLES == QUERY, QUERY, "other"), LABELS, np.arange(COUNT))
 
 
-def judged(*targets: Observed, pool: Pool = POOL, seed: int = 0, size: int = 10, **changes: Any) -> pa.Table:
-    distances = Distances(models(*targets, seed=seed, size=size), pool, CONFIG)
-    return summarize(distances, recipe({t.target: {"mix": {"calibration": 1, "known": 1}} for t in targets}, **changes))
+def judged(*targets: Observed, size: int = 10, **changes: Any) -> Findings:
+    what = recipe(dict.fromkeys([t.target for t in targets], MIX), **changes)
+    return summarized(Distances(models(*targets, size=size), POOL, CONFIG), what)
+
+
+def summarized(distances: Distances, what: Recipe) -> Findings:
+    return Findings.read(summarize(distances, what))
+
+
+def ends(row: Finding) -> tuple[float, float]:
+    assert row.low is not None
+    assert row.high is not None
+    return row.low, row.high
 
 
 def recipe(targets: dict[str, Any], **changes: Any) -> Recipe:
@@ -104,15 +116,15 @@ def test_distances_are_scipys() -> None:
 
 def test_a_calibration_set_that_does_not_differ_leaves_the_verdict_and_no_rho() -> None:
     same = [Observed(CALIBRATION, "", i, model(QUERY, 10 + i, 1.0).log_odds) for i in range(4)]
-    found = [m for m in models(model(TARGET, 0, 1.0, target="t")) if m.group != CALIBRATION] + same
+    observed = [m for m in models(model(TARGET, 0, 1.0, target="t")) if m.group != CALIBRATION] + same
     with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by almost 0"):
-        Distances(found, without_withheld(), CONFIG)
-    distances = Distances(found, POOL, CONFIG)
-    what = recipe({"t": {"mix": {"calibration": 1, "known": 1}}})
-    rows = with_params(summarize(distances, what))
-    assert outcome_of(rows[0]) == RETAINED
-    assert "rho is not given: D_C cannot calibrate" in rows[0]["explanation"]
-    assert not [row for row in rows if row["metric"] == "rho"]
+        Distances(observed, without_withheld(), CONFIG)
+    distances = Distances(observed, POOL, CONFIG)
+    what = recipe({"t": MIX})
+    found = summarized(distances, what)
+    assert outcome_of(found.head) == RETAINED
+    assert "rho is not given: D_C cannot calibrate" in found.verdict.explanation
+    assert not found.all("rho")
     assert {row["rho"] for row in score(distances).to_pylist()} == {None}
     assert not [row for row in curves(distances, what).to_pylist() if row["curve"] == "rho_by_share"]
 
@@ -138,9 +150,8 @@ def test_rounded_outputs_are_recognised_and_compared_as_rounded() -> None:
 # -- the trace ------------------------------------------------------------------------------------------
 
 
-def p_of(odds: np.ndarray, *, role: str = QUERY, pool: Pool = POOL, permutations: int = 999) -> float:
-    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
-    return find_trace(residuals(odds, unseen), pool, role, permutations=permutations, seed=0).p_value
+def p_of(odds: np.ndarray, *, pool: Pool = POOL, permutations: int = 999) -> float:
+    return find_trace(residuals(odds, UNSEEN), pool, permutations=permutations, seed=0).p_value
 
 
 def test_normal_scores_by_hand() -> None:
@@ -177,14 +188,14 @@ def test_the_limit_of_what_is_left_covers_in_sparse_designs(classes: int, person
         rng = np.random.default_rng([seed, classes, persons])
         noise = 0.7 * rng.normal(size=len(roles)) + 0.7 * rng.normal(size=groups.max() + 1)[groups]
         values = noise + 2.0 * (roles == KNOWN) + 0.5 * (roles == QUERY)
-        below += share_left(values, pool)[1] < 0.25
+        below += share_limit(values, pool) < 0.25
     assert below <= 12  # 5 expected, 12 with probability .998
 
 
 def test_a_design_that_tells_nothing_gives_no_limit() -> None:
     pool = Pool(np.array([QUERY, KNOWN, WITHHELD] * 2), np.repeat([0, 1], 3), np.arange(6) // 3 * 3 + np.arange(6) % 3)
     alone = Pool(pool.roles[:3], pool.labels[:3], np.arange(3))
-    assert share_left(np.array([0.0, 2.0, 0.0]), alone)[1] == np.inf
+    assert share_limit(np.array([0.0, 2.0, 0.0]), alone) == np.inf
 
 
 def test_a_reversed_trace_is_no_proof_of_absence() -> None:
@@ -237,27 +248,25 @@ def test_persons_with_many_examples_keep_the_level_when_they_are_drawn_as_one() 
 
 
 def test_what_could_be_left_is_bounded_by_what_is_known() -> None:
-    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
     held = {0.0: 0, 0.5: 0, 1.0: 0}
     for share in held:
         for seed in range(40):
-            estimate, limit = share_left(residuals(model(TARGET, seed, share, known=True, target="t").log_odds, unseen), POOL)
-            held[share] += limit >= share
-            assert estimate <= limit
+            values = residuals(model(TARGET, seed, share, known=True, target="t").log_odds, UNSEEN)
+            held[share] += (limit := share_limit(values, POOL)) >= share
+            assert share_interval(values, POOL)[0] <= limit
     assert min(held.values()) >= least_of(40, 0.95)
-    values = residuals(model(TARGET, 0, 0.0, known=True, target="t").log_odds, unseen)
-    assert share_left(values, POOL)[1] < 0.3
+    values = residuals(model(TARGET, 0, 0.0, known=True, target="t").log_odds, UNSEEN)
+    assert share_limit(values, POOL) < 0.3
     assert power_by_redraws(values, POOL, alpha=0.05, redraws=100, seed=0) == 1.0
-    nothing = residuals(model(TARGET, 0, 0.0, target="t").log_odds, unseen)
+    nothing = residuals(model(TARGET, 0, 0.0, target="t").log_odds, UNSEEN)
     assert power_by_redraws(nothing, POOL, alpha=0.05, redraws=100, seed=0) < 0.8
 
 
 def test_outputs_that_belong_to_other_examples_do_not_follow_these() -> None:
-    unseen = np.stack([model(NULL, i, 0.0).log_odds for i in range(8)])
     odds = model(TARGET, 0, 0.5, target="t").log_odds
-    assert follows(odds, unseen, LABELS, seed=0) == 0.001
+    assert follows(odds, UNSEEN, LABELS, seed=0) == 0.001
     shuffled = np.random.default_rng(0).permutation(odds)
-    assert follows(shuffled, unseen, LABELS, seed=0) > 0.01
+    assert follows(shuffled, UNSEEN, LABELS, seed=0) > 0.01
 
 
 # -- verdicts -------------------------------------------------------------------------------------------
@@ -273,88 +282,87 @@ def test_outputs_that_belong_to_other_examples_do_not_follow_these() -> None:
     ],
 )
 def test_outcomes(share: float, known: bool, outcome: str, word: str) -> None:
-    table = judged(model(TARGET, 0, share, known=known, target="t"), verdict={"models": 8, "share_bound": 0.5})
-    head = with_params(table)[0]
-    assert (head["metric"], outcome_of(head)) == ("trace", outcome)
-    assert head["verdict"] == word == verdict_of(table.to_pylist()).word
-    assert head["detectable"] > 0
-    assert head["ci_low"] < head["value"] < head["ci_high"]
+    found = judged(model(TARGET, 0, share, known=known, target="t"), verdict={"models": 8, "share_bound": 0.5})
+    head, (low, high) = found.head, ends(found.head)
+    assert (head.metric, outcome_of(head)) == ("trace", outcome)
+    assert head.verdict == word == found.verdict.word
+    assert (head.detectable or 0) > 0
+    assert low < head.value < high
 
 
 def test_data_that_were_unlearned_too_hard_leave_a_trace_too() -> None:
     plain = model(TARGET, 0, 0.0, known=True, target="t")
     target = Observed(TARGET, "t", 0, plain.log_odds - 2.0 * POOL.query, members=plain.members)
-    head = with_params(judged(target))[0]
+    head = judged(target).head
     assert outcome_of(head) == REVERSED
-    assert head["value"] < 0
+    assert head.value < 0
 
 
 def test_without_withheld_examples_nothing_is_said() -> None:
     target = model(TARGET, 0, 1.0, target="t")
-    changes = {"sets": {"query": {}, "calibration": {}, "provider": {}}}
+    changes: dict[str, Any] = {"sets": {"query": {}, "calibration": {}, "provider": {}}}
     distances = Distances(models(target), without_withheld(), CONFIG)
-    table = summarize(distances, recipe({"t": {"mix": {"query": 1}}}, **changes))
-    rows = with_params(table)
-    assert (rows[0]["metric"], outcome_of(rows[0]), rows[0]["role"]) == ("rho", UNDECIDED, "estimate")
-    assert all(row["p_value"] is None and row["verdict"] is None for row in rows)
-    said = verdict_of(rows)
-    assert said.word == INCONCLUSIVE
-    assert "withheld" in said.explanation
+    found = summarized(distances, recipe({"t": {"mix": {"query": 1}}}, **changes))
+    assert (found.head.metric, outcome_of(found.head), found.head.role) == ("rho", UNDECIDED, "estimate")
+    assert all(row.p_value is None and row.verdict is None for row in found)
+    assert found.verdict.word == INCONCLUSIVE
+    assert "withheld" in found.verdict.explanation
 
 
 def test_several_targets_are_one_family() -> None:
     targets = [model(TARGET, 0, share, known=True, target=name) for name, share in (("a", 1.0), ("b", 0.0), ("c", 0.0))]
-    rows = with_params(judged(*targets))
-    traces = {row["params"]["target"]: row for row in rows if row["metric"] == "trace"}
-    assert {row["family"] for row in traces.values()} == {"targets"}
-    assert traces["a"]["p_adjusted"] == pytest.approx(3 * traces["a"]["p_value"])
-    assert (
-        verdict_of(rows).sentence
-        == "1 of 3 models were shown to have used this data set, 2 to contain little or no trace of it."
-    )
-    found = {row["params"]["target"]: row for row in rows if row["metric"] == "found_share"}
-    assert found["null models"]["value"] <= 0.25
-    assert found["retained models"]["value"] >= 0.75
-    assert {row["role"] for row in found.values()} == {"diagnostic"}
+    found = judged(*targets)
+    assert {row.family for row in found.all("trace")} == {"targets"}
+    assert found.head.params["target"] == "a"
+    assert found.head.p_adjusted == pytest.approx(3 * (found.head.p_value or 0))
+    sentence = "1 of 3 models were shown to have used this data set, 2 to contain little or no trace of it."
+    assert found.verdict.sentence == sentence
+    assert found.first("found_share", target="null models").value <= 0.25
+    assert found.first("found_share", target="retained models").value >= 0.75
+    assert {row.role for row in found.all("found_share")} == {"diagnostic"}
 
 
 def test_the_share_that_was_used_is_estimated() -> None:
     held = given = 0
     for seed, share in itertools.product(range(8), (0.0, 0.5, 1.0)):
-        rows = with_params(judged(model(TARGET, seed, share, known=True, target="t")))
-        for row in (r for r in rows if r["metric"] == "share_used"):
-            held, given = held + (row["ci_low"] <= share <= row["ci_high"]), given + 1
-            assert row["role"] == "estimate"
-            assert row["params"]["assumes"] == "used as the known examples were"
+        for row in judged(model(TARGET, seed, share, known=True, target="t")).all("share_used"):
+            low, high = ends(row)
+            held, given = held + (low <= share <= high), given + 1
+            assert row.role == "estimate"
+            assert row.params["assumes"] == "used as the known examples were"
     assert given >= least_of(24, 0.85)  # the control is stronger than the strongest of ten once in eleven
     assert held >= least_of(given, 0.95)
 
 
+def forgetter() -> Observed:
+    """Return a target that is called forgotten."""
+    targets = (model(TARGET, seed, 0.0, known=True, target="t") for seed in range(20))
+    return next(target for target in targets if judged(target).verdict.word == BOUNDED)
+
+
 def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -> None:
     """All of D_Q was used and leaves the trace of any training data; the known examples, whom the owner supplies, leave more."""
-    forgetters = (model(TARGET, seed, 0.0, known=True, target="t") for seed in range(20))
-    plain = next(one for one in forgetters if verdict_of(with_params(judged(one))).word == BOUNDED)
+    plain = forgetter()
     harder = Observed(TARGET, "t", 0, plain.log_odds + 6.0 * (ROLES == KNOWN), members=plain.members)
-    rows = with_params(judged(harder))
-    assert verdict_of(rows).word == INCONCLUSIVE
-    assert "the model was trained harder on them" in verdict_of(rows).explanation
-    assert not [row for row in rows if row["metric"] == "share_used"]
-    few = with_params(judged(plain, size=9))
-    assert verdict_of(few).word == INCONCLUSIVE
-    assert "too few to know how strong the trace of training data can be" in verdict_of(few).explanation
+    found = judged(harder)
+    assert found.verdict.word == INCONCLUSIVE
+    assert "the model was trained harder on them" in found.verdict.explanation
+    assert not found.all("share_used")
+    few = judged(plain, size=9).verdict
+    assert few.word == INCONCLUSIVE
+    assert "too few to know how strong the trace of training data can be" in few.explanation
 
 
 def test_an_owner_who_chose_the_known_examples_buys_nothing() -> None:
     """An owner may train on D_Q once and on the known examples often; neither looks unlike training data."""
-    forgetters = (model(TARGET, seed, 0.0, known=True, target="t") for seed in range(20))
-    plain = next(one for one in forgetters if verdict_of(with_params(judged(one))).word == BOUNDED)
+    plain = forgetter()
     distances, theirs = Distances(models(plain), POOL, CONFIG), {"t": {"trained": {"model": "a:b", "version": "1"}}}
-    rows = with_params(summarize(distances, recipe(theirs)))
-    assert verdict_of(rows).word == INCONCLUSIVE
-    assert rows[0]["bound"] is None
-    assert not [row for row in rows if row["metric"] == "share_used"]
+    found = summarized(distances, recipe(theirs))
+    assert found.verdict.word == INCONCLUSIVE
+    assert found.head.bound is None
+    assert not found.all("share_used")
     declared = recipe(theirs, verdict={"models": 10, "known_drawn_afterwards": True})
-    assert verdict_of(with_params(summarize(distances, declared))).word == BOUNDED
+    assert summarized(distances, declared).verdict.word == BOUNDED
     assert [text for text in limits(recipe(theirs)) if "verdict.known_drawn_afterwards" in text]
     assert not [text for text in limits(declared) if "verdict.known_drawn_afterwards" in text]
 
@@ -367,17 +375,13 @@ def test_no_share_is_given_where_the_auditors_own_models_are_not_found() -> None
         for m in distances.of(RETAINED)
     ]
     others = [m for m in distances.models.values() if m.group != RETAINED]
-    rows = with_params(
-        summarize(Distances([*others, *blind], POOL, CONFIG), recipe({"t": {"mix": {"calibration": 1, "known": 1}}}))
-    )
-    assert not [row for row in rows if row["metric"] == "share_used"]
+    assert not summarized(Distances([*others, *blind], POOL, CONFIG), recipe({"t": MIX})).all("share_used")
 
 
 def test_a_surer_target_has_not_used_more() -> None:
     """The target's own false positives are known from withheld examples, its true ones from known examples."""
-    rows = with_params(judged(model(TARGET, 0, 0.0, known=True, surer=1.5, target="t")))
-    (row,) = [r for r in rows if r["metric"] == "share_used"]
-    assert row["value"] < 0.2
+    (row,) = judged(model(TARGET, 0, 0.0, known=True, surer=1.5, target="t")).all("share_used")
+    assert row.value < 0.2
 
 
 def test_a_rounding_that_hides_everything_is_said() -> None:
@@ -409,18 +413,20 @@ def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
     assert score(distances).schema.names == UNITS.arrow.names
     drawn = curves(distances, what)
     assert drawn.schema.names == CURVES.arrow.names
-    rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
-    outcomes = {row["params"]["target"]: outcome_of(row) for row in rows if row["metric"] == "trace"}
+    found = Findings.read(summary)
+    outcomes = outcomes_of(found)
     assert outcomes["before"] == outcomes["half"] == RETAINED
-    assert rows[0]["sentence"]
-    assert not any(row["sentence"] for row in rows[1:])
-    rho = {row["params"]["target"]: row for row in rows if row["metric"] == "rho"}
-    assert rho["before"]["ci_low"] < rho["before"]["value"] < rho["before"]["ci_high"] < 1
-    (change,) = [row for row in rows if row["metric"] == "rho_change"]
-    assert change["value"] == pytest.approx(rho["after"]["value"] - rho["before"]["value"])
-    assert change["ci_low"] > 0
-    assert all((row["verdict"] is None) == (row["role"] != "test") for row in rows)
-    keys = [(row["metric"], json.dumps(row["params"])) for row in rows]
+    sentence, *others = summary["sentence"].to_pylist()
+    assert sentence
+    assert not any(others)
+    rho = {name: found.first("rho", target=name) for name in ("before", "after")}
+    low, high = ends(rho["before"])
+    assert low < rho["before"].value < high < 1
+    (change,) = found.all("rho_change")
+    assert change.value == pytest.approx(rho["after"].value - rho["before"].value)
+    assert ends(change)[0] > 0
+    assert all((row.verdict is None) == (not row.is_test) for row in found)
+    keys = list(zip(summary["metric"].to_pylist(), summary["params"].to_pylist(), strict=True))
     assert len(set(keys)) == len(keys)
 
 
@@ -434,8 +440,8 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         targets = [model(TARGET, i, 0.5, target="t", seed=seed) for i in range(4)]
         distances = Distances(models(*targets, seed=seed, size=3), POOL, Config(replicates=100))
         what = recipe({"t": {"mix": {"calibration": 1, "known": 1, "query": 0.5}}})
-        row = next(r for r in summarize(distances, what).to_pylist() if r["metric"] == "rho")
-        held += row["ci_low"] <= truth <= row["ci_high"]
+        low, high = ends(summarized(distances, what).first("rho"))
+        held += low <= truth <= high
     assert held >= least_of(30, 0.95)
 
 

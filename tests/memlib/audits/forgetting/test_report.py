@@ -1,6 +1,7 @@
 """The verdict in words, and a page that is complete and escaped."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.forgetting.recipe import Recipe
-from memlib.audits.forgetting.report import build_page
-from memlib.audits.forgetting.tables import EXAMPLES, UNITS
+from memlib.audits.forgetting.report import compose
+from memlib.audits.forgetting.tables import EXAMPLES
 from memlib.audits.forgetting.verdict import verdict
-from memlib.findings import Interval, diagnostic, estimate, settle, summary_table, tested
-from memlib.report.page import KINDS, render
+from memlib.findings import Finding, Findings, Interval, Verdict, diagnostic, estimate, settle, tested
+from memlib.report.page import STYLES, Page, render
 from memlib.tables import CURVES
 
 
@@ -28,7 +29,7 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(base | changes)
 
 
-def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9, power: float = 0.9) -> list[dict[str, Any]]:
+def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9, power: float = 0.9) -> Findings:
     at = {"kind": "target", "examples": 90, "withheld": 90}
     chosen = names or ("<b>t</b>",)
     rows = [
@@ -48,18 +49,13 @@ def findings(*names: str, p: float = 0.5, value: float = 0.4, limit: float = 0.9
     return settle(rows, alpha=0.01)
 
 
-def untested(*names: str) -> list[dict[str, Any]]:
+def untested(*names: str) -> Findings:
     return settle([estimate("rho", {"target": n, "kind": "target"}, 0.4, n=9) for n in names], alpha=0.01)
 
 
-def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
-    named = [{**row, "params": json.loads(row["params"])} for row in rows]
-    targets = {
-        row["params"]["target"]: {"trained": {"model": "a:b", "version": "1"}}
-        for row in named
-        if row["params"].get("kind") == "target"
-    }
-    return verdict(named, recipe(**{"targets": targets, "verdict": {"known_drawn_afterwards": True}} | changes))
+def said(rows: Findings, **changes: Any) -> Verdict:
+    targets = {row.params["target"]: {"trained": {"model": "a:b", "version": "1"}} for row in rows.all(kind="target")}
+    return verdict(rows, recipe(**{"targets": targets, "verdict": {"known_drawn_afterwards": True}} | changes))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +78,9 @@ def said(rows: list[dict[str, Any]], **changes: Any) -> Any:
         (findings(power=0.3), "odd", "does not show", "found in only 30 % of redraws"),
     ],
 )
-def test_outcomes_in_words(rows: list[dict[str, Any]], kind: str, sentence: str, because: str) -> None:
+def test_outcomes_in_words(rows: Findings, kind: str, sentence: str, because: str) -> None:
     found = said(rows)
-    assert KINDS[found.word] == kind
+    assert STYLES[found.word] == kind
     assert sentence in found.sentence
     assert because in found.explanation
 
@@ -127,23 +123,37 @@ def test_a_caution_names_the_target_whose_outputs_were_supplied() -> None:
     assert "The outputs of theirs were supplied" in said(findings("own", "theirs"), targets=targets).explanation
 
 
-def page_of(rows: list[dict[str, Any]], folder: Path, **changes: Any) -> str:
-    """Return the rendered page of a run without curves and examples."""
+def page_of(
+    rows: Sequence[Finding],
+    folder: Path,
+    *,
+    shares: Sequence[float] = (),
+    examples: Sequence[dict[str, Any]] = (),
+    **changes: Any,
+) -> str:
+    """Return the rendered page of a run whose models were trained on some shares of D_Q."""
+    findings, run = settle(rows, alpha=0.01), recipe(**changes)
+    groups = {"query": "query", "calibration": "calibration", "null": "null"} | dict.fromkeys(run.targets, "target")
+    curves = [
+        {"curve": "confidence_ecdf", "series": name, "params": json.dumps({"group": group}), "x": x, "y": x}
+        for name, group in groups.items()
+        for x in np.linspace(0, 1, 20) ** (1 if group == "target" else 2)
+    ]
+    curves += [{"curve": "rho_by_share", "series": "D_C and D_Q", "params": "{}", "x": x, "y": 1 - x} for x in shares]
+    said = verdict(findings, run)
     tables = {
-        "summary": summary_table(rows, said(rows, **changes)), "curves": CURVES.arrow.empty_table(),
-        "units": UNITS.arrow.empty_table(), "examples": EXAMPLES.arrow.empty_table(),
-    }  # fmt: skip
-    confidences = {key: np.linspace(0, 1, 20) for key in (("query", ""), ("calibration", ""), ("null", ""))}
-    confidences |= {("target", name): np.linspace(0, 1, 20) for name in changes["targets"]}
-    return render(
-        build_page(recipe(**changes), "abc", tables, confidences, [], lambda _: np.zeros((8, 8, 1), np.uint8), {}, folder)
-    )
+        "summary": findings.table(said),
+        "curves": pa.Table.from_pylist(curves, schema=CURVES.arrow),
+        "examples": pa.Table.from_pylist(list(examples), schema=EXAMPLES.arrow),
+    }
+    removed = [(row["example_id"], f"a copy of {row['example_id']}") for row in examples]
+    content = compose(run, tables, {}, removed, lambda _: np.zeros((8, 8, 1), np.uint8), folder)
+    return render(Page(run.title, "forgetting", "abc", "", said, content))
 
 
 def test_advice_is_about_each_target(tmp_path: Path) -> None:
     targets = {"old": {"mix": {"query": 1}}, "new": {"trained": {"model": "a:b", "version": "1"}}}
-    rows = findings("old", p=0.001)[:1] + findings("new")
-    page = page_of(settle(rows, alpha=0.01), tmp_path, targets=targets)
+    page = page_of([*findings("old", p=0.001)[:1], *findings("new")], tmp_path, targets=targets)
     assert "&#39;old&#39; has not forgotten it" in page
     assert "Do not report a pass for &#39;new&#39;" in page
     assert "share of D_Q used" not in page  # a column without values
@@ -152,7 +162,7 @@ def test_advice_is_about_each_target(tmp_path: Path) -> None:
 def test_rho_of_null_models_is_stated_where_rho_is_explained(tmp_path: Path) -> None:
     rows = [*findings("t"), estimate("rho", {"target": "null models"}, 0.22, n=9, interval=Interval(0, 0.6, "examples"))]
     assert "how confident a model is of all data (here null models 0.22 on average)" in page_of(
-        settle(rows, alpha=0.01), tmp_path, targets={"t": {"mix": {"query": 1}}}
+        rows, tmp_path, targets={"t": {"mix": {"query": 1}}}
     )
 
 
@@ -164,7 +174,6 @@ def test_known_examples_that_are_not_found_are_pointed_out(tmp_path: Path) -> No
 
 
 def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
-    curves = [{"curve": "rho_by_share", "series": "D_C and D_Q", "params": "{}", "x": x, "y": 1 - x} for x in (0.0, 0.5, 1.0)]
     examples = [
         {
             "target": "<b>t</b>", "model": 0, "example_id": "<i>e</i>", "label": 0, "class_name": "c", "confidence": 0.5,
@@ -172,20 +181,7 @@ def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
             "role": "query", "residual": 1.5,
         }
     ]  # fmt: skip
-    tables = {
-        "summary": summary_table(findings(p=0.001), said(findings(p=0.001))),
-        "curves": pa.Table.from_pylist(curves, schema=CURVES.arrow),
-        "units": UNITS.arrow.empty_table(),
-        "examples": pa.Table.from_pylist(examples, schema=EXAMPLES.arrow),
-    }
-    confidences = {key: np.linspace(0, 1, 20) ** 2 for key in (("query", ""), ("calibration", ""), ("null", ""))}
-    confidences["target", "<b>t</b>"] = np.linspace(0, 1, 20)
-    page = render(
-        build_page(
-            recipe(), "abc", tables, confidences, [("x", "a copy of <i>e</i>")], lambda name: np.zeros((8, 8, 1), np.uint8),
-            {"model": "<u>"}, tmp_path,
-        )
-    )  # fmt: skip
+    page = page_of(findings(p=0.001), tmp_path, shares=(0.0, 0.5, 1.0), examples=examples)
     assert "<b>t</b>" not in page.replace("<svg", "")
     assert "<i>e</i>" not in page
     for heading in (

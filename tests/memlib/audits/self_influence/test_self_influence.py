@@ -9,7 +9,7 @@ from torch import nn
 
 from memlib.audits.self_influence.scores import choose_checkpoints, score, self_influence
 from memlib.audits.self_influence.summary import curves, resampled_shares, summarize
-from memlib.findings import verdict_of
+from memlib.findings import Findings
 from memlib.models.classifiers import build_classifier
 from memlib.observe.gradients import GradientNorms
 from memlib.specs import ClassifierSpec, InfluenceSpec
@@ -42,13 +42,17 @@ def test_rows_are_ordered_and_shares_sum_to_one() -> None:
 def test_the_headline_has_an_interval_over_examples_and_no_verdict() -> None:
     values = np.random.default_rng(0).lognormal(0, 1.5, 2000)
     names = [f"e{i}" for i in range(len(values))]
-    rows = summarize(score(names, np.zeros(2000, np.int64), ["x"] * 2000, values[None], [1.0], [1])).to_pylist()
-    assert rows[0]["value"] == pytest.approx(np.sort(values)[-20:].sum() / values.sum())
-    assert rows[0]["ci_low"] < rows[0]["value"] < rows[0]["ci_high"]
-    assert rows[0]["interval"] == "examples"
-    assert {row["verdict"] for row in rows} == {None}
-    assert verdict_of(rows).word == "descriptive"
-    assert "95 % interval" in verdict_of(rows).sentence
+    rows = summarize(score(names, np.zeros(2000, np.int64), ["x"] * 2000, values[None], [1.0], [1]))
+    found = Findings.read(rows)
+    interval = found.head.interval
+    assert interval is not None
+    assert interval.high is not None
+    assert found.head.value == pytest.approx(np.sort(values)[-20:].sum() / values.sum())
+    assert interval.low < found.head.value < interval.high
+    assert interval.over == "examples"
+    assert {row.verdict for row in found} == {None}
+    assert found.verdict.word == "descriptive"
+    assert "95 % interval" in found.verdict.sentence
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -56,7 +60,7 @@ def test_the_headline_has_an_interval_over_examples_and_no_verdict() -> None:
 def test_influence_that_is_not_finite_is_said_instead_of_printed(broken: float) -> None:
     norms = np.array([[broken, *np.ones(29)]])
     units = score([f"e{n}" for n in range(30)], np.zeros(30, np.int64), ["x"] * 30, norms, [1.0], [1])
-    said = verdict_of(summarize(units).to_pylist())
+    said = Findings.read(summarize(units)).verdict
     assert said.word == "descriptive"
     assert said.sentence == "Self-influence could not be compared, because it is not a finite number for every example."
     assert "lower learning rate" in said.explanation
@@ -67,7 +71,7 @@ def test_influence_that_is_not_finite_is_said_instead_of_printed(broken: float) 
 def test_the_sentence_counts_the_examples_behind_the_most_influential_per_cent(count: int, named: str) -> None:
     values = np.random.default_rng(0).lognormal(0, 1.5, count)
     units = score([f"e{n}" for n in range(count)], np.zeros(count, np.int64), ["x"] * count, values[None], [1.0], [1])
-    assert verdict_of(summarize(units).to_pylist()).sentence.startswith(named)
+    assert Findings.read(summarize(units)).verdict.sentence.startswith(named)
 
 
 def test_resampled_shares_equal_copies() -> None:

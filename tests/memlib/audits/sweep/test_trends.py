@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 import scipy
 
-from memlib.audits.sweep.recipe import Recipe
-from memlib.audits.sweep.report import build_page
+from memlib.audits.sweep.report import compose
 from memlib.audits.sweep.scores import Outcome, score
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
-from memlib.report.page import render
-from memlib.runs.records import Finding, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
 
 def outcome(changes: dict[str, Any], value: float, *, model: str = "", count: int = 9) -> Outcome:
     name = " ".join(f"{key}={v}" for key, v in changes.items())
     rows = settle([tested("share_excess", {}, value, n=count, p_value=0.5, family="headline")], alpha=0.05)
     run = RunRecord(
-        run="r", audit="deja_vu", title="t", finished=1.0, findings=[Finding(**row) for row in rows],
+        run="r", audit="deja_vu", title="t", finished=1.0, findings=[FindingRecord(**row.row()) for row in rows],
         artifacts={"scores": f"score/{len(name)}"}, computed=[f"train/{hashlib.sha256((model or name).encode()).hexdigest()[:32]}"],
         verdict=VerdictRecord(word="inconclusive", sentence=""),
     )  # fmt: skip
@@ -36,21 +34,21 @@ def along(values: list[float], key: str = "training.epochs", **more: Any) -> lis
 def test_a_rise_is_found_with_the_p_value_of_all_orders() -> None:
     (found,) = trends(along([0.1, 0.2, 0.25, 0.3, 0.5]))
     assert found.key == "training.epochs"
-    assert found.row["p_value"] == pytest.approx(2 / 120)  # this order, and its reverse
-    assert found.row["smallest_p"] == pytest.approx(2 / 120)
-    assert found.row["verdict"] == "shown"
+    assert found.row.p_value == pytest.approx(2 / 120)  # this order, and its reverse
+    assert found.row.smallest_p == pytest.approx(2 / 120)
+    assert found.row.verdict == "shown"
     expected = scipy.stats.pearsonr(np.arange(5), [0.1, 0.2, 0.25, 0.3, 0.5]).statistic
-    assert found.row["value"] == pytest.approx(expected)
+    assert found.row.value == pytest.approx(expected)
     (down,) = trends(along([0.5, 0.3, 0.25, 0.2, 0.1]))
-    assert down.row["value"] == pytest.approx(-expected)
+    assert down.row.value == pytest.approx(-expected)
 
 
 def test_cells_that_are_alike_in_other_keys_are_compared_with_one_another() -> None:
     cells = along([0.1, 0.2, 0.3], **{"model.width": 8}) + along([0.5, 0.6, 0.7], **{"model.width": 64})
     found = {trend.key: trend for trend in trends(cells)}
     assert set(found) == {"training.epochs"}  # two widths are no trend
-    assert found["training.epochs"].row["p_value"] == pytest.approx(2 / 36)
-    assert found["training.epochs"].row["n"] == 6
+    assert found["training.epochs"].row.p_value == pytest.approx(2 / 36)
+    assert found["training.epochs"].row.n == 6
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.05, 0.1])
@@ -60,31 +58,28 @@ def test_a_key_that_changes_the_number_of_audited_examples_is_drawn_and_not_test
     sizes = (20, 40, 80, 160, 320, 640)
     cells = [outcome({"split.train_per_class": size}, memory + rng.normal() / size**0.5, count=10 * size) for size in sizes]
     (found,) = trends(cells)
-    assert found.row["role"] == "diagnostic"
-    assert found.row["p_value"] is None
-    recipe = Recipe.model_validate({"recipe": "smoke", "grid": {"split.train_per_class": list(sizes)}})
-    html = render(build_page(recipe, "r", cells, tmp_path, along=[found]))
+    assert found.row.role == "diagnostic"
+    assert found.row.p_value is None
+    html = str(compose(cells, tmp_path, along=[found]).sections)
     assert "split.train_per_class changes the number of audited examples, and with it the precision of each cell" in html
 
 
 def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None:
     (few,) = trends(along([0.1, 0.2, 0.3, 0.4]))
-    assert few.row["verdict"] == "inconclusive"
+    assert few.row.verdict == "inconclusive"
     shared = [outcome({"decode.k": k}, 0.1 * k, model="one") for k in range(1, 6)]
     (found,) = trends(shared)
-    assert (found.row["role"], found.row["verdict"], found.row["p_value"]) == ("diagnostic", None, None)
+    assert (found.row.role, found.row.verdict, found.row.p_value) == ("diagnostic", None, None)
     assert trends([outcome({"training.objective.kind": name}, 0.1) for name in "abcde"]) == []
     assert trends([outcome({"training.shuffle": flag}, 0.1) for flag in (True, False)]) == []
     assert trends(along([0.1, 0.2])) == []
-    recipe = Recipe(recipe="smoke", grid={"training.epochs": (1, 2)})
     for cells, said in (
         (along([0.1, 0.2, 0.3, 0.4]), "There are too few cells to show a trend"),
         (shared, "It is not tested, because the cells share their models"),
         (along([0.1, 0.2, 0.25, 0.3, 0.5]), "it rises"),
         (along([0.31, 0.2, 0.25, 0.3, 0.21]), "a trend is neither shown nor ruled out"),
     ):
-        page = render(build_page(recipe, "r", cells, tmp_path, {}, trends(cells)))
-        assert said in page
+        assert said in str(compose(cells, tmp_path, {}, trends(cells)).sections)
     table = score(shared, {}, [trend.row for trend in trends(shared)]).to_pylist()
     assert [row["cell"] for row in table if row["state"] == "compared"] == ["along decode.k"]
     assert json.loads(table[-1]["params"])["not_tested"]
@@ -93,11 +88,11 @@ def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None
 @pytest.mark.parametrize("cells", [5, 6])
 def test_where_the_key_changes_nothing_a_trend_is_rarely_shown(cells: int) -> None:
     rng = np.random.default_rng(0)
-    p = [trends(along(list(rng.gamma(2, 0.1, size=cells))))[0].row["p_value"] for _ in range(300)]
+    p = [trends(along(list(rng.gamma(2, 0.1, size=cells))))[0].row.p_value for _ in range(300)]
     assert np.mean(np.array(p) <= 0.05) * 300 <= scipy.stats.binom.ppf(0.999, 300, 0.05)
 
 
 def test_many_cells_are_permuted_at_random() -> None:
     cells = [outcome({"training.epochs": n}, 0.01 * n) for n in range(1, 10)]
     (found,) = trends(cells)
-    assert 0 < found.row["p_value"] < 0.001
+    assert 0 < found.row.p_value < 0.001

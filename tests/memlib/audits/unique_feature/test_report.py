@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from memlib.audits.unique_feature.page_content import Boundary, Material
 from memlib.audits.unique_feature.recipe import Recipe
-from memlib.audits.unique_feature.report import Boundary, Material, build_page
-from memlib.audits.unique_feature.report.curves import picture_section
+from memlib.audits.unique_feature.report import compose
+from memlib.audits.unique_feature.report.figures import picture_section
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import verdict
-from memlib.findings import Interval, Row, Verdict, settle, summary_table
-from memlib.findings import tested as row_of_test
-from memlib.report.page import render
+from memlib.findings import Finding, Interval, Verdict, settle, tested
+from memlib.report.page import Page, render
 from memlib.tables import CURVES
 
 PARAMS = {
@@ -37,15 +37,17 @@ RECIPE = Recipe.model_validate(
 )
 
 
-def difference(low: float, high: float, p: float, *, smallest_p: float = 0.0, **params: Any) -> Row:
+def difference(
+    low: float, high: float, p: float, *, smallest_p: float = 0.0, bound: float | None = None, **params: Any
+) -> Finding:
     at = PARAMS | {"group": "canary - control", "statistic": "mean"} | params
-    return row_of_test(
+    return tested(
         "m_white", at, (low + high) / 2, n=20, interval=Interval(low, high, "nets"), p_value=p, family="headline",
-        upper_bound=high, detectable=0.1, smallest_p=smallest_p,
+        upper_bound=high, bound=bound, detectable=0.1, smallest_p=smallest_p,
     )  # fmt: skip
 
 
-def found(*rows: Row) -> Verdict:
+def found(*rows: Finding) -> Verdict:
     return verdict(settle(rows, alpha=0.05), alpha=0.05)
 
 
@@ -57,11 +59,11 @@ def found(*rows: Row) -> Verdict:
         ([difference(-0.2, -0.1, 1.0)], "inconclusive"),
         ([difference(0.1, 0.2, 0.001, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "shown"),
         ([difference(0.1, 0.2, 0.03, variant="a"), difference(-0.1, 0.2, 0.4, variant="b")], "inconclusive"),  # .05 over 2
-        ([difference(-0.1, 0.2, 0.3) | {"bound": 0.25}], "bounded"),
-        ([difference(-0.1, 0.2, 0.3) | {"bound": 0.15}], "inconclusive"),
+        ([difference(-0.1, 0.2, 0.3, bound=0.25)], "bounded"),
+        ([difference(-0.1, 0.2, 0.3, bound=0.15)], "inconclusive"),
     ],
 )
-def test_the_verdict_rests_on_the_adjusted_headlines(rows: list[Row], word: str) -> None:
+def test_the_verdict_rests_on_the_adjusted_headlines(rows: list[Finding], word: str) -> None:
     assert found(*rows).word == word
 
 
@@ -78,14 +80,14 @@ def test_absence_is_never_claimed() -> None:
 def test_a_bound_of_the_mean_names_the_share_that_may_lie_beyond_the_controls() -> None:
     """No net of 20 lies beyond: at most 1 - .05^(1/20) = 14 % of trainings do; with variants, each names its own share."""
 
-    def beyond(value: float, **params: Any) -> Row:
+    def beyond(value: float, **params: Any) -> Finding:
         at = PARAMS | {"criterion": "calibrated"} | params
-        return row_of_test("proportion_memorized", at, value, n=20, p_value=1.0, family="single nets", null_value=0.05)
+        return tested("proportion_memorized", at, value, n=20, p_value=1.0, family="single nets", null_value=0.05)
 
-    low = difference(-0.1, 0.2, 0.3) | {"bound": 0.25}
+    low = difference(-0.1, 0.2, 0.3, bound=0.25)
     said = "With 95 % confidence, at most {} % of such trainings score beyond what 1 in 20 controls reaches."
     assert said.format(14) in found(low, beyond(0.0)).explanation
-    rows = [difference(-0.1, 0.2, 0.3, variant=name) | {"bound": 0.25} for name in "ab"]
+    rows = [difference(-0.1, 0.2, 0.3, bound=0.25, variant=name) for name in "ab"]
     both = found(*rows, beyond(0.0, variant="a"), beyond(0.1, variant="b"))
     assert both.word == "bounded"
     a, b = both.explanation.split(" b: ")
@@ -96,10 +98,9 @@ def test_a_bound_of_the_mean_names_the_share_that_may_lie_beyond_the_controls() 
 @pytest.mark.parametrize("own", [True, False])
 def test_pictures_are_said_to_be_what_they_are(own: bool) -> None:
     """memlib does not know which examples an external model saw, and that model has no controls."""
-    material = Material(pictures=[(np.zeros((8, 8, 1), np.uint8), "x")], boundaries=[], facts={})
-    section = picture_section(material, own=own)
+    section = picture_section([(np.zeros((8, 8, 1), np.uint8), "x")], own=own)
     assert section is not None
-    said = " ".join(section.paragraphs)
+    said = str(section.blocks[0])
     assert ("as the models saw them" in said) == ("controls" in said) == (not own)
     assert ("Examples on which the model was asked" in said) == own
 
@@ -120,12 +121,16 @@ def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None
         facts={"model": "<u>"},
     )
     rows = settle([difference(0.1, 0.2, 0.001, variant="<i>v</i>")], alpha=0.05)
-    summary = summary_table(rows, verdict(rows, alpha=0.05))
-    page = build_page(
-        RECIPE, "abc", pa.Table.from_pylist(units, schema=UNITS.arrow),
-        summary, CURVES.arrow.empty_table(), material, tmp_path,
-    )  # fmt: skip
-    html = render(page)
+    said = verdict(rows, alpha=0.05)
+    content = compose(
+        RECIPE,
+        pa.Table.from_pylist(units, schema=UNITS.arrow),
+        rows.table(said),
+        CURVES.arrow.empty_table(),
+        material,
+        tmp_path,
+    )
+    html = render(Page(RECIPE.title, "unique-feature", "abc", "", said, content))
     for raw in ("<b>names", "<i>v", "<script>", "<u>"):
         assert raw not in html
     assert "Decision boundaries" in html

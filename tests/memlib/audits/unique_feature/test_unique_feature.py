@@ -15,11 +15,12 @@ from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoc
 from memlib.audits.unique_feature.formulas import divergence, m_kl, m_of_label, m_of_labels, m_w
 from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
 from memlib.audits.unique_feature.recipe import Config, Recipe
+from memlib.audits.unique_feature.report.tables import correlation_table
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
 from memlib.audits.unique_feature.summary import summarize
-from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.errors import UserError
-from memlib.findings import verdict_of
+from memlib.findings import Findings
 from memlib.specs import NetsSpec
 from memlib.stats.inference import exchanges, mean_interval
 from memlib.tables import SUMMARY
@@ -129,67 +130,65 @@ def scored(
     by_label = ByLabel(nets, score_by_label(seen, CONFIG))
     table = pa.concat_tables([calibrate(score(nets, seen, CONFIG)), maxima(by_label, CONFIG)])
     for name, value in (("variant", variant), ("data_seed", draw), ("example_id", "x"), ("epoch", 1)):
-        kind = UNITS.arrow.field(name).type
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array([value] * table.num_rows, type=kind))
+        table = with_column(table, name, [value] * table.num_rows)
     return table, {(variant, draw): by_label}
 
 
-def rows_of(summary: pa.Table, **params: Any) -> list[dict[str, Any]]:
-    rows = [{**row, "params": json.loads(row["params"])} for row in summary.to_pylist()]
-    return [row for row in rows if all(row["params"].get(key) == value for key, value in params.items())]
+def found_in(units: pa.Table, cells: Cells, config: Config = CONFIG, **more: Any) -> Findings:
+    return Findings.read(summarize(units, cells, config, **more))
 
 
 def test_plant_and_null_of_the_whole_audit() -> None:
     rng = np.random.default_rng(1)
     wobble = rng.normal(0, 0.3, 40)  # every net reacts to the feature somehow
-    planted = summarize(*scored(wobble + 2, wobble), CONFIG)
-    head = {**planted.to_pylist()[0]}
-    assert json.loads(head["params"])["group"] == "canary - control"
-    assert (head["verdict"], head["conclusion"], head["family"]) == ("shown", "shown", "headline")
-    assert head["p_value"] < 0.01
-    assert head["detectable"] < head["value"]
-    calibrated = rows_of(planted, metric="m_white", output="probability", criterion="calibrated")
-    assert [(row["metric"], row["value"], row["verdict"]) for row in calibrated] == [("proportion_memorized", 1, "shown")]
-    assert calibrated[0]["null_value"] == pytest.approx(2 / 41)
-    others = [row for row in rows_of(planted) if row["family"] == "scores"]
-    assert {row["params"]["metric"] for row in others} == {"m_white", "m_grey", "m_black", "m_w", "m_kl"}
+    planted = found_in(*scored(wobble + 2, wobble))
+    head = planted.head
+    assert head.params["group"] == "canary - control"
+    assert (head.verdict, planted.verdict.word, head.family) == ("shown", "shown", "headline")
+    assert head.p_value is not None
+    assert head.p_value < 0.01
+    assert head.detectable is not None
+    assert head.detectable < head.value
+    calibrated = planted.all(metric="m_white", output="probability", criterion="calibrated")
+    assert [(row.metric, row.value, row.verdict) for row in calibrated] == [("proportion_memorized", 1, "shown")]
+    assert calibrated.head.null_value == pytest.approx(2 / 41)
+    others = planted.tests("scores")
+    assert {row.params["metric"] for row in others} == {"m_white", "m_grey", "m_black", "m_w", "m_kl"}
     assert len(others) == 7
-    assert "remember the feature" in verdict_of(planted.to_pylist()).sentence
-    nothing = summarize(*scored(rng.permutation(wobble), wobble, seed=4), CONFIG).to_pylist()
-    assert nothing[0]["verdict"] == "inconclusive"
-    verdict = verdict_of(nothing)
-    assert verdict.word == "inconclusive"
-    assert "power of 80 %" in verdict.explanation
+    assert "remember the feature" in planted.verdict.sentence
+    nothing = found_in(*scored(rng.permutation(wobble), wobble, seed=4))
+    assert nothing.head.verdict == "inconclusive"
+    assert nothing.verdict.word == "inconclusive"
+    assert "power of 80 %" in nothing.verdict.explanation
 
 
 def test_only_tests_have_a_null_and_a_verdict() -> None:
-    for row in summarize(*scored(np.full(40, 5.0), np.zeros(40)), CONFIG).to_pylist():
-        tested = row["role"] == "test"
-        assert (row["verdict"] is not None) == (row["null_value"] is not None) == (row["p_adjusted"] is not None) == tested
-        assert tested <= (
-            json.loads(row["params"]).get("group") == "canary - control" or row["metric"] == "proportion_memorized"
-        )
+    for row in found_in(*scored(np.full(40, 5.0), np.zeros(40))):
+        of_tests = (row.verdict is not None, row.null_value is not None, row.p_adjusted is not None)
+        assert of_tests == (row.is_test,) * 3
+        assert row.is_test <= (row.has(group="canary - control") or row.metric == "proportion_memorized")
 
 
 def test_a_bound_of_the_recipe_makes_absence_bounded() -> None:
     rng = np.random.default_rng(2)
     wobble = rng.normal(0, 0.02, 40)
     units = scored(rng.permutation(wobble), wobble)
-    bounded = summarize(*units, CONFIG.model_copy(update={"bound": 0.5})).to_pylist()
-    assert bounded[0]["verdict"] == bounded[0]["conclusion"] == "bounded"
-    assert bounded[0]["upper_bound"] < 0.5
-    tight = summarize(*units, CONFIG.model_copy(update={"bound": 1e-6})).to_pylist()
-    assert tight[0]["verdict"] == "inconclusive"
+    bounded = found_in(*units, CONFIG.model_copy(update={"bound": 0.5}))
+    assert bounded.head.verdict == bounded.verdict.word == "bounded"
+    assert bounded.head.upper_bound is not None
+    assert bounded.head.upper_bound < 0.5
+    tight = found_in(*units, CONFIG.model_copy(update={"bound": 1e-6}))
+    assert tight.head.verdict == "inconclusive"
     assert "bound" not in CONFIG.model_dump(mode="json")  # keys of runs without a bound stay
 
 
 def test_what_cannot_reject_says_so() -> None:
-    rows = summarize(*scored(np.array([2.0, 2.1, 2.2, 1.9]), np.zeros(4)), CONFIG).to_pylist()
-    assert rows[0]["smallest_p"] == 1 / 16
-    assert rows[0]["detectable"] is None
-    assert rows[0]["conclusion"] == "inconclusive"
-    assert "too small" in rows[0]["sentence"]
-    assert "0.062" in rows[0]["explanation"]
+    found = found_in(*scored(np.array([2.0, 2.1, 2.2, 1.9]), np.zeros(4)))
+    assert found.head.smallest_p == 1 / 16
+    assert found.head.detectable is None
+    assert found.verdict.word == "inconclusive"
+    assert "too small" in found.verdict.sentence
+    assert "0.062" in found.verdict.explanation
 
 
 def test_what_could_be_found_does_not_rest_on_what_was_found() -> None:
@@ -202,21 +201,23 @@ def test_what_could_be_found_does_not_rest_on_what_was_found() -> None:
         units, cells = scored(wobble + noise + effect, wobble)
         keep = pa.array([row["output"] != "probability" for row in units.to_pylist()])
         cells = {key: ByLabel(cell.nets, cell.scores[:, 2:]) for key, cell in cells.items()}
-        found.append(summarize(units.filter(keep), cells, logit).to_pylist()[0])
-    assert found[0]["value"] + 2.9 < found[1]["value"]
-    assert found[0]["detectable"] == pytest.approx(found[1]["detectable"], rel=0.25)
+        found.append(found_in(units.filter(keep), cells, logit).head)
+    assert found[0].value + 2.9 < found[1].value
+    assert found[0].detectable == pytest.approx(found[1].detectable, rel=0.25)
 
 
 def test_the_verdict_of_variants_is_adjusted_for_their_number() -> None:
     """Each of two variants has 5 pairs: p = 1/32, which Holm doubles."""
     parts = [scored(np.full(5, 2.0), np.zeros(5), variant=name) for name in ("a", "b")]
     cells = parts[0][1] | parts[1][1]
-    rows = summarize(pa.concat_tables([units for units, _ in parts]), cells, CONFIG).to_pylist()
-    assert [row["p_adjusted"] for row in rows[:2]] == [1 / 16, 1 / 16]
-    assert rows[0]["conclusion"] == "inconclusive"
-    change = next(row for row in rows if '"statistic": "change"' in row["params"])
-    assert change["role"] == "estimate"
-    assert change["ci_low"] <= 0 <= change["ci_high"]
+    found = found_in(pa.concat_tables([units for units, _ in parts]), cells)
+    assert [row.p_adjusted for row in found[:2]] == [1 / 16, 1 / 16]
+    assert found.verdict.word == "inconclusive"
+    change = found.first("m_white", statistic="change")
+    assert change.role == "estimate"
+    assert change.low is not None
+    assert change.high is not None
+    assert change.low <= 0 <= change.high
 
 
 # -- nulls --------------------------------------------------------------------------------------------
@@ -290,19 +291,17 @@ def test_intervals_over_canaries_cover_where_those_over_nets_do_not() -> None:
 def test_nets_of_several_canaries_are_nested_in_them() -> None:
     units, cells = scored(np.linspace(0.5, 1.5, 20), np.zeros(20))
     canary = [net // 5 for net in units["net"].to_pylist()]
-    units = units.set_column(units.schema.get_field_index("canary"), "canary", pa.array(canary, type=pa.int64()))
-    rows = summarize(units, cells, CONFIG).to_pylist()
-    assert (rows[0]["interval"], rows[0]["n"], json.loads(rows[0]["params"])["exchanged"]) == ("canaries", 4, "nets")
-    nested = [row for row in rows if row["ci_low"] is not None and row["metric"] != "correlation"]
-    assert {row["interval"] for row in nested} == {"canaries"}
-    calibrated = [row for row in rows if row["metric"] == "proportion_memorized" and row["role"] == "test"]
-    assert all(row["ci_low"] is None for row in calibrated)
+    found = found_in(with_column(units, "canary", canary), cells)
+    assert found.head.interval is not None
+    assert (found.head.interval.over, found.head.n, found.head.params["exchanged"]) == ("canaries", 4, "nets")
+    nested = [row.interval for row in found if row.metric != "correlation" and row.interval is not None]
+    assert {interval.over for interval in nested} == {"canaries"}
+    assert all(row.interval is None for row in found.tests("single nets"))
 
 
 def test_pulls_are_diagnostics() -> None:
-    rows = summarize(*scored(np.zeros(5), np.zeros(5)), CONFIG, pulls={"": [Pull("x", 1.0, 3.0)]}).to_pylist()
-    found = [row for row in rows if row["metric"] == "self_influence_canary"]
-    assert [(row["value"], row["role"]) for row in found] == [(3.0, "diagnostic"), (1.0, "diagnostic")]
+    found = found_in(*scored(np.zeros(5), np.zeros(5)), pulls={"": [Pull("x", 1.0, 3.0)]}).all("self_influence_canary")
+    assert [(row.value, row.role) for row in found] == [(3.0, "diagnostic"), (1.0, "diagnostic")]
 
 
 def test_units_are_draws_then_canaries_then_nets() -> None:
@@ -317,12 +316,9 @@ def test_units_are_draws_then_canaries_then_nets() -> None:
 
 def test_the_published_criterion_cries_wolf_and_the_calibrated_one_does_not() -> None:
     rng = np.random.default_rng(2)
-    nothing = summarize(*scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 100)), CONFIG)
-    found = {
-        r["params"]["criterion"]: r["value"]
-        for r in rows_of(nothing, metric="m_white", output="logit")
-        if r["metric"] == "proportion_memorized"
-    }
+    nothing = found_in(*scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 100)))
+    shares = nothing.all("proportion_memorized", metric="m_white", output="logit")
+    found = {row.params["criterion"]: row.value for row in shares}
     assert found["published"] > 0.3
     assert found["calibrated"] < 0.15
 
@@ -350,21 +346,21 @@ def test_a_net_is_not_compared_with_its_own_control() -> None:
     assert all(p is not None and p * 20 == pytest.approx(round(p * 20)) for p in found)  # 19 others each
     few, cells = scored(np.zeros(18), np.zeros(18))
     assert {r["calibrated_p"] for r in few.to_pylist()} == {None}
-    criteria = {r["params"].get("criterion") for r in rows_of(summarize(few, cells, CONFIG))}
+    criteria = {row.params.get("criterion") for row in found_in(few, cells)}
     assert criteria == {None, "published"}
 
 
 def test_one_seed_gives_no_proportion_and_no_test() -> None:
-    summary = summarize(*scored(np.array([1.0]), np.array([0.0])), CONFIG)
-    assert not {row["metric"] for row in summary.to_pylist()} & {"proportion_memorized", "proportion_excess"}
-    assert all(row["p_value"] is None and row["ci_low"] is None for row in summary.to_pylist())
-    assert summary.to_pylist()[0]["sentence"] == "Models from a single seed cannot tell memory from chance."
+    found = found_in(*scored(np.array([1.0]), np.array([0.0])))
+    assert not found.all("proportion_memorized", "proportion_excess")
+    assert all(row.p_value is None and row.interval is None for row in found)
+    assert found.verdict.sentence == "Models from a single seed cannot tell memory from chance."
 
 
 def test_no_controls_no_claim() -> None:
-    summary = summarize(*scored(np.array([1.0, 2.0, 1.5]), np.array([])), CONFIG).to_pylist()
-    assert not any(row["role"] == "test" for row in summary)
-    assert summary[0]["conclusion"] == "inconclusive"
+    found = found_in(*scored(np.array([1.0, 2.0, 1.5]), np.array([])))
+    assert not found.tests()
+    assert found.verdict.word == "inconclusive"
 
 
 @pytest.mark.parametrize(("draws", "exchanged"), [(3, "nets"), (5, "data")])
@@ -372,14 +368,14 @@ def test_draws_of_the_data_are_the_units(draws: int, exchanged: str) -> None:
     """Whole draws are exchanged where 2^-draws can reach alpha, else nets within pairs."""
     parts = [scored(np.full(20, 1.0 + draw / 10), np.zeros(20), seed=draw, draw=draw) for draw in range(draws)]
     units = pa.concat_tables([part for part, _ in parts])
-    cells = {key: cell for _, cell in parts for key, cell in cell.items()}
-    head = summarize(units, cells, CONFIG).to_pylist()[0]
-    assert head["interval"] == "data"
-    assert json.loads(head["params"])["exchanged"] == exchanged
-    assert head["n"] == draws
-    assert head["ci_low"] is not None
-    assert head["verdict"] == "shown"
-    assert set(draw_curves(units, CONFIG)["x"].to_pylist()) == set(range(draws))
+    cells = {key: cell for _, by_draw in parts for key, cell in by_draw.items()}
+    head = found_in(units, cells).head
+    assert head.interval is not None
+    assert head.interval.over == "data"
+    assert head.params["exchanged"] == exchanged
+    assert head.n == draws
+    assert head.verdict == "shown"
+    assert {point["x"] for point in draw_curves(units, CONFIG)} == set(range(draws))
 
 
 def test_the_summary_and_the_units_keep_their_schemas() -> None:
@@ -394,13 +390,11 @@ def test_the_summary_and_the_units_keep_their_schemas() -> None:
 
 def test_curves() -> None:
     units, _ = scored(np.linspace(0, 1, 20), np.zeros(20))
-    assert removal_curves(units).num_rows == 0
-    part = units.set_column(
-        units.schema.get_field_index("feature"), "feature", pa.array(["canary without 5 px"] * units.num_rows)
-    )
-    assert set(removal_curves(pa.concat_tables([units, part]))["x"].to_pylist()) == {0.0, 5.0}
-    assert canary_curves(units).num_rows == 0  # a single canary
-    assert strongest(units, "logit", 2)[0] in (18, 19)
+    assert not list(removal_curves(units))
+    part = with_column(units, "feature", ["canary without 5 px"] * units.num_rows)
+    assert {point["x"] for point in removal_curves(pa.concat_tables([units, part]))} == {0.0, 5.0}
+    assert not list(canary_curves(units))  # a single canary
+    assert strongest(units, "logit")[0] in (18, 19)
 
 
 def test_early_stopped_nets_and_calibration_by_epoch() -> None:
@@ -412,7 +406,7 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
         }
         for net in range(25) for control in (True, False) for epoch in range(1, 4 if net < 20 else 3)
     ]  # fmt: skip
-    found = epoch_curves(pa.Table.from_pylist(rows), CONFIG).to_pylist()
+    found = list(epoch_curves(pa.Table.from_pylist(rows), CONFIG))
     last = {
         (r["series"], json.loads(r["params"])["criterion"]): r["y"]
         for r in found
@@ -424,42 +418,44 @@ def test_early_stopped_nets_and_calibration_by_epoch() -> None:
     assert values["canary", 3] == pytest.approx(values["canary", 2])  # five nets stopped after epoch 2 and still count
 
 
-def own(effects: np.ndarray, *, label: int | None = None) -> pa.Table:
+def own(effects: Any, *, label: int | None = None) -> pa.Table:
     """Units of one model to which each feature does something at label 1; the first feature is the tested one."""
     parts = [score_by_label(shown(1, np.array([effect]), seed=place), CONFIG)[0] for place, effect in enumerate(effects)]
     names = ["canary", *(f"N{place}" for place in range(1, len(effects)))]
     return own_units(names, np.stack(parts), CONFIG, label=label)
 
 
+def found_in_own(units: pa.Table, config: Config = CONFIG, *, null: str = "names") -> Findings:
+    return Findings.read(summarize_own(units, config, null=null))
+
+
 @pytest.mark.parametrize("label", [None, 1])
 def test_own_models_are_ranked_among_null_features(label: int | None) -> None:
     others = np.random.default_rng(0).normal(0, 0.3, 99)
-    rows = summarize_own(own(np.array([3.0, *others]), label=label), CONFIG, null="names").to_pylist()
-    assert rows[0]["metric"] == "m_black"
-    assert rows[0]["p_value"] == pytest.approx(1 / 100)
-    assert rows[0]["conclusion"] == "shown"
-    assert "99 other people's names" in rows[0]["sentence"]
-    tests = [row for row in rows if row["role"] == "test"]
-    assert {row["metric"] for row in tests} == {"m_black", "m_grey" if label is None else "m_white"}
-    assert {row["verdict"] for row in tests} == {"shown"}
-    assert all(row["p_adjusted"] == pytest.approx(4 / 100) for row in tests)
-    nothing = summarize_own(own(np.array([0.0, *others]), label=label), CONFIG, null="names").to_pylist()
-    assert nothing[0]["conclusion"] == "inconclusive"
-    assert "power of 80 %" in nothing[0]["explanation"]
+    found = found_in_own(own([3.0, *others], label=label))
+    assert found.head.metric == "m_black"
+    assert found.head.p_value == pytest.approx(1 / 100)
+    assert found.verdict.word == "shown"
+    assert "99 other people's names" in found.verdict.sentence
+    tests = found.tests()
+    assert {row.metric for row in tests} == {"m_black", "m_grey" if label is None else "m_white"}
+    assert {row.verdict for row in tests} == {"shown"}
+    assert all(row.p_adjusted == pytest.approx(4 / 100) for row in tests)
+    nothing = found_in_own(own([0.0, *others], label=label))
+    assert nothing.verdict.word == "inconclusive"
+    assert "power of 80 %" in nothing.verdict.explanation
 
 
 def test_a_bound_speaks_of_the_own_models_headline() -> None:
     others = np.random.default_rng(0).normal(0, 0.3, 99)
-    config = CONFIG.model_copy(update={"bound": 0.9})
-    rows = summarize_own(own(np.array([0.0, *others])), config, null="names").to_pylist()
-    assert rows[0]["conclusion"] == "bounded"
-    assert [row["bound"] for row in rows if row["role"] == "test"] == [0.9, None, None, None]
+    found = found_in_own(own([0.0, *others]), CONFIG.model_copy(update={"bound": 0.9}))
+    assert found.verdict.word == "bounded"
+    assert [row.bound for row in found.tests()] == [0.9, None, None, None]
 
 
 def test_a_model_that_reacts_to_all_names_singles_none_out() -> None:
     others = 3 + np.random.default_rng(0).normal(0, 0.3, 99)
-    rows = summarize_own(own(np.array([3.1, *others])), CONFIG, null="names").to_pylist()
-    assert rows[0]["conclusion"] == "inconclusive"
+    assert found_in_own(own([3.1, *others])).verdict.word == "inconclusive"
 
 
 def test_own_models_hold_their_level() -> None:
@@ -469,7 +465,7 @@ def test_own_models_hold_their_level() -> None:
     for _ in range(tries):
         scores = np.zeros((80, 4, 4, 4))
         scores[..., 0] = rng.normal(size=(80, 1, 4)) + 0.5 * rng.normal(size=(80, 4, 4)) + np.arange(4)
-        hits += summarize_own(own_units(names, scores, CONFIG), CONFIG, null="names").to_pylist()[0]["conclusion"] == "shown"
+        hits += found_in_own(own_units(names, scores, CONFIG)).verdict.word == "shown"
     assert hits <= most_of(tries, 0.05)
 
 
@@ -477,9 +473,9 @@ def test_too_few_null_features_are_refused_or_said() -> None:
     with pytest.raises(UserError, match="needs 19"):
         check_nulls(18, 0.05)
     check_nulls(19, 0.05)
-    rows = summarize_own(own(np.array([9.0, *np.zeros(25)])), CONFIG, null="letters").to_pylist()
-    assert "too small" in rows[0]["sentence"]
-    assert all(row["detectable"] is None for row in rows)
+    found = found_in_own(own([9.0, *np.zeros(25)]), null="letters")
+    assert "too small" in found.verdict.sentence
+    assert all(row.detectable is None for row in found)
     with pytest.raises(UserError, match="no example has that class"):
         own(np.zeros(3), label=7)
 
@@ -501,8 +497,7 @@ def test_controls_have_the_seeds_of_the_nets() -> None:
 
 def test_a_level_that_no_rank_can_reach_calls_no_net_memorizing() -> None:
     strict = CONFIG.model_copy(update={"alpha": 0.01})
-    rows = rows_of(summarize(*scored(np.full(50, 9.0), np.zeros(50)), strict))
-    assert "calibrated" not in {row["params"].get("criterion") for row in rows}
+    assert not found_in(*scored(np.full(50, 9.0), np.zeros(50)), strict).all(criterion="calibrated")
 
 
 def test_nets_are_calibrated_at_their_own_label_after_every_epoch() -> None:
@@ -516,18 +511,20 @@ def test_nets_are_calibrated_at_their_own_label_after_every_epoch() -> None:
         }
         for net in range(200) for control in (True, False) if not control or net % 2 or net < 60
     ]  # fmt: skip
-    found = epoch_curves(pa.Table.from_pylist(rows), CONFIG).to_pylist()
+    found = list(epoch_curves(pa.Table.from_pylist(rows), CONFIG))
     share = {r["series"]: r["y"] for r in found if r["curve"] == "proportion_by_epoch" and '"calibrated"' in r["params"]}
     assert share["canary"] < 0.13
 
 
 def test_self_influence_and_m_are_compared_over_canaries_not_nets() -> None:
     units, cells = scored(np.linspace(0, 1, 20), np.zeros(20))
-    names = [f"canary {net // 4}" for net in units["net"].to_pylist()]
-    units = units.set_column(units.schema.get_field_index("example_id"), "example_id", pa.array(names))
+    units = with_column(units, "example_id", [f"canary {net // 4}" for net in units["net"].to_pylist()])
     influence = {("", 0, f"canary {i}"): float(i) for i in range(5)}
-    rows = rows_of(summarize(units, cells, CONFIG, influence=influence), of="self_influence and m_white")
-    assert {row["n"] for row in rows} == {5}
+    found = found_in(units, cells, influence=influence)
+    assert {row.n for row in found.all(of="self_influence and m_white")} == {5}
+    table = correlation_table(found)
+    assert table is not None
+    assert "self-influence and white box (M)" in {row[1] for row in table.rows}
 
 
 BASE: dict[str, Any] = {
@@ -579,6 +576,7 @@ def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
 
 def test_variants_are_recipes_of_their_own() -> None:
     recipe = Recipe.model_validate(BASE | {"variants": {"a": {"data.source.z_noise": 0.5}, "b": {}}, "data_seeds": 2})
-    assert [(c.variant, c.data_seed, c.recipe.data.source.z_noise, c.recipe.data.source.seed) for c in recipe.cells] == [
+    sources = [(cell.variant, cell.data_seed, cell.recipe.data.source.model_dump()) for cell in recipe.cells]
+    assert [(variant, draw, source["z_noise"], source["seed"]) for variant, draw, source in sources] == [
         ("a", 0, 0.5, 0), ("a", 1, 0.5, 1), ("b", 0, 0, 0), ("b", 1, 0, 1),
     ]  # fmt: skip

@@ -1,0 +1,181 @@
+"""Tables of findings: tests, shares of single models, changes, correlations, and self-influence of the canaries."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from memlib.audits.unique_feature.verdict import NAMES, of_score
+from memlib.findings import Finding, Findings
+from memlib.report.format import format_interval, format_p, percent
+from memlib.report.page import Section, TableView
+
+MOST_ROWS = 24  # maximum number of rows of a table that is not folded
+
+Line = tuple[Finding, list[str]]
+"""A finding, and the cells that describe it."""
+
+
+def own_section(findings: Findings) -> Section:
+    """Return the section with the rank test of each score among null features, and the effect that it could have found."""
+    rows = [
+        (
+            *_score(row), *_values(findings, row, "feature", "others"), str(row.params["nulls"]),
+            _p(row.p_value), _p(row.p_adjusted), _found_at(row),
+        )
+        for row in findings.tests()
+    ]  # fmt: skip
+    heads = (
+        "score", "output", "the feature", "mean of others", "number of others", "p-value by rank", "adjusted (Holm)",
+        "80 % power at",
+    )  # fmt: skip
+    return Section("Significance", TableView(heads, rows))
+
+
+def tests_section(findings: Findings) -> Section:
+    """Return the section with all tests of differences between canary nets and controls."""
+    lines = [
+        (
+            row,
+            [
+                " / ".join(_values(findings, row, "canary", "control")), f"{row.value:.3g}", interval_text(row),
+                _p(row.p_adjusted), _found_at(row), row.verdict or ("" if row.is_test else "not tested"),
+            ],
+        )
+        for row in findings.all(group="canary - control", statistic="mean")
+    ]  # fmt: skip
+    heads = ("with / without", "difference", "95 % interval", "adjusted p-value", "80 % power at", "verdict")
+    return Section(
+        "What the feature changed",
+        "Differences between the models that saw the feature and their controls, within pairs from the same seed. The means "
+        "with and without the feature are over all models, so they need not differ by exactly this amount. The score "
+        "shown first carries the verdict (Holm over variants); the other scores form a second family, adjusted together "
+        "(max-T). The tests exchange models and controls within their pairs: under the null, the feature "
+        "changed nothing for these canaries. The test finds a difference of the size under '80 % power at' with a "
+        "probability of 80 %.",
+        *_tables(findings, heads, lines),
+    )
+
+
+def proportions_section(findings: Findings) -> Section | None:
+    """Return the section on the share of single nets that meet each criterion."""
+    lines = [
+        (
+            row,
+            [
+                row.params["criterion"], percent(row.value, 1), _without(findings, row), interval_text(row),
+                _p(row.p_adjusted),
+            ],
+        )
+        for row in findings.all("proportion_memorized")
+    ]  # fmt: skip
+    if not lines:
+        return None
+    heads = ("criterion", "with the feature", "without it", "95 % interval", "adjusted p-value")
+    return Section(
+        "Single models",
+        "Share of models that each criterion flags as memorizing. Calibrated: the score exceeds a threshold that a control "
+        "exceeds by chance as often as stated. The threshold is estimated from the controls, so the test is beta-binomial "
+        "and there is no interval over models. Published: the papers' paired t-test over examples, which also flags models "
+        "that never saw the feature.",
+        *_tables(findings, heads, lines),
+    )
+
+
+def changes_section(findings: Findings) -> Section | None:
+    """Return the section on changes in the headline from the first variant to the others."""
+    rows = [
+        (row.params["variant"], row.params["from"], f"{row.value:.3g}", interval_text(row), str(row.n))
+        for row in findings.all(statistic="change")
+    ]
+    if not rows:
+        return None
+    return Section(
+        "Changes between variants",
+        "Increase in the difference from the controls, relative to the first variant. These are estimates, not tests.",
+        TableView(("variant", "compared with", "change of the difference", "interval", "units"), rows),
+    )
+
+
+def correlation_table(findings: Findings) -> TableView | None:
+    """Return the table of correlations between scores on the headline's output; None if there are none."""
+    rows = [
+        (
+            row.params.get("variant", "all models"),
+            " and ".join(NAMES[name] for name in row.params["of"].split(" and ")),
+            row.params["output"],
+            f"{row.value:.2f}",
+            interval_text(row),
+            str(row.n),
+        )
+        for row in findings.all("correlation", output=findings.head.params["output"])
+    ]
+    heads = ("variant", "scores", "output", "correlation over models that saw the feature", "interval", "models")
+    return TableView(heads, rows) if rows else None
+
+
+def pull_section(findings: Findings) -> Section | None:
+    """Return the section on the self-influence of canaries, trained with and without the feature."""
+    rows = [
+        (row.params.get("variant", ""), row.params["example"], row.params["group"], f"{row.value:.3g}")
+        for row in findings.all("self_influence_canary")
+    ]
+    if not rows:
+        return None
+    return Section(
+        "Self-influence of the canaries",
+        "Self-influence of each canary in models from the same seed, trained with the feature in it and without (2022).",
+        TableView(("variant", "canary", "trained", "self-influence"), rows),
+    )
+
+
+def variants_of(findings: Findings) -> list[str]:
+    """Return the names of the variants; only "" without variants."""
+    return list(dict.fromkeys(row.params.get("variant", "") for row in findings))
+
+
+def interval_text(row: Finding) -> str:
+    """Return a finding's interval and the units that it is over, proportions in per cent; "" for none."""
+    if row.interval is None:
+        return ""
+    is_share = row.metric.startswith("proportion")
+    show: Callable[[float], str] = partial(percent, digits=1) if is_share else "{:.3g}".format
+    return f"{format_interval(row, show)} (over {row.interval.over})"
+
+
+def _score(row: Finding) -> tuple[str, str]:
+    """Return the name and output of the score that a finding is about."""
+    return NAMES[row.params["metric"]], row.params["output"].replace("_", " ")
+
+
+def _values(findings: Findings, row: Finding, *groups: str) -> list[str]:
+    """Return the mean of each group on the score of a finding."""
+    means = (of_score(findings, row, row.metric, group=group) for group in groups)
+    return [f"{mean.value:.3g}" for mean in means if mean is not None]
+
+
+def _without(findings: Findings, row: Finding) -> str:
+    """Return the share of controls that meet a criterion or, if it is not known, the share expected under the null."""
+    control = of_score(findings, row, "proportion_control", criterion=row.params["criterion"])
+    share = row.null_value if control is None else control.value
+    return "" if share is None else percent(share, 1)
+
+
+def _found_at(row: Finding) -> str:
+    """Return the effect that the test would have found with a power of 80 %, as text."""
+    if not row.is_test:
+        return ""
+    return "none, however large" if row.detectable is None else f"{row.detectable:.3g}"
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f"p = {format_p(value)}"
+
+
+def _tables(findings: Findings, heads: Sequence[str], lines: Sequence[Line]) -> tuple[TableView, TableView | None]:
+    """Return a table of the lines on the headline's score and, if there are others, a folded one of all lines."""
+    variants = ["variant"] if variants_of(findings) != [""] else []
+    heads = (*variants, "score", "output", *heads)
+    rows = [[*map(row.params.__getitem__, variants), *_score(row), *cells] for row, cells in lines]
+    score = {name: findings.head.params[name] for name in ("metric", "output")}
+    main = [cells for cells, (row, _) in zip(rows, lines, strict=True) if row.has(**score)] or rows
+    folded = TableView(heads, rows, folded=f"All {len(rows)} rows, with the other scores")
+    return TableView(heads, main[:MOST_ROWS]), folded if len(rows) > len(main[:MOST_ROWS]) else None
