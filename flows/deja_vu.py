@@ -20,7 +20,7 @@ from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.observe.encoders import OutsideEncoder
+from memlib.observe.encoders import ExternalEncoder
 from memlib.pipeline.stage import AnyStage, Artifact, Runner
 from memlib.pipeline.tables import Tables
 from memlib.runs.records import RunRecord
@@ -50,7 +50,7 @@ _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
 }
 LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
 Side = tuple[int, Direction]
-Models = Mapping[Side, Artifact[TrainedModel] | OutsideEncoder]
+Models = Mapping[Side, Artifact[TrainedModel] | ExternalEncoder]
 
 
 def absent(recipe: Recipe) -> list[type[AnyStage]]:
@@ -173,7 +173,7 @@ def _trainings(
 def _trained_elsewhere(recipe: Recipe) -> Models:
     """Return the external encoders of the recipe, by pair and training set."""
     return {
-        (number, direction): OutsideEncoder(spec)
+        (number, direction): ExternalEncoder(spec)
         for number, pair in enumerate(recipe.encoders)
         for direction, spec in zip(DIRECTIONS, (pair.a, pair.b), strict=True)
         if spec is not None

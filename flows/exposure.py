@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memlib.audits.arrangement import prefect_flow
-from memlib.audits.exposure.asking import Discover, Perplexities, Ranks, Search, reference_rng, told
-from memlib.audits.exposure.models import CorpusData, ModelAt, OutsideModel
-from memlib.audits.exposure.ranks import Asked, FitLaw, law_stages, rank_stages
+from memlib.audits.exposure.models import CorpusData, ExternalModel, ModelAt
+from memlib.audits.exposure.observing import Discover, Perplexities, Ranks, Search, reference_rng, told
+from memlib.audits.exposure.ranks import FitLaw, ScoredModel, law_stages, rank_stages
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus, Report, Score
 from memlib.audits.last_stages import run_id
@@ -15,7 +15,7 @@ from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
 from memlib.identity import derive_seed
-from memlib.models.external.factory import outside_digest
+from memlib.models.external.factory import external_language_digest
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec
@@ -33,16 +33,16 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     data = _data(runner, recipe)
     models = _models(recipe, data)
     trained = runner.run_all([model.stage for model in models])
-    asked = [] if isinstance(recipe.subject, TrainIt) else [_external(recipe, recipe.subject, data)]
+    scored = [] if isinstance(recipe.subject, TrainIt) else [_external(recipe, recipe.subject, data)]
     for model, artifact in zip(models, trained, strict=True):
-        asked += _checkpoints(recipe, data, model, artifact)
-    costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in asked])
-    counts = runner.run_all([stage for _, _, stage in rank_stages(asked, costs)])
-    tests = law_stages(asked, costs, counts)
+        scored += _checkpoints(recipe, data, model, artifact)
+    costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in scored])
+    counts = runner.run_all([stage for _, _, stage in rank_stages(scored, costs)])
+    tests = law_stages(scored, costs, counts)
     laws = dict(zip(tests, runner.run_all(list(tests.values())), strict=True))
-    searches = runner.run_all(_searches(recipe, asked))
-    documents = runner.run_all(_discoveries(recipe, asked))
-    scores = runner.run(Score(recipe, asked, costs, counts, laws, searches, documents))
+    searches = runner.run_all(_searches(recipe, scored))
+    documents = runner.run_all(_discoveries(recipe, scored))
+    scores = runner.run(Score(recipe, scored, costs, counts, laws, searches, documents))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named: dict[str, AnyArtifact] = {"corpus": data.corpus}
     named |= {} if data.base is None else {"base": data.base}
@@ -118,12 +118,12 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
     return models
 
 
-def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[Asked]:
+def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[ScoredModel]:
     """Return a model at each of its checkpoints, with the canaries to score: those that it saw, or all if it saw none."""
     cell, seen, training = recipe.cells[model.variant], model.seen, model.stage.training
     whole = recipe.canaries.together or recipe.canaries.file is not None or not seen
-    asked = data.table["canary"].to_pylist() if whole else list(seen)
-    insertions = tuple(seen.get(canary, 0) for canary in asked)
+    scored = data.table["canary"].to_pylist() if whole else list(seen)
+    insertions = tuple(seen.get(canary, 0) for canary in scored)
     files, length = trained.files, trained.facts["steps_per_epoch"]  # training may have stopped before later checkpoints
     kept: list[tuple[float, int | None]] = [
         (float(epoch), None) for epoch in training.kept_epochs if weights_file(epoch) in files
@@ -133,48 +133,48 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
     kept += [(epoch, step) for step, epoch in within.items() if epoch not in whole_epochs]
     variant_data = replace(data, canaries=cell.canaries)
     return [
-        Asked(
+        ScoredModel(
             model.variant,
             model.seed,
             ModelAt(variant_data, trained, epoch, cell.quantize, cell.score.precision, step, cell.score.cache_gb),
             cell.score,
-            tuple(asked),
+            tuple(scored),
             insertions,
         )
         for epoch, step in sorted(kept, key=lambda at: at[0])
     ]
 
 
-def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> Asked:
+def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> ScoredModel:
     """Return the external model, with all canaries to score."""
-    model = OutsideModel(data, outside_digest(trained), recipe.score.precision, cache_gb=recipe.score.cache_gb)
+    model = ExternalModel(data, external_language_digest(trained), recipe.score.precision, cache_gb=recipe.score.cache_gb)
     ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
-    return Asked("", 0, model, recipe.score, tuple(ids), tuple(insertions))
+    return ScoredModel("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 
 
-def _last(asked: Sequence[Asked]) -> list[Asked]:
+def _last(scored: Sequence[ScoredModel]) -> list[ScoredModel]:
     """Return each model at its last checkpoint."""
-    return list({(m.variant, m.seed, m.at.model): m for m in asked}.values())  # in order of epochs
+    return list({(m.variant, m.seed, m.at.model): m for m in scored}.values())  # in order of epochs
 
 
-def _discoveries(recipe: Recipe, asked: Sequence[Asked]) -> list[Discover]:
+def _discoveries(recipe: Recipe, scored: Sequence[ScoredModel]) -> list[Discover]:
     """Return one search for training documents per variant and seed: models that differ only in canaries share the text."""
     how = recipe.discoverable
     if how is None:
         return []
-    first: dict[tuple[str, int], Asked] = {}
-    for model in _last(asked):
+    first: dict[tuple[str, int], ScoredModel] = {}
+    for model in _last(scored):
         first.setdefault((model.variant, model.seed), model)
     return [Discover(model.at, model.variant, model.seed, how) for model in first.values()]
 
 
-def _searches(recipe: Recipe, asked: Sequence[Asked]) -> list[Search]:
+def _searches(recipe: Recipe, scored: Sequence[ScoredModel]) -> list[Search]:
     """Return searches in each model's last checkpoint: one for the canaries it saw, or one for each if symbols are given."""
     how = recipe.extraction
     if how is None:
         return []
     searches = []
-    for model in _last(asked):
+    for model in _last(scored):
         seen = {c: times for c, times in zip(model.canaries, model.insertions, strict=True) if times}
         for known in how.known if seen else ():
             groups = [tuple(seen)] if known == 0 else [(canary,) for canary in seen]

@@ -13,10 +13,10 @@ from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
 from memlib.identity import derive_seed
 from memlib.observe.stages import ModelOutputs
-from memlib.observe.supplied_outputs import GivenOutputs, read_outputs
+from memlib.observe.supplied_outputs import SuppliedOutputs, read_outputs
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
 from memlib.training.fit import Train, TrainedModel
 
@@ -72,9 +72,9 @@ def _models(recipe: Recipe) -> list[_Model]:
     ]
 
 
-def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, GivenOutputs | TrainedSpec]:
+def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, SuppliedOutputs | ExternalClassifierSpec]:
     """Return the external targets, given as outputs or as weights; invalid outputs are refused before any training."""
-    targets: dict[str, GivenOutputs | TrainedSpec] = {}
+    targets: dict[str, SuppliedOutputs | ExternalClassifierSpec] = {}
     for name, target in recipe.targets.items():
         if target.outputs is not None:
             targets[name] = read_outputs(target.outputs, data.members(*POOL), num_classes)
@@ -111,17 +111,19 @@ def _observe(
     recipe: Recipe,
     data: TrainingData,
     trained: Sequence[tuple[_Model, Artifact[TrainedModel]]],
-    given: Mapping[str, GivenOutputs | TrainedSpec],
+    given: Mapping[str, SuppliedOutputs | ExternalClassifierSpec],
     num_classes: int,
 ) -> list[Shown]:
     """Return every model with its outputs on the query data D_Q and the rest of its pool."""
-    external = {name: spec for name, spec in given.items() if isinstance(spec, TrainedSpec)}
+    external = {name: spec for name, spec in given.items() if isinstance(spec, ExternalClassifierSpec)}
     stages = [ModelOutputs(data, model, recipe.training.epochs, POOL, num_classes) for _, model in trained]
     stages += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in external.values()]
     outputs_of = iter(runner.run_all(stages))
     shown = [Shown(m.group, m.target, m.number, m.name, next(outputs_of)) for m, _ in trained]
     shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in external]
-    shown += [Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, GivenOutputs)]
+    shown += [
+        Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, SuppliedOutputs)
+    ]
     return shown
 
 

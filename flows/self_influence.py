@@ -11,7 +11,7 @@ from memlib.data.stages import Decode, DecodeBlock, HoldOut, TrainingData, decod
 from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.specs.subject import TrainIt
 from memlib.training.fit import Train
 
@@ -24,7 +24,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
     match recipe.subject:
-        case TrainedSpec() as trained:
+        case ExternalClassifierSpec() as trained:
             scores = influence_of_external(runner, data, trained, recipe.checkpoints, recipe.influence)
             models = {}
         case TrainIt() as subject:

@@ -29,7 +29,7 @@ from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import TrainedSpec, TrainingSpec
+from memlib.specs import ExternalClassifierSpec, TrainingSpec
 from memlib.training.fit import Canary, Train
 
 STAGES = (
@@ -41,7 +41,7 @@ NULL_FEATURES = 99  # default number of null features for the audit of an extern
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the audit from data to report; return the run's manifest, or None in a plan."""
-    if isinstance(recipe.subject, TrainedSpec):
+    if isinstance(recipe.subject, ExternalClassifierSpec):
         return _audit_external(runner, recipe, recipe.subject)
     cells = [_prepare(runner, cell) for cell in recipe.cells]
     models = _train(runner, cells)
@@ -56,7 +56,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     return runner.publish(recipe, scores, report, named)
 
 
-def _audit_external(runner: Runner, recipe: Recipe, trained: TrainedSpec) -> RunRecord | None:
+def _audit_external(runner: Runner, recipe: Recipe, trained: ExternalClassifierSpec) -> RunRecord | None:
     """Audit an external model: compare its score for the feature with its scores for other features of the same kind."""
     data, probe = _data(runner, recipe)
     feature = build_feature(recipe.canary.feature, data.images.shape[1:])

@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A mistake that the user can correct; the message says what was seen and what to do."""
 
 
+class DataError(UserError):
+    """Data that cannot be read as the recipe says; the message names the file or the example."""
+
+
 class ResourcesError(UserError):
     """Resources that are unsuitable for the work; the run can be resumed with other resources."""
 

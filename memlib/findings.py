@@ -119,7 +119,7 @@ class Finding:
 
     @property
     def is_test(self) -> bool:
-        """Whether it has a null."""
+        """True if it has a null."""
         return self.role == TEST
 
     @property
@@ -133,7 +133,7 @@ class Finding:
         return None if self.interval is None else self.interval.high
 
     def has(self, **params: Any) -> bool:
-        """Return whether it has these params; None also stands for a param that it lacks."""
+        """Return whether the finding has these params; a value of None also matches a missing param."""
         return all(self.params.get(name) == value for name, value in params.items())
 
     def row(self) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
     refs = [stage.identity.ref for stage in stages]
     for ref, stage in zip(refs, stages, strict=True):
         context.shared.known.add(ref)
-        if stage.passing:
+        if stage.transient:
             context.shared.stages[ref] = stage
     return refs
 
@@ -229,7 +229,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
 
 def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
     """Recompute artifacts whose files were evicted and are now needed again."""
-    read = sorted({artifact.ref for stage in readers for artifact in stage.reads_passing}, key=str)
+    read = sorted({artifact.ref for stage in readers for artifact in stage.reads_transient}, key=str)
     for name in dict.fromkeys(ref.stage for ref in read):
         with context.turn(name):  # another cell may be about to recompute the same artifacts
             complete = {ref: context.store.artifacts.is_complete(ref) for ref in read if ref.stage == name}

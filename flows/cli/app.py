@@ -20,7 +20,7 @@ from flows.cli import store as stored
 from flows.cli.gate import check
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
-from flows.cli.store import JsonOption, StoreOption, find_asked, opened_store, print_run
+from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN
 from flows.environment import prepare_environment
 from flows.interrupts import interrupt, keep_interrupts
@@ -202,7 +202,7 @@ def resume(
             f"--set {recipe_settings[0]} changes the recipe; resume can change only resources. Use memlib run instead"
         )
     opened = opened_store(store)
-    record = find_asked(opened, run_id)
+    record = find_requested(opened, run_id)
     elsewhere = any(setting.startswith("resources.ray_address=") for setting in set_)
     machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
     request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))

@@ -18,7 +18,7 @@ from memlib.audits import AUDITS
 from memlib.audits.base import Audit
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import asked_as
+from memlib.observe.pseudonyms import pseudonym_of
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Spec
 from memlib.store import DEFAULT_STORE, Store
@@ -55,13 +55,13 @@ def ids(
         Folder or s3:// prefix for the decoded images and the sets.
     """
     audit, spec = _audit_of(recipe, set_)
-    if audit.asked is None:
-        capable = ", ".join(other for other, entry in AUDITS.items() if entry.asked is not None)
+    if audit.queried is None:
+        capable = ", ".join(other for other, entry in AUDITS.items() if entry.queried is not None)
         raise UserError(f"recipe {recipe} is for the {audit.name} audit; only {capable} takes outputs from a model's owner")
     target = _new_folder(output)
-    examples, asked = audit.asked(_runner(store), spec)
+    examples, asked = audit.queried(_runner(store), spec)
     secret = read_secret()
-    rows = {asked_as(example, secret): row for example, row in asked.items()}
+    rows = {pseudonym_of(example, secret): row for example, row in asked.items()}
     _write(target, rows, examples)
     console.print(
         f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "

@@ -167,7 +167,7 @@ def status(
         Print the progress as JSON.
     """
     opened = opened_store(store)
-    record = find_asked(opened, run_id)
+    record = find_requested(opened, run_id)
     if isinstance(record, RunRecord):
         rows = garbage.metrics_by_stage(opened, record)
         if json_:
@@ -274,7 +274,7 @@ def opened_store(uri: str) -> Store:
     return store
 
 
-def find_asked(store: Store, run_id: str) -> RunRecord | RequestRecord:
+def find_requested(store: Store, run_id: str) -> RunRecord | RequestRecord:
     """Return the manifest of the run whose id begins with `run_id`, or the record of a run that has not ended.
 
     Raises:

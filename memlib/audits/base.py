@@ -94,8 +94,8 @@ class Audit:
             small to reject, or missing controls.
         revealed: function that returns the secrets of a run in plain text, for audits that have secrets: takes the store and
             the recipe and artifacts of the run's manifest, and returns rows by title.
-        asked: function that returns the examples on which a model's owner must run the model, for audits that accept supplied
-            outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
+        queried: function that returns the examples on which a model's owner must run the model, for audits that accept
+            supplied outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled findings.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
@@ -118,7 +118,7 @@ class Audit:
     headlines: tuple[str, ...] = ()
     limits: Callable[[Any], Iterable[str]] = _none
     revealed: Callable[[Store, Params, Mapping[str, str]], Revealed] | None = None
-    asked: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
+    queried: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
     columns: tuple[str, ...] = ()
     compare: Callable[[Sequence[Cell]], Sequence[Finding]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None

@@ -64,7 +64,7 @@ def decide(run: Run, *, fail_above: Sequence[str] = (), fail_on: Literal["shown"
     if not fail_above and fail_on is None:
         raise UserError("give a gate: --fail-on shown, or --fail-above METRIC=VALUE")
     judgements = [_of_verdict(run)] if fail_on is not None else []
-    judgements += [_of_finding(run, gate, row, value) for gate, rows, value in _asked(run, fail_above) for row in rows]
+    judgements += [_of_finding(run, gate, row, value) for gate, rows, value in _selected(run, fail_above) for row in rows]
     return Decision(run.id, judgements)
 
 
@@ -98,7 +98,7 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
     return Judgement("undecided", "neither a bound below the limit nor a shown effect above it")
 
 
-def _asked(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
+def _selected(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
     """Return each gate with the rows that it applies to and its limit.
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from memlib.data.bounds import MOST_PIXELS
 from memlib.data.examples import check_no_fractions, is_hidden, list_files, numbered_classes, open_location
 from memlib.data.pictures import Picture, Undecodable, turned_boxes
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.sanitize import is_text
 from memlib.store.records import json_once
 
@@ -93,7 +93,7 @@ class Annotations:
         remarks: lines on annotations that belong to no image.
 
     Raises:
-        UserError: when there are no annotations, or it is ambiguous to which image one belongs.
+        DataError: when there are no annotations, or it is ambiguous to which image one belongs.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Annotations:
             found = [name for name in found if PurePosixPath(name).name not in CLASS_FILES]
         if not found:
             where = annotations or path
-            raise UserError(
+            raise DataError(
                 f"no {_kind(form)} files below {where}; set annotations to {'the file' if form == 'coco' else 'their folder'}"
             )
         self.files: dict[str, Mapping[str, Any]] = {}
@@ -153,7 +153,7 @@ class Annotations:
         try:
             info: Mapping[str, Any] = self._fs.info(self._root)
         except OSError as error:
-            raise UserError(f"cannot read the annotations {path} ({type(error).__name__})") from error
+            raise DataError(f"cannot read the annotations {path} ({type(error).__name__})") from error
         return info
 
     def _read(self, name: str) -> bytes:
@@ -172,7 +172,7 @@ class Annotations:
         self, found: Sequence[str], images: Sequence[str], names: Mapping[str, Mapping[str, Any]]
     ) -> Callable[[str], Objects | None]:
         if len(found) > 1:
-            raise UserError(
+            raise DataError(
                 f"{len(found)} JSON files may hold the boxes ({', '.join(found[:3])}, ...); set annotations to one"
             )
         (file,) = found
@@ -197,7 +197,7 @@ def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
     The name may have the image's suffix or not; accents may be composed or not.
 
     Raises:
-        UserError: when several files, or several images, match equally well.
+        DataError: when several files, or several images, match equally well.
     """
     by_name: dict[str, list[str]] = {}
     for file in files:
@@ -231,8 +231,8 @@ def _nearness(image: str, file: str) -> tuple[int, bool]:
     return len(list(shared)), one == other
 
 
-def _ambiguous(image: str, file: str) -> UserError:
-    return UserError(
+def _ambiguous(image: str, file: str) -> DataError:
+    return DataError(
         f"{image} may belong to {file}, but several files have that name; give the annotations the same relative paths as "
         "the images"
     )
@@ -247,7 +247,7 @@ def parse_voc(data: bytes, name: str) -> Objects:
     """Read a Pascal VOC / ImageNet annotation, whose boxes count from 1 and include their last pixel; polygons are enclosed.
 
     Raises:
-        UserError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
+        DataError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
     """
     try:
         root = _parsed(data)
@@ -297,7 +297,7 @@ def parse_labelme(data: bytes, name: str) -> Objects:
     """Read a LabelMe annotation (JSON): rectangles and polygons by their corners, circles by centre and a point on them.
 
     Raises:
-        UserError: when the data are not such an annotation.
+        DataError: when the data are not such an annotation.
     """
     try:
         content = _json(data)
@@ -327,7 +327,7 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
         classes: names of the classes; by default, their numbers.
 
     Raises:
-        UserError: when the data are not such a file, or numbers are not fractions.
+        DataError: when the data are not such a file, or numbers are not fractions.
     """
     names, boxes = [], []
     try:
@@ -363,7 +363,10 @@ def _class_names(data: bytes, name: str) -> list[str]:
             found = [found.get(int(number), number) for number in numbered_classes(max(map(int, found)), name)]
         return [str(each) for each in found]
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{name} names no classes ({str(error).splitlines()[0]})") from error
+        why = str(error).splitlines()[0]
+        raise DataError(
+            f"{name} names no classes ({why}); it needs a list or mapping `names` in YAML, or one name per line"
+        ) from error
 
 
 def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
@@ -373,7 +376,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
         the names of the categories in order of their ids, and the objects of each image by its file name.
 
     Raises:
-        UserError: when the data are not such a file.
+        DataError: when the data are not such a file.
     """
     try:
         content = _json(data)
@@ -444,4 +447,4 @@ def _not_an_annotation(name: str, kind: str, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return error
     reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    return UserError(f"{name} is not {kind} ({reason.splitlines()[0] if reason else type(error).__name__})")
+    return DataError(f"{name} is not {kind} ({reason.splitlines()[0] if reason else type(error).__name__})")

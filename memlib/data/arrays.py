@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from memlib.data.bounds import UNREADABLE_ZIP, check_arrays
 from memlib.data.examples import NO_BOXES, Example, numbered_classes
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.identity import file_digest
 from memlib.specs import NpzSource
 
@@ -23,24 +23,24 @@ class NpzImages:
             with np.load(path, allow_pickle=False) as file:
                 missing = [name for name in (spec.images, spec.labels) if name not in file]
                 if missing:
-                    raise UserError(f"{path} has no array {missing[0]!r}; it has {', '.join(file.files)}")
+                    raise DataError(f"{path} has no array {missing[0]!r}; it has {', '.join(file.files)}")
                 self._images: NDArray[np.uint8] = file[spec.images]
                 labels = file[spec.labels]
         except UserError:
             raise
         except UNREADABLE_ZIP as error:
-            raise UserError(f"cannot read arrays from {path} ({error})") from error
+            raise DataError(f"cannot read arrays from {path} ({error})") from error
         if self._images.dtype != np.uint8 or self._images.ndim not in (3, 4):
             seen = f"{self._images.dtype} {self._images.shape}"
-            raise UserError(f"{path}: {spec.images} should be (count, height, width[, 3]) uint8, not {seen}")
+            raise DataError(f"{path}: {spec.images} should be (count, height, width[, 3]) uint8, not {seen}")
         if labels.size != len(self._images) or not np.issubdtype(labels.dtype, np.integer):
-            raise UserError(
+            raise DataError(
                 f"{path}: {spec.labels} should hold {len(self._images)} class indices, but has shape {labels.shape}"
             )
         self.labels: list[int] = labels.reshape(-1).astype(np.int64).tolist()
         largest = max(self.labels, default=-1)
         if spec.class_names and len(spec.class_names) <= largest:
-            raise UserError(f"{path} has {largest + 1} classes, but class_names lists {len(spec.class_names)}")
+            raise DataError(f"{path} has {largest + 1} classes, but class_names lists {len(spec.class_names)}")
         self.class_names = list(spec.class_names) or numbered_classes(largest, str(path))
 
     def __len__(self) -> int:

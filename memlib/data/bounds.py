@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 
 MOST_PIXELS = 100_000_000
 MOST_BYTES = 32 * 2**30
@@ -52,7 +52,7 @@ def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
     """Yield the content of a file that is decompressed while it is read.
 
     Raises:
-        UserError: when the content is longer than `most_bytes`.
+        DataError: when the content is longer than `most_bytes`.
     """
     size = 0
     while part := file.read(PIECE):
@@ -62,9 +62,9 @@ def read_pieces(file: IO[bytes], path: str) -> Iterator[bytes]:
 
 
 def check_size(path: str, size: int) -> None:
-    """Raise UserError if the decompressed content of a file has more than `most_bytes` bytes."""
+    """Raise DataError if the decompressed content of a file has more than `most_bytes` bytes."""
     if size > (most := most_bytes()):
-        raise UserError(f"{path} decompresses to more than {most} bytes; if the size is right, raise MEMLIB_MAX_BYTES")
+        raise DataError(f"{path} decompresses to more than {most} bytes; if the size is right, raise MEMLIB_MAX_BYTES")
 
 
 def check_pixels(image: Any) -> None:
@@ -83,7 +83,7 @@ def check_arrays(path: Path) -> None:
     """Refuse an .npz file with an array whose header claims more bytes than the archive entry or than `most_bytes`.
 
     Raises:
-        UserError: when there is such an array; the message names it.
+        DataError: when there is such an array; the message names it.
         UNREADABLE_ZIP: when the file is not an .npz file.
     """
     most = most_bytes()
@@ -98,7 +98,7 @@ def check_arrays(path: Path) -> None:
                     raise ValueError(f"the header of array {entry.filename} cannot be read") from error
             size = math.prod(shape) * dtype.itemsize
             if size > min(most, entry.file_size):
-                raise UserError(f"{path}: array {entry.filename} claims {size} bytes, but its entry has {entry.file_size}")
+                raise DataError(f"{path}: array {entry.filename} claims {size} bytes, but its entry has {entry.file_size}")
 
 
 def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
@@ -110,11 +110,11 @@ def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
         said_by: description of the file or link that refers to `name`, for the message.
 
     Raises:
-        UserError: when the file lies outside; the message names it.
+        DataError: when the file lies outside; the message names it.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
-        raise UserError(f"{said_by} names {name!r}, which does not lie below {root}")
+        raise DataError(f"{said_by} names {name!r}, which does not lie below {root}")
     if isinstance(fs, LocalFileSystem):
         _check_links(Path(root), Path(root) / name, said_by)
 
@@ -123,7 +123,7 @@ def check_links(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) ->
     """Refuse links among listed files that lead outside the source's root.
 
     Raises:
-        UserError: when there is such a link; the message names it.
+        DataError: when there is such a link; the message names it.
     """
     if isinstance(fs, LocalFileSystem):
         for name, info in listing.items():
@@ -135,7 +135,7 @@ def _check_links(root: Path, path: Path, said_by: str) -> None:
     allowed = [root, *(Path(part) for part in os.environ.get(ROOTS, "").split(os.pathsep) if part)]
     real = path.resolve()
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
-        raise UserError(
+        raise DataError(
             f"{said_by} leads from {path.name} to {real}, outside of {root}; to allow this link, "
             f"add the folder of its target to {ROOTS}"
         )

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memlib.errors import UserError
+from memlib.errors import DataError
 
 TOGETHER = 100  # chats that are rendered per request
 SECONDS = 60.0  # time limit of a request, after the child has started
@@ -44,10 +44,10 @@ def render(chats: Iterable[tuple[str, Chat]], folder: str) -> Iterator[str]:
         folder: folder of the tokenizer or model whose template is used.
 
     Raises:
-        UserError: when there is no template, or it refuses a chat, fails or takes too long.
+        DataError: when there is no template, or it refuses a chat, fails or takes too long.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise UserError("chat templates need transformers: pip install 'memlib[huggingface]'")
+        raise DataError("chat templates need transformers: pip install 'memlib[huggingface]'")
     remaining = iter(chats)
     while some := list(islice(remaining, TOGETHER)):
         yield from _renderer(str(Path(folder).expanduser().resolve())).render(some)
@@ -73,7 +73,7 @@ class _Renderer:
         texts: list[str] = answer.get("texts", [])
         if problem := answer.get("problem"):
             where = f"{chats[len(texts)][0]}: " if len(texts) < len(chats) and answer["begun"] else ""
-            raise UserError(f"{where}the chat template in {self._folder} {problem}")
+            raise DataError(f"{where}the chat template in {self._folder} {problem}")
         return texts
 
     def _ask(self, chats: list[Chat]) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from memlib.errors import UserError
+from memlib.errors import DataError
 
 
 def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
-    """Raise UserError unless a table has each wanted column, and has it once.
+    """Raise DataError unless a table has each wanted column, and has it once.
 
     Args:
         names: names of the table's columns.
@@ -19,7 +19,7 @@ def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
     for column in wanted:
         if names.count(column) != 1:
             seen = f"{names.count(column)} columns" if column in names else "no column"
-            raise UserError(f"{where} has {seen} {column!r}; it has {', '.join(names)}")
+            raise DataError(f"{where} has {seen} {column!r}; it has {', '.join(names)}")
 
 
 def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:
@@ -30,17 +30,17 @@ def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:
         where: table and column, for the message.
 
     Raises:
-        UserError: when the column holds anything but text or whole numbers, which have several texts each.
+        DataError: when the column holds anything but text or whole numbers, which have several texts each.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(of(kind) for of in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         cast = "; decode the bytes to text" if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else ""
-        raise UserError(f"{where} holds {kind}; ids must be text or whole numbers{cast}")
+        raise DataError(f"{where} holds {kind}; ids must be text or whole numbers{cast}")
     return [None if value is None else str(value) for value in column.to_pylist()]
 
 
 def hint_at_ids(ids: Sequence[str | None], wanted: Sequence[str]) -> str:
-    """Return how the ids of a table differ from those of the examples, to be said where they do not match; "" if unknown."""
+    """Explain, for an error message, how the ids of a table differ from those of the examples; "" if unknown."""
     stems, names = {PurePosixPath(name).stem for name in wanted}, set(wanted)
     given = [name for name in ids if name]
     if any(str(PurePosixPath(name).with_suffix("")) in names for name in given if PurePosixPath(name).name):
@@ -60,8 +60,8 @@ def check_ids(ids: Sequence[str | None], where: str) -> list[str]:
     """Return ids of which none is missing.
 
     Raises:
-        UserError: when a row has no id.
+        DataError: when a row has no id.
     """
     if None in ids:
-        raise UserError(f"{where} has no id in row {ids.index(None) + 1}")
+        raise DataError(f"{where} has no id in row {ids.index(None) + 1}")
     return [name for name in ids if name is not None]

@@ -6,7 +6,7 @@ from typing import Any
 
 from memlib.data.bounds import check_inside
 from memlib.data.examples import Example, decode_example, list_files, listing_digest, look_at_image, open_location
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.identity import canonical_json
 from memlib.specs import CsvSource
 
@@ -22,10 +22,10 @@ class CsvImages:
             rows = list(csv.DictReader(io.StringIO(text)))
             names = next(csv.reader(io.StringIO(text)), [])
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"cannot read {spec.path} ({error})") from error
+            raise DataError(f"cannot read {spec.path} ({error})") from error
         missing = [c for c in (spec.image_column, spec.label_column, *spec.where) if c not in names]
         if missing:
-            raise UserError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(names)[:200]}")
+            raise DataError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(names)[:200]}")
         self.class_names = list(spec.classes)
         label_of = {value: label for label, name in enumerate(spec.classes) for value in spec.classes[name]}
         wanted = (row for row in rows if all(row[name] == value for name, value in spec.where.items()))
@@ -35,7 +35,7 @@ class CsvImages:
             if row[spec.label_column] in label_of
         ]
         if not self._rows:
-            raise UserError(
+            raise DataError(
                 f"no row of {spec.path} matches `where` and has one of {sorted(label_of)} in column {spec.label_column!r}"
             )
         self._fs, self._root = open_location(spec.root)
@@ -55,7 +55,7 @@ class CsvImages:
         try:
             data = self._fs.cat_file(f"{self._root.rstrip('/')}/{name}")
         except (FileNotFoundError, IsADirectoryError) as error:
-            raise UserError(f"{self._spec.path} names {name}, which is not below {self._spec.root}") from error
+            raise DataError(f"{self._spec.path} names {name}, which is not below {self._spec.root}") from error
         return decode_example(data, name, label)
 
     def content_digest(self) -> str:

@@ -36,7 +36,7 @@ from memlib.data.parquet import ParquetImages
 from memlib.data.scenes import Digits, Scenes
 from memlib.data.table import Table
 from memlib.data.two_moons import TwoMoons
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.identity import file_digest
 from memlib.pipeline.user_code import load
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
@@ -63,7 +63,7 @@ def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None, labe
         labels: labels whose examples are left out.
 
     Raises:
-        UserError: when the source is missing, or its layout differs from the spec.
+        DataError: when the source is missing, or its layout differs from the spec.
     """
     if isinstance(spec, JoinedSource):
         parts = {name: Scaled(_open(part.source), intensities) for name, part in spec.parts.items()}
@@ -108,12 +108,12 @@ class Torchvision:
         kind: Any = getattr(torchvision.datasets, spec.name, None)
         if not inspect.isclass(kind):
             names = [n for n in dir(torchvision.datasets) if inspect.isclass(getattr(torchvision.datasets, n))]
-            raise UserError(f"torchvision has no data set {spec.name!r}; it has {', '.join(names)}")
+            raise DataError(f"torchvision has no data set {spec.name!r}; it has {', '.join(names)}")
         accepted = inspect.signature(kind.__init__).parameters
         options: dict[str, Any] = {"root": spec.root}
         if "train" in accepted:
             if spec.split not in ("train", "test"):
-                raise UserError(f"torchvision.datasets.{spec.name} has the splits train and test, not {spec.split!r}")
+                raise DataError(f"torchvision.datasets.{spec.name} has the splits train and test, not {spec.split!r}")
             options["train"] = spec.split == "train"
         elif "split" in accepted:
             options["split"] = spec.split
@@ -122,7 +122,7 @@ class Torchvision:
         try:
             self._data: Any = kind(**options)
         except (RuntimeError, ValueError, TypeError, OSError) as error:
-            raise UserError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
+            raise DataError(f"torchvision.datasets.{spec.name} at {spec.root}: {error}") from error
         self._attribute = None if spec.attribute is None else self._find_attribute(spec.attribute)
         if self._attribute is not None:
             self.class_names = [f"not {spec.attribute}", str(spec.attribute)]
@@ -130,7 +130,7 @@ class Torchvision:
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
-            raise UserError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
+            raise DataError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
         if labels is not None and np.asarray(labels).ndim == 1 and np.asarray(labels).dtype.kind in "iu" and len(labels):
             self.labels = np.asarray(labels).tolist()
         if stated is not None:
@@ -152,7 +152,7 @@ class Torchvision:
         names = list(getattr(self._data, "attr_names", []))
         if name not in names:
             seen = f"; it has {', '.join(n for n in names if n)}" if names else ""
-            raise UserError(f"torchvision.datasets.{self._spec.name} has no attribute {name!r}{seen}")
+            raise DataError(f"torchvision.datasets.{self._spec.name} has no attribute {name!r}{seen}")
         return names.index(name)
 
     def content_digest(self) -> str:
@@ -189,7 +189,7 @@ class _Imported:
             number = operator.index(label)
         except (TypeError, ValueError) as error:
             seen = f"item {index} of the imported source is a {type(item).__name__}"
-            raise UserError(f"{seen}, not an Example or a pair of an image and a class index ({error})") from error
+            raise DataError(f"{seen}, not an Example or a pair of an image and a class index ({error})") from error
         name = f"{index:07d}"
         if isinstance(image, Image.Image):
             return decode_example(image, name, number)
@@ -208,7 +208,7 @@ def _as_pixels(image: Any, index: int) -> NDArray[Any]:
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
     if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3) or pixels.dtype.kind not in "uif":
-        raise UserError(f"item {index} of the imported source holds {pixels.dtype} {pixels.shape}, which is not an image")
+        raise DataError(f"item {index} of the imported source holds {pixels.dtype} {pixels.shape}, which is not an image")
     if pixels.dtype == np.uint8 and pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     return pixels.astype(np.float32) if pixels.dtype.kind == "f" else pixels
@@ -220,12 +220,12 @@ def import_source(spec: ImportSource) -> Source:
     try:
         source = function(**spec.options)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{spec.function} failed with {spec.options}: {type(error).__name__}: {error}") from error
+        raise DataError(f"{spec.function} failed with {spec.options}: {type(error).__name__}: {error}") from error
     missing = [part for part in ("__len__", "__getitem__") if not hasattr(source, part)]
     missing += [] if hasattr(source, "class_names") or hasattr(source, "classes") else ["class_names (or classes)"]
     if missing:
-        raise UserError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
+        raise DataError(f"{spec.function} returned a {type(source).__name__} without {', '.join(missing)}")
     file = inspect.getsourcefile(sys.modules[module_name])
     if spec.version is None and file is None:
-        raise UserError(f"the source code of {module_name} cannot be read; declare a version")
+        raise DataError(f"the source code of {module_name} cannot be read; declare a version")
     return _Imported(source, spec.version or file_digest(Path(str(file))))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import most_pixels
-from memlib.errors import UserError
+from memlib.errors import DataError
 
 MAGIC, AT = b"DICM", 128
 FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")  # of a data set without preamble: file meta information, identification
@@ -86,7 +86,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         number of pictures in the file.
 
     Raises:
-        UserError: when pydicom is not installed.
+        DataError: when pydicom is not installed.
         ValueError, or another error of pydicom: for files that cannot be decoded.
     """
     try:
@@ -94,7 +94,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         from pydicom.pixels.processing import apply_modality_lut
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
-        raise UserError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
+        raise DataError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
     _check_inflated(data)
     file: Any = pydicom.dcmread(io.BytesIO(data)) if _has_preamble(data) else _without_preamble(data)
     if int(file.Rows) * int(file.Columns) > most_pixels():
@@ -128,7 +128,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
 
 
 def _check_decoder(file: Any) -> None:
-    """Raise UserError if the file is compressed in a way for which no decoder is installed."""
+    """Raise DataError if the file is compressed in a way for which no decoder is installed."""
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = file.file_meta.TransferSyntaxUID
@@ -137,7 +137,7 @@ def _check_decoder(file: Any) -> None:
     except NotImplementedError as error:
         raise ValueError(f"there is no decoder for its transfer syntax {syntax.name}") from error
     if not (decoder.is_native or decoder.is_available):
-        raise UserError(f"DICOM files compressed as {syntax.name} need a decoder: pip install 'memlib[dicom]'")
+        raise DataError(f"DICOM files compressed as {syntax.name} need a decoder: pip install 'memlib[dicom]'")
 
 
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax

@@ -45,7 +45,7 @@ from memlib.data.text import (
     place_canaries,
 )
 from memlib.data.text_sources import open_text, records_of
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.specs import SecretsSpec, TextSource, TextSpec
 
 ENCODED = 1000  # number of documents that are tokenized at once
@@ -76,7 +76,7 @@ def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:
     """Split a text at blank lines, as `BLANK_LINES.split` does, searching each piece once.
 
     Raises:
-        UserError: when a document is too long.
+        DataError: when a document is too long.
     """
     parts: list[str] = []  # of a document that is not complete
     blank = opened = False  # whether the text so far ends with blank lines; or with a line end and then only spaces and tabs
@@ -99,7 +99,7 @@ def _parted(pieces: Iterator[str], name: str = "text") -> Iterator[str]:
         parts.append(last)
         size += len(last)
         if size > LONGEST:
-            raise UserError(
+            raise DataError(
                 f"a document in {name} has more than {LONGEST:,} characters without a blank line; separate "
                 "documents by blank lines, or use Parquet files with one document per row"
             )
@@ -134,7 +134,7 @@ def build_documents(
         unseen: secrets of the same kind that the text does not contain.
 
     Raises:
-        UserError: when there is too little text, a canary is longer than a window, or the candidate space is too small.
+        DataError: when there is too little text, a canary is longer than a window, or the candidate space is too small.
             The draw of the held-out documents does not affect whether there is too little text.
         RunError: when the documents change while they are read.
     """
@@ -173,7 +173,7 @@ def build_documents(
         spelt = [np.array(row, dtype=np.int64) for row in tokenizer.encode(texts[: len(inserted)])]
         longest = max((len(row) for row in spelt), default=0)
         if longest + 2 > spec.window:
-            raise UserError(
+            raise DataError(
                 f"a canary of {longest} tokens and its end marks do not fit into a window of {spec.window}; raise data.window"
             )
         for canary, row in placed:
@@ -263,7 +263,7 @@ def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: Tex
     """Refuse too few documents, judged by the expected size of a side, so that the draw does not decide."""
     tokens, smaller = int(encoded.lengths.sum()) + len(encoded.lengths), min(spec.validation, 1 - spec.validation)
     if tokens * smaller < spec.window or not all(map(len, sides)):
-        raise UserError(
+        raise DataError(
             f"{len(encoded.lengths)} documents of {tokens:,} tokens are too few to fill a window of {spec.window} tokens on "
             f"both sides (training and held-out); use {math.ceil(spec.window / smaller):,} tokens of different documents, or "
             "lower data.window"

@@ -19,7 +19,7 @@ from PIL import Image
 from memlib.data.bounds import check_links
 from memlib.data.dicom import is_dicom
 from memlib.data.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.sanitize import is_text
 from memlib.store.permissions import PRIVATE, make_folder, user_folder
@@ -108,11 +108,11 @@ def check_no_fractions(boxes: Sequence[Sequence[float]], where: str) -> None:
         where: location of the boxes, for the message.
 
     Raises:
-        UserError: when all numbers lie in [0, 1] and some are not integers.
+        DataError: when all numbers lie in [0, 1] and some are not integers.
     """
     values = [value for box in boxes for value in box]
     if any(value != int(value) for value in values if math.isfinite(value)) and all(0 <= value <= 1 for value in values):
-        raise UserError(f"{where} has boxes in fractions of the picture, as in YOLO's format; give them in pixels")
+        raise DataError(f"{where} has boxes in fractions of the picture, as in YOLO's format; give them in pixels")
 
 
 def numbered_classes(largest: int, where: str) -> list[str]:
@@ -123,10 +123,10 @@ def numbered_classes(largest: int, where: str) -> list[str]:
         where: location of the labels, for the message.
 
     Raises:
-        UserError: for a label that is too large for a class index.
+        DataError: for a label that is too large for a class index.
     """
     if largest >= MOST_CLASSES:
-        raise UserError(f"{where}: label {largest} is not a class index; classes are numbered from 0")
+        raise DataError(f"{where}: label {largest} is not a class index; classes are numbered from 0")
     return [str(label) for label in range(largest + 1)]
 
 
@@ -137,12 +137,12 @@ def open_location(uri: str) -> tuple[Any, str]:
     """Return the file system of a path or URL, and the path on it.
 
     Raises:
-        UserError: for an unknown protocol.
+        DataError: for an unknown protocol.
     """
     try:
         fs, root = fsspec.url_to_fs(uri)
     except (ValueError, ImportError) as error:
-        raise UserError(f"cannot open {uri}: {error}") from error
+        raise DataError(f"cannot open {uri}: {error}") from error
     return fs, str(root)
 
 
@@ -155,18 +155,18 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     """Return the file system's details of every file below `root`, by full path; an empty dict if there are no files.
 
     Raises:
-        UserError: when the file system cannot be listed (no network, no permission), or the name of a file is not UTF-8.
+        DataError: when the file system cannot be listed (no network, no permission), or the name of a file is not UTF-8.
     """
     try:
         files: dict[str, dict[str, Any]] = fs.find(root, detail=True)
     except FileNotFoundError:
         return {}
     except Exception as error:  # each file system raises different errors
-        raise UserError(f"cannot list {root}: {type(error).__name__}: {error}") from error
+        raise DataError(f"cannot list {root}: {type(error).__name__}: {error}") from error
     for name in files:
         if not is_text(name):
             how = "convmv -r -f latin1 -t utf8 --notest FOLDER renames files from Latin-1"
-            raise UserError(f"the name of the file {name!a} is not UTF-8, so nothing can record it; {how}")
+            raise DataError(f"the name of the file {name!a} is not UTF-8, so nothing can record it; {how}")
     return files
 
 
@@ -174,7 +174,7 @@ def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     """Return the details of every file by path relative to `root`, sorted; follow links to folders inside allowed roots.
 
     Raises:
-        UserError: as in `find_files`, and for links that lead outside the root and the allowed roots.
+        DataError: as in `find_files`, and for links that lead outside the root and the allowed roots.
     """
     root = root.rstrip("/")
     files = find_files(fs, root)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import open_location
-from memlib.errors import UserError
+from memlib.errors import DataError
 
 
 def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
@@ -21,7 +21,7 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
         setting: recipe key that names the file; used in messages.
 
     Raises:
-        UserError: when the file cannot be read, lacks a column, or gives an example two different values.
+        DataError: when the file cannot be read, lacks a column, or gives an example two different values.
     """
     content = _content(path, setting)
     try:
@@ -33,7 +33,7 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
             rows, names = list(reader), list(reader.fieldnames or ())
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
     except (ValueError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"cannot read {setting} {path} ({reason(error)})") from error
+        raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error
     check_once(table.column_names, ["example_id", column], path)
     ids = check_ids(ids_of(table["example_id"], f"{path}: example_id"), f"{path}: example_id")
     values: dict[str, str] = {}
@@ -41,7 +41,7 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
         if not value:
             continue
         if values.setdefault(name, value) != value:
-            raise UserError(f"{path} gives example {name!r} two values: {values[name]} and {value}")
+            raise DataError(f"{path} gives example {name!r} two values: {values[name]} and {value}")
     return values
 
 
@@ -56,4 +56,4 @@ def _content(path: str, setting: str) -> bytes:
         with fs.open(location, "rb") as file:
             return bytes(file.read())
     except OSError as error:
-        raise UserError(f"cannot read {setting} {path} ({str(error).splitlines()[0]})") from error
+        raise DataError(f"cannot read {setting} {path} ({str(error).splitlines()[0]})") from error

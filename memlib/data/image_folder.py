@@ -23,7 +23,7 @@ from memlib.data.examples import (
     open_location,
 )
 from memlib.data.pictures import FRACTIONS, Picture
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.sanitize import count_of
 from memlib.specs import AnnotatedFolderSource, ImageFolderSource
 
@@ -52,7 +52,7 @@ class _Folder:
         files = [name for name in self._all if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
         self._images = [name for name in files if not is_hidden(name)]
         if not self._images:
-            raise UserError(f"no images below {path}: expected {path}/{expected}")
+            raise DataError(f"no images below {path}: expected {path}/{expected}")
         self._others = [name for name in self._all.keys() - set(files) if not is_hidden(name)]
         self._items: list[tuple[str, int]] = []
         self._listing: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class ImageFolder(_Folder):
         self._spec = spec
         images = [name for name in self._images if "/" in name]
         if not images:
-            raise UserError(
+            raise DataError(
                 f"no images below {spec.path}/<class>, but {len(self._images):,} beside the class folders; "
                 "kind: annotated_folder takes classes from annotations (COCO, YOLO, ...), kind: csv from a table"
             )
@@ -104,7 +104,7 @@ class ImageFolder(_Folder):
             self.remarks.append(f"left out, as they are in no class folder: {count_of(outside, 'image')}")
         self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
         if spec.num_classes and len(self.class_names) < spec.num_classes:
-            raise UserError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
+            raise DataError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
         self.remarks += self._look_at_layout(images) + _left_out([name for name in self._others if "/" in name])
         label_of = {name: label for label, name in enumerate(self.class_names)}
         for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
@@ -157,22 +157,22 @@ class ImageFolder(_Folder):
         try:
             return list(csv.reader(io.StringIO(self._read(name).decode()), delimiter="\t"))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self._path}/{name} is not a table of boxes ({error})") from error
+            raise DataError(f"{self._path}/{name} is not a table of boxes ({error})") from error
 
     def _tiny_imagenet_boxes(self) -> dict[str, Objects]:
         boxes: dict[str, list[list[float]]] = {}
         for class_name in self.class_names:
             table = f"{class_name}/{class_name}_boxes.txt"
             if table not in self._all:
-                raise UserError(f"{self._path}/{table} is missing; boxes: tiny_imagenet needs one file per class")
+                raise DataError(f"{self._path}/{table} is missing; boxes: tiny_imagenet needs one file per class")
             self._listing[table] = self._all[table]
             for row in self._table(table):
                 if len(row) < 5:
-                    raise UserError(f"{self._path}/{table}: expected name, x0, y0, x1, y1, not {row}")
+                    raise DataError(f"{self._path}/{table}: expected name, x0, y0, x1, y1, not {row}")
                 try:
                     x0, y0, x1, y1 = (pixel(int(value)) for value in row[1:5])
                 except ValueError as error:
-                    raise UserError(f"{self._path}/{table}: {row} is not a box ({error})") from error
+                    raise DataError(f"{self._path}/{table}: {row} is not a box ({error})") from error
                 boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
         return {
             name: Objects(("",) * len(rows), np.array(rows, dtype=np.float64), None, name) for name, rows in boxes.items()
@@ -196,9 +196,9 @@ class AnnotatedFolder(_Folder):
         used = set(class_of.values())
         self.class_names = list(spec.classes) or [name for name in found.classes if name in used] or sorted(used)
         if missing := [name for name in self.class_names if name not in used]:
-            raise UserError(f"no image of {spec.path} has {missing[0]!r} as its largest object; found: {_some(sorted(used))}")
+            raise DataError(f"no image of {spec.path} has {missing[0]!r} as its largest object; found: {_some(sorted(used))}")
         if not used:
-            raise UserError(f"no image below {spec.path} has an annotated object; is boxes: {spec.boxes} right?")
+            raise DataError(f"no image below {spec.path} has an annotated object; is boxes: {spec.boxes} right?")
         label_of = {name: label for label, name in enumerate(self.class_names)}
         counts: Counter[str] = Counter()
         for name, class_name in class_of.items():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.examples import Example, Source, UnreadableImage
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.specs import IntensitySpec
 
 DEPTHS = (8, 10, 12, 14, 16, 32)
@@ -76,11 +76,11 @@ def ends_of(low: float, high: float, *, floats: bool) -> tuple[float, float]:
     """Return the intensities of black and white for a source whose intensities lie between `low` and `high`.
 
     Raises:
-        UserError: when they cannot be inferred: negative intensities, or floats above 1.
+        DataError: when they cannot be inferred: negative intensities, or floats above 1.
     """
     range_text = f"intensities of this source range from {low:g} to {high:g}"
     if low < 0 or (floats and high > 1):
-        raise UserError(
+        raise DataError(
             f"{range_text}: set the intensities of black and white, as in data.intensities={{low: {low:g}, high: {high:g}}}"
         )
     if floats:

@@ -8,7 +8,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.data.examples import Example, Source, UnreadableImage
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.identity import canonical_json
 from memlib.specs import ChangeSpec, JoinedSource
 
@@ -22,10 +22,10 @@ class Joined:
         self.class_names = list(self._sources[0].class_names)
         for name, source in sources.items():
             if hasattr(source, "point_dim"):
-                raise UserError(f"part {name} holds points; only sources of images can be joined")
+                raise DataError(f"part {name} holds points; only sources of images can be joined")
             seen, wanted = len(source.class_names), len(self.class_names)
             if seen != wanted:
-                raise UserError(
+                raise DataError(
                     f"part {name} has {seen} classes, but {self._names[0]} has {wanted}; all parts need the same classes"
                 )
         remarks_of = [(name, getattr(source, "remarks", [])) for name, source in sources.items()]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from memlib.data.examples import Example, Source, UnreadableImage
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.sanitize import count_of
 from memlib.specs import LabelsSpec
 
@@ -21,7 +21,7 @@ class Labelled:
         spec: the labels to leave out; None if there are none.
 
     Raises:
-        UserError: for a label that no example has, a source whose labels are not known before decoding, and negative labels
+        DataError: for a label that no example has, a source whose labels are not known before decoding, and negative labels
             that are not left out, as they would count classes from the end.
     """
 
@@ -29,7 +29,7 @@ class Labelled:
         self._source, drop = source, () if spec is None else spec.drop
         labels: Sequence[int] | None = getattr(source, "labels", None)
         if drop and labels is None:
-            raise UserError("this source states labels only example by example; leave out in it what data.labels.drop names")
+            raise DataError("this source states labels only example by example; leave out in it what data.labels.drop names")
         dropped = {_number(name, source.class_names, labels or ()) for name in drop}
         self._rows = None if not drop else [row for row, label in enumerate(labels or ()) if label not in dropped]
         kept = [name for number, name in enumerate(source.class_names) if number not in dropped]
@@ -40,9 +40,9 @@ class Labelled:
             return
         counts = Counter(label for label in labels if label not in dropped)
         if not counts:
-            raise UserError("data.labels.drop leaves no example")
+            raise DataError("data.labels.drop leaves no example")
         if (smallest := min(counts)) < 0:
-            raise UserError(
+            raise DataError(
                 f"{count_of(counts[smallest], 'example')} with the label {smallest}; classes are numbered from 0: leave out "
                 f"examples without a class with data.labels: {{drop: [{smallest}]}}"
             )
@@ -80,7 +80,7 @@ def _number(name: int | str, classes: Sequence[str], labels: Sequence[int]) -> i
     """Return the label that a recipe names by its number, or by the name of its class."""
     number = classes.index(str(name)) if str(name) in classes else name
     if not isinstance(number, int) or number not in set(labels):
-        raise UserError(f"data.labels.drop names {name!r}, which no example has as its label")
+        raise DataError(f"data.labels.drop names {name!r}, which no example has as its label")
     return number
 
 

@@ -31,7 +31,7 @@ from memlib.data.text import (
     rendered,
     text_candidates,
 )
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.specs import SecretsSpec, TextSpec
 
 PADDING = -1
@@ -66,7 +66,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
         secret: with the seed of `canaries`, determines the canaries and the pairs that they replace.
 
     Raises:
-        UserError: when there are no pairs, or a canary is longer than a window.
+        DataError: when there are no pairs, or a canary is longer than a window.
     """
     form, source = Format(canaries.format, canaries.alphabets), source_format(canaries)
     places, source_places = form.places(spec.unit), source.places(spec.unit)
@@ -105,12 +105,12 @@ def _read(lines: Sequence[str], spec: TextSpec) -> list[tuple[list[str], list[st
             continue
         before, tab, after = line.partition("\t")
         if not tab:
-            raise UserError(f"line {number} of the pairs has no tab between source and target")
+            raise DataError(f"line {number} of the pairs has no tab between source and target")
         sides = tuple(list(side) if spec.unit == "character" else side.split() for side in (before, after))
         if max(len(side) for side in sides) < spec.window:
             pairs.append((sides[0], sides[1]))
     if not pairs:
-        raise UserError(f"there is no pair of texts shorter than {spec.window} {spec.unit}s; raise data.window")
+        raise DataError(f"there is no pair of texts shorter than {spec.window} {spec.unit}s; raise data.window")
     return pairs
 
 
@@ -129,12 +129,12 @@ def _check_sides(
 ) -> None:
     longest = max(len(places), len(source))
     if longest + 1 > spec.window:
-        raise UserError(
+        raise DataError(
             f"a canary of {longest} symbols and its line end do not fit into a window of {spec.window}; raise data.window"
         )
     holes, others = ([symbols for symbols in side if len(symbols) > 1] for side in (places, source))
     if others and others != holes:
-        raise UserError(
+        raise DataError(
             f"canaries.source {canaries.source!r} needs the same holes as {canaries.format!r} in the same order, or no holes"
         )
 

@@ -27,7 +27,7 @@ from memlib.data.examples import (
     open_location,
 )
 from memlib.data.pictures import oddities_of
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.specs import ParquetSource
 
 
@@ -49,7 +49,7 @@ class ParquetImages:
             name: files[name] for name in sorted(files) if name.endswith(".parquet") and not is_hidden(os.path.basename(name))
         }
         if not self._files:
-            raise UserError(f"no .parquet file at {spec.path}")
+            raise DataError(f"no .parquet file at {spec.path}")
         names = list(self._files)
         check_links(self._fs, root if "*" not in root else os.path.dirname(root.partition("*")[0]), self._files)
         self._folder = os.path.dirname(names[0]) if len(names) == 1 else os.path.commonpath(names)
@@ -63,7 +63,7 @@ class ParquetImages:
             except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(file, error) from error
         if None in labels:
-            raise UserError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
+            raise DataError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
         self.class_names, self.labels = _classes(labels, stated, spec.path)
         self._starts = [group.first for group in self._groups]
         self._loaded: tuple[int, pa.Table] | None = None
@@ -109,7 +109,7 @@ class ParquetImages:
             raise
         except (ValueError, TypeError, OverflowError) as error:
             problem = f"example {name} of {self._spec.path}: each box in {self._spec.boxes_column} needs four numbers"
-            raise UserError(f"{problem} ({error})") from error
+            raise DataError(f"{problem} ({error})") from error
         return decode_example(data, name, label, lambda picture: boxes)
 
     def content_digest(self) -> str:
@@ -159,19 +159,19 @@ class ParquetImages:
         return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
 
 
-def _unreadable(file: str, error: Exception) -> UserError:
-    return UserError(f"{file} is not a readable Parquet file ({reason(error)})")
+def _unreadable(file: str, error: Exception) -> DataError:
+    return DataError(f"{file} is not a readable Parquet file ({reason(error)})")
 
 
 def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:
     odd = next((label for label in labels if not isinstance(label, int | str) or isinstance(label, bool)), None)
     if odd is not None:
-        raise UserError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
+        raise DataError(f"{where} has the label {str(odd)[:60]} ({type(odd).__name__}); labels are class indices or names")
     if all(isinstance(label, int) for label in labels):
         largest = max(labels, default=-1)
         names = stated or numbered_classes(largest, where)
         if largest >= len(names):
-            raise UserError(f"{where} has the label {largest}, but its metadata name {len(names)} classes")
+            raise DataError(f"{where} has the label {largest}, but its metadata name {len(names)} classes")
         return names, [int(label) for label in labels]
     names = sorted({str(label) for label in labels})
     index = {name: number for number, name in enumerate(names)}

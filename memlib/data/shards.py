@@ -24,7 +24,7 @@ from PIL import Image
 
 from memlib.data.examples import Example, Source, UnreadableImage
 from memlib.data.stored import ENCODED, IMAGES, Storing, storing
-from memlib.errors import UserError
+from memlib.errors import DataError
 from memlib.specs import DataSpec
 from memlib.tables import INDEX, read_table, write_table
 
@@ -70,13 +70,13 @@ def write_shard(
         progress: called with (images done, total images).
 
     Raises:
-        UserError: for unreadable images and boxes far outside their image (unless these images are left out),
+        DataError: for unreadable images and boxes far outside their image (unless these images are left out),
             labels out of range, and repeated ids; the message names the first few.
     """
     chosen = range(len(source)) if rows is None else rows
     count = len(chosen)
     if count == 0:
-        raise UserError("the source has no images")
+        raise DataError("the source has no images")
     dim: int | None = getattr(source, "point_dim", None)
     entries: list[dict[str, Any]] = []
     broken: list[UnreadableImage] = []
@@ -97,7 +97,7 @@ def write_shard(
     if broken and spec.unreadable == "error":
         names = "; ".join(str(error) for error in broken[:NAMED])
         more = f" and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
-        raise UserError(f"{len(broken)} unreadable images: {names}{more}. Repair them, or set data.unreadable to leave_out")
+        raise DataError(f"{len(broken)} unreadable images: {names}{more}. Repair them, or set data.unreadable to leave_out")
     if rows is None:
         _refuse_empty_classes(source.class_names, {entry["class_name"] for entry in entries})
     return Written(_write_index(entries, folder), oddities)
@@ -112,7 +112,7 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
         folder: folder for index.parquet.
 
     Raises:
-        UserError: for classes without images, and repeated ids.
+        DataError: for classes without images, and repeated ids.
     """
     before = np.cumsum([0, *(index.num_rows for index in indexes)])
     place = indexes[0].schema.get_field_index("row")
@@ -124,7 +124,7 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
     ids = table["example_id"]
     twice = pc.equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy()
     if twice.any():
-        raise UserError(f"two examples are called {ids[int(twice.argmax())].as_py()!r}; ids must be unique")
+        raise DataError(f"two examples are called {ids[int(twice.argmax())].as_py()!r}; ids must be unique")
     _refuse_empty_classes(class_names, set(pc.unique(table["class_name"]).to_pylist()))
     write_table(table, INDEX, folder / INDEX_FILE)
     return table
@@ -133,7 +133,7 @@ def join_blocks(indexes: Sequence[pa.Table], class_names: Sequence[str], folder:
 def _refuse_empty_classes(class_names: Sequence[str], found: Collection[str]) -> None:
     empty = sorted(set(class_names) - set(found))
     if empty:
-        raise UserError(
+        raise DataError(
             f"class {empty[0]!r} has no image ({len(empty)} empty classes in all); every class needs at least one"
         )
 
@@ -205,14 +205,14 @@ def _fitted(example: Example) -> Example:
 def _check_example(example: Example, class_names: list[str], dim: int | None) -> None:
     name = example.example_id
     if not 0 <= example.label < len(class_names):
-        raise UserError(f"example {name} has label {example.label}, but there are {len(class_names)} classes")
+        raise DataError(f"example {name} has label {example.label}, but there are {len(class_names)} classes")
     if dim is not None:
         if example.image.shape != (dim,) or not np.isfinite(example.image).all():
-            raise UserError(f"example {name}: expected a point of {dim} finite numbers, not {example.image!r}")
+            raise DataError(f"example {name}: expected a point of {dim} finite numbers, not {example.image!r}")
         return
     if example.image.ndim != 3 or example.image.shape[2] != 3 or example.image.dtype != np.uint8:
         seen = f"{example.image.dtype} {example.image.shape}"
-        raise UserError(f"example {name}: expected (height, width, 3) uint8 pixels, not {seen}")
+        raise DataError(f"example {name}: expected (height, width, 3) uint8 pixels, not {seen}")
 
 
 def _point(example: Example, class_names: list[str]) -> tuple[NDArray[Any], dict[str, Any]]:
@@ -285,9 +285,9 @@ def _write_index(rows: list[dict[str, Any]], folder: Path) -> pa.Table:
     rows.sort(key=lambda entry: str(entry["example_id"]))
     for first, second in itertools.pairwise(rows):
         if first["example_id"] == second["example_id"]:
-            raise UserError(f"two examples are called {first['example_id']!r}; ids must be unique")
+            raise DataError(f"two examples are called {first['example_id']!r}; ids must be unique")
         if not first["example_id"]:
-            raise UserError("an example has an empty id")
+            raise DataError("an example has an empty id; give every example an id")
     table = pa.Table.from_pylist(rows, schema=INDEX.arrow)
     write_table(table, INDEX, folder / INDEX_FILE)
     return table

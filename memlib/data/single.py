@@ -21,7 +21,7 @@ def normalized(text: str) -> str:
 
 
 def single_secrets(documents: Iterable[tuple[int, str]], secrets: Sequence[str]) -> list[bool]:
-    """Return which secrets occur once in all documents together, as they are spelt, and first of such in their document.
+    """Return a mask of the secrets that occur exactly once in all documents, spelt as given, and first in their document.
 
     Documents are held out as wholes, so that two secrets of one document are one piece of evidence; the first one stands
     for it.

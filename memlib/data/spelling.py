@@ -78,7 +78,10 @@ class Spelled(Candidates):
                 )
             rest = row[len(self.context) :]
             if self._text(rest) != text:
-                raise UserError("the tokenizer changes the text of candidates: its tokens decode to a different text")
+                raise UserError(
+                    "the tokenizer changes the text of candidates: its tokens decode to a different text; change "
+                    "canaries.format to text that it keeps"
+                )
             rows.append(rest)
         return rows
 
@@ -152,7 +155,10 @@ def spell(form: Format, tokenizer: Tokenizer, *, known_prefix: bool, known_suffi
     joined = ["".join(tokenizer.pieces[token] or "\0" for token in row) for row in spelt]
     lead = joined[0][: max(0, len(joined[0]) - len(before + texts[0]))]
     if lead.strip() or any(decoded != lead + before + text for decoded, text in zip(joined, texts, strict=True)):
-        raise UserError(f"the tokenizer does not keep the text of {form.text!r}: its tokens decode to a different text")
+        raise UserError(
+            f"the tokenizer does not keep the text of {form.text!r}: its tokens decode to a different text; change "
+            "canaries.format to text that it keeps"
+        )
     whole, count, at = lead + before, 0, 0
     shared = min(len(row) for row in spelt)
     while count < shared and len({row[count] for row in spelt}) == 1:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import read_pieces
-from memlib.errors import RunError, UserError
+from memlib.errors import DataError, RunError, UserError
 
 LINE_END = "\n"
 LONGEST = 2**28  # maximum number of characters of a document
@@ -70,7 +70,7 @@ class Readable(ABC):
         """Return the text's digest and length.
 
         Raises:
-            UserError: when the text cannot be read or is empty.
+            DataError: when the text cannot be read or is empty.
         """
         digest, length, blank = hashlib.sha256(), 0, True
         for number, piece in enumerate(self.read()):
@@ -78,7 +78,7 @@ class Readable(ABC):
             length += self.first(piece, sys.maxsize)[1]
             blank = blank and not piece.strip()
         if blank:
-            raise UserError(f"the corpus {self.name} is empty")
+            raise DataError(f"the corpus {self.name} is empty")
         return Measured(digest.hexdigest(), length)
 
     def beginning(self, share: float) -> Iterator[str]:
@@ -126,7 +126,7 @@ def read_file(path: str) -> Iterator[str]:
     r"""Yield the text of a file, without a byte order mark, with line ends normalized to \n.
 
     Raises:
-        UserError: when the file cannot be read or is not UTF-8.
+        DataError: when the file cannot be read or is not UTF-8.
     """
     decoder, newlines = codecs.getincrementaldecoder("utf-8-sig")(), io.IncrementalNewlineDecoder(None, translate=True)
     seen = 0
@@ -134,7 +134,7 @@ def read_file(path: str) -> Iterator[str]:
         if path.endswith(".zip"):
             with fsspec.open(path, "rb") as packed, zipfile.ZipFile(packed) as archive:
                 if len(names := [name for name in archive.namelist() if not name.endswith("/")]) != 1:
-                    raise UserError(f"{path} holds {len(names)} files ({', '.join(names[:2])}, ...); unpack it, and name one")
+                    raise DataError(f"{path} holds {len(names)} files ({', '.join(names[:2])}, ...); unpack it, and name one")
         with fsspec.open(path, "rb", compression="infer") as file:
             for piece in read_pieces(file, path):
                 begun = len(decoder.getstate()[0])
@@ -151,11 +151,11 @@ def read_file(path: str) -> Iterator[str]:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(f"cannot read the text {path} ({error})") from error
+        raise DataError(f"cannot read the text {path} ({error})") from error
 
 
-def _not_text(path: str, error: UnicodeDecodeError, before: int) -> UserError:
-    return UserError(f"{path} is not UTF-8 text ({error.reason} at byte {before + error.start})")
+def _not_text(path: str, error: UnicodeDecodeError, before: int) -> DataError:
+    return DataError(f"{path} is not UTF-8 text ({error.reason} at byte {before + error.start})")
 
 
 def symbols_of(pieces: Iterable[str], unit: str) -> Iterator[Sequence[str]]:

@@ -17,7 +17,7 @@ from memlib.data.bounds import check_size, read_pieces
 from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import NO_BOXES, Example, listing_digest, open_location
 from memlib.data.streams import UNREADABLE
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.specs import TableSource
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", ".")  # of a CSV file
@@ -62,12 +62,12 @@ class Table:
         unlabelled = table[spec.label_column].null_count
         table = table.filter(pc.is_valid(table[spec.label_column]))
         if not table.num_rows:
-            raise UserError(f"{spec.path} has no row with a value in {spec.label_column}")
+            raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
         self._table = table
         self.class_names, self.labels = self._label()
         wanted = spec.columns or [name for name in table.column_names if name not in named]
         if not wanted:
-            raise UserError(f"{spec.path} has no column beside {', '.join(named)}")
+            raise DataError(f"{spec.path} has no column beside {', '.join(named)}")
         self._columns = [_encode(table[name], name, name in spec.categorical, spec.path) for name in wanted]
         self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
         self.schema = list(self._describe())
@@ -92,7 +92,7 @@ class Table:
         except UserError:
             raise
         except (*UNREADABLE, pa.ArrowException) as error:
-            raise UserError(f"cannot read the table {path} ({reason(error)})") from error
+            raise DataError(f"cannot read the table {path} ({reason(error)})") from error
         check_once(table.column_names, table.column_names, path)
         return table
 
@@ -112,12 +112,12 @@ class Table:
         if pa.types.is_floating(column.type) and pc.all(pc.equal(pc.floor(column), column)).as_py():
             column = column.cast(pa.int64())
         if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
-            raise UserError(
+            raise DataError(
                 f"{self._spec.path}: {self._spec.label_column} holds {column.type}; labels are names or whole numbers"
             )
         values = sorted(pc.unique(column).to_pylist())
         if len(values) > MOST_CLASSES:
-            raise UserError(
+            raise DataError(
                 f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values; is it the label?"
             )
         place = {value: number for number, value in enumerate(values)}
@@ -182,7 +182,7 @@ def _encode(column: pa.ChunkedArray, name: str, categorical: bool, path: str) ->
     """Encode a column as coordinates.
 
     Raises:
-        UserError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
+        DataError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
     """
     kind, missing = column.type, column.null_count
     absent = column.is_null().to_numpy()
@@ -191,7 +191,7 @@ def _encode(column: pa.ChunkedArray, name: str, categorical: bool, path: str) ->
         values = column.cast(pa.float64()).to_numpy().copy()
         absent |= np.isnan(values)
         if np.isinf(values).any():
-            raise UserError(
+            raise DataError(
                 f"{path}: column {name} holds a value that is not finite; leave the column out, or the value empty"
             )
         known = values[~absent]
@@ -206,11 +206,11 @@ def _encode(column: pa.ChunkedArray, name: str, categorical: bool, path: str) ->
         or pa.types.is_boolean(kind)
     )
     if not (text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-        raise UserError(f"{path}: column {name} holds {kind}; use numbers or text, or leave it out with data.source.columns")
+        raise DataError(f"{path}: column {name} holds {kind}; use numbers or text, or leave it out with data.source.columns")
     values = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=object)
     categories = tuple(sorted(set(values[~absent])))
     if len(categories) > MOST_CATEGORIES:
-        raise UserError(
+        raise DataError(
             f"{path}: column {name} has {len(categories):,} different texts, as ids or free text do; leave it out with "
             "data.source.columns"
         )

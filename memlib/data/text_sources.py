@@ -23,7 +23,7 @@ from memlib.data.chats import Chat, is_chat, render
 from memlib.data.columns import reason
 from memlib.data.examples import find_files, is_hidden, open_location
 from memlib.data.streams import LINE_END, LONGEST, UNREADABLE, Text, read_file
-from memlib.errors import UserError
+from memlib.errors import DataError, UserError
 from memlib.specs import JsonLinesSource, MailSource, PairsFileSource, TextFileSource, TextParquetSource, TextSource
 from memlib.store.records import Unreadable, json_once
 
@@ -69,7 +69,7 @@ class Records(ABC):
         """Yield the texts that are not empty.
 
         Raises:
-            UserError: when the source cannot be read, or a record holds no text.
+            DataError: when the source cannot be read, or a record holds no text.
         """
 
     def remarks(self) -> list[str]:
@@ -102,19 +102,19 @@ def _texts(values: Iterable[tuple[str, Any]], template: str | None, what: str) -
         return
     for place, value in values:
         if is_chat(value):
-            raise UserError(
+            raise DataError(
                 f"{what} holds chat messages; set data.source.template to the folder of the tokenizer whose chat template "
                 "renders them"
             )
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{place} holds a {type(value).__name__}, not text; name the field or column with the text")
+            raise DataError(f"{place} holds a {type(value).__name__}, not text; name the field or column with the text")
         if value:
             yield value
 
 
 def _chat(value: Any, place: str) -> Chat:
     if not is_chat(value):
-        raise UserError(f"{place} holds no chat: expected a list of messages, each with a role and content")
+        raise DataError(f"{place} holds no chat: expected a list of messages, each with a role and content")
     return [{name: part for name, part in message.items() if part is not None} for message in value]  # Parquet fills gaps
 
 
@@ -134,7 +134,7 @@ class ParquetTexts(Records):
         fs, path = open_location(source.path)
         files = sorted(fs.glob(path)) if "*" in path else [path]
         if not files:
-            raise UserError(f"no file matches {source.path}")
+            raise DataError(f"no file matches {source.path}")
         listed = find_files(fs, path) if "*" not in path else {name: fs.info(name) for name in files}
         check_links(fs, path if "*" not in path else os.path.dirname(path.partition("*")[0]), listed)
         size, row = 0, 0
@@ -154,7 +154,7 @@ class ParquetTexts(Records):
         except UserError:
             raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise UserError(f"cannot read column {source.text_column!r} of {source.path} ({reason(error)})") from error
+            raise DataError(f"cannot read column {source.text_column!r} of {source.path} ({reason(error)})") from error
 
     def _check_type(self, kind: pa.DataType) -> None:
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
@@ -162,14 +162,14 @@ class ParquetTexts(Records):
         messages = listed and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
         where = f"column {self._source.text_column!r} of {self._source.path} holds {kind}"
         if self._source.template is not None and not messages:
-            raise UserError(f"{where}, not chats; leave out data.source.template, or name the column of messages")
+            raise DataError(f"{where}, not chats; leave out data.source.template, or name the column of messages")
         if self._source.template is None and messages:
-            raise UserError(
+            raise DataError(
                 f"{where}, not text; to render these chat messages, set data.source.template to the folder of a tokenizer "
                 "with a chat template"
             )
         if self._source.template is None and not text:
-            raise UserError(f"{where}, not text; write a column of texts")
+            raise DataError(f"{where}, not text; write a column of texts")
 
 
 class JsonLines(Records):
@@ -193,11 +193,11 @@ class JsonLines(Records):
                 try:
                     record = json_once(line)
                 except Unreadable as error:
-                    raise UserError(f"{place} names a key twice; keep one of the values") from error
+                    raise DataError(f"{place} names a key twice; keep one of the values") from error
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"{place} is not JSON; each line needs one whole record") from error
+                    raise DataError(f"{place} is not JSON; each line needs one whole record") from error
                 if not isinstance(record, Mapping):
-                    raise UserError(f"{place} is a {type(record).__name__}, not a record with fields")
+                    raise DataError(f"{place} is a {type(record).__name__}, not a record with fields")
                 value: Any = record
                 for name in self._source.field.split("."):
                     value = value.get(name) if isinstance(value, Mapping) else None
@@ -207,14 +207,14 @@ class JsonLines(Records):
                 yield place, value
         if not found:
             fields = f"; the first record has {seen[:200]}" if seen else ""
-            raise UserError(f"no record of {self._source.path} has the field {self._source.field!r}{fields}")
+            raise DataError(f"no record of {self._source.path} has the field {self._source.field!r}{fields}")
 
 
 def _files(path: str, suffixes: set[str]) -> Iterator[str]:
     """Yield the URLs of a file, of the files of a folder that have one of the suffixes, or of those that match a glob.
 
     Raises:
-        UserError: when there is none.
+        DataError: when there is none.
     """
     fs, root = open_location(path)
     listed = fs.glob(root, detail=True) if "*" in root else find_files(fs, root)
@@ -224,7 +224,7 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
     if names != [root] and "*" not in root:
         names = [name for name in names if not suffixes or suffixes & set(PurePosixPath(name).suffixes)]
     if not names:
-        raise UserError(f"no file at {path}" + (f" ends in {' or '.join(sorted(suffixes))}" if suffixes else ""))
+        raise DataError(f"no file at {path}" + (f" ends in {' or '.join(sorted(suffixes))}" if suffixes else ""))
     if names == [root]:
         yield path
     else:
@@ -267,7 +267,7 @@ class Mails(Records):
                 if text:
                     yield text
         if not found:
-            raise UserError(f"no mail in {self._source.path}: expected an mbox file, a Maildir or a folder of .eml files")
+            raise DataError(f"no mail in {self._source.path}: expected an mbox file, a Maildir or a folder of .eml files")
 
     def _text(self, message: EmailMessage) -> str:
         lines = [f"{name}: {_header(message, name)}" for name in HEADERS if name in message]
@@ -313,7 +313,7 @@ def _messages(path: str) -> Iterator[bytes]:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise UserError(f"cannot read the mail {path} ({error})") from error
+        raise DataError(f"cannot read the mail {path} ({error})") from error
 
 
 def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
@@ -328,7 +328,7 @@ def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
         blank = not line.strip()
         parts.append(line[1:] if mbox and ESCAPED.match(line) else line)
         if (size := size + len(line)) > LONGEST:
-            raise UserError(f"a message in {path} has more than {LONGEST:,} bytes; is it mail?")
+            raise DataError(f"a message in {path} has more than {LONGEST:,} bytes; is it mail?")
     if mbox or parts:
         yield b"\n".join(parts)
 

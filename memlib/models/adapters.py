@@ -177,6 +177,6 @@ def _weight(model: nn.Module, path: str, folder: str) -> nn.Parameter:
 
 def _another_model(folder: str, what: str) -> UserError:
     return UserError(
-        f"the {ADAPTER} in {folder} has weights for {what}; set path to the model that it was trained on, with its "
-        "embeddings resized if they were for the training"
+        f"the {ADAPTER} in {folder} has weights for {what}; set path to the base model of the adapter; if its "
+        "embeddings were resized for the training, to that resized model"
     )

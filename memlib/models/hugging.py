@@ -111,7 +111,7 @@ def adapter_files(folder: str) -> dict[str, Path]:
         )
     for name, path in files.items():
         if not path.is_file():
-            raise UserError(f"there is no {ADAPTER} in {folder} (no {name}), the folder that adapter names")
+            raise UserError(f"there is no {ADAPTER} in {folder}, the folder that adapter names: {name} is missing")
     return files
 
 
@@ -184,7 +184,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_declared(folder: Path) -> int:
-    """Return the number of all numbers in the weights; 0 if there are none, of which transformers says what is missing.
+    """Return how many numbers the weights hold; 0 if there are no weights, which transformers then reports.
 
     transformers builds the declared modules one by one, and some tensors in memory, before it compares them with the weights.
 
@@ -205,7 +205,7 @@ def _check_declared(folder: Path) -> int:
     for name, value in _integers(config):
         most = max(tensors, FEW_LAYERS) if name.endswith(("layers", "layer")) else numbers
         if value > most and name not in NOT_SIZES and not name.endswith("_id"):
-            weights = f"its weights are {tensors:,} tensors with {numbers:,} numbers"
+            weights = f"its weights are {tensors:,} tensors with {numbers:,} numbers; take both from the same model"
             raise UserError(f"config.json in {folder} declares {name} {value:,}, but {weights}")
     return numbers
 

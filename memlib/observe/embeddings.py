@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import OwnEncoder
+from memlib.models.external.encoders import ExternalNetwork
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision
 from memlib.training.augment import normalise
@@ -20,7 +20,7 @@ from memlib.training.augment import normalise
 
 @torch.inference_mode()
 def embed(
-    encoder: Encoder | OwnEncoder,
+    encoder: Encoder | ExternalNetwork,
     images: NDArray[np.uint8],
     rows: NDArray[np.int64],
     *,
@@ -63,7 +63,7 @@ def embed(
         pixels = torch.from_numpy(images[rows[part]]).to(device).permute(0, 3, 1, 2).float().div_(255)
         boxes = None if rectangles is None else rectangles[part]
         views = cut(pixels, boxes, side=input_size)
-        if start == 0 and isinstance(encoder, OwnEncoder):
+        if start == 0 and isinstance(encoder, ExternalNetwork):
             encoder.check_repeatable(views)
         with torch.autocast(device.type, dtype=getattr(torch, precision), enabled=precision != "float32"):
             outputs = [(name, values.float()) for name, values in outputs_of(encoder, views, layers)]
@@ -82,7 +82,7 @@ def embed(
         array.flush()  # type: ignore[attr-defined]
 
 
-def outputs_of(encoder: Encoder | OwnEncoder, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
+def outputs_of(encoder: Encoder | ExternalNetwork, views: Tensor, layers: Sequence[str]) -> list[tuple[str, Tensor]]:
     """Return the outputs (batch, dim) of the requested layers for views (batch, 3, side, side) with pixels in [0, 1].
 
     Raises:

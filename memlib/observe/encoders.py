@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memlib.data.columns import check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest
-from memlib.specs.encoders import EncoderSpec, GivenEmbeddings
+from memlib.specs.encoders import EncoderSpec, SuppliedEmbeddings
 
 LAST = "last"  # in recipes: the deepest layer, whatever its name
 WHOLE = "whole"
@@ -23,7 +23,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class OutsideEncoder:
+class ExternalEncoder:
     """An external encoder, or embeddings that its owner computed."""
 
     spec: EncoderSpec
@@ -40,7 +40,7 @@ def name_of(row: int, crop: str | None) -> str:
 
 
 def given_layers(
-    spec: GivenEmbeddings, names: Sequence[str], layers: Sequence[str], *, dtype: str = "float32"
+    spec: SuppliedEmbeddings, names: Sequence[str], layers: Sequence[str], *, dtype: str = "float32"
 ) -> dict[str, NDArray[np.floating]]:
     """Return the layers (num_images, dim) of the named images from the file of an encoder's owner.
 
@@ -109,7 +109,8 @@ def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floa
     with np.errstate(over="ignore"):  # checked below
         vectors: NDArray[np.floating] = values.to_numpy().astype(dtype).reshape(len(column), lengths[0])
     if not np.isfinite(vectors).all():
-        raise UserError(f"{where} has numbers that are not finite or too large for {dtype} (decode.embeddings)")
+        remedy = ", or set decode.embeddings to float32" if dtype == "float16" else ""
+        raise UserError(f"{where} has numbers that are not finite or too large for {dtype}; embed the images again{remedy}")
     if (equal := _most_equal(vectors)) > max(1, len(vectors) / 2):
         raise UserError(
             f"{where} holds the same vector for {equal:,} of {len(vectors):,} images, which says nothing about them; check "

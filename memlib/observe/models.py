@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
-from memlib.models.external.factory import own_digest
+from memlib.models.external.factory import external_digest
 from memlib.pipeline.stage import Artifact
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.store import Attempt
 from memlib.tables import read_table
 from memlib.training.fit import HISTORY, TrainedModel, build_model
@@ -97,14 +97,14 @@ def trained_epochs(models: Trained, epoch: int) -> list[int]:
     return list(facts["best_epochs"]) if "best_epochs" in facts else [int(facts.get("best_epoch", epoch))]
 
 
-def model_key(model: Trained | TrainedSpec) -> str:
+def model_key(model: Trained | ExternalClassifierSpec) -> str:
     """Return the key of a model trained by memlib, or the digest of an external model."""
-    if not isinstance(model, TrainedSpec):
+    if not isinstance(model, ExternalClassifierSpec):
         return model.key
-    return own_digest(model) if model.weights is None else own_digest(model, model.weights)
+    return external_digest(model) if model.weights is None else external_digest(model, model.weights)
 
 
-def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], attempt: Attempt) -> None:
+def check_varied(model: Trained | ExternalClassifierSpec, scores: NDArray[np.float32], attempt: Attempt) -> None:
     """Refuse an external model that gives all examples the same scores; warn if memlib trained the model.
 
     Args:
@@ -119,7 +119,7 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
 
     if not is_constant(scores):
         return
-    if isinstance(model, TrainedSpec):
+    if isinstance(model, ExternalClassifierSpec):
         raise UserError(
             f"{model.model} returns the same scores for all {scores.shape[1]} examples; check that its weights are trained "
             f"and that it takes inputs of kind {model.inputs!r} (trained.inputs)"
@@ -127,18 +127,20 @@ def check_varied(model: Trained | TrainedSpec, scores: NDArray[np.float32], atte
     attempt.warn(f"{model} gives all {scores.shape[1]} examples the same scores: it has learnt nothing about them")
 
 
-def load_logits(model: TrainedSpec, weights: str | None, num_classes: int) -> tuple[nn.Module, Take]:
+def load_logits(model: ExternalClassifierSpec, weights: str | None, num_classes: int) -> tuple[nn.Module, Take]:
     """Return an external model that returns logits, and the function that converts stored examples to its inputs."""
-    from memlib.models.external.classifiers import ClassScores, load_own, take_own
+    from memlib.models.external.classifiers import ClassScores, load_external, take_external
 
-    return ClassScores(load_own(model, weights), model, num_classes).eval(), functools.partial(take_own, model)
+    return ClassScores(load_external(model, weights), model, num_classes).eval(), functools.partial(take_external, model)
 
 
-def load_any(model: Trained | TrainedSpec, epoch: int, num_classes: int, device: torch.device) -> tuple[Forward, Take]:
+def load_any(
+    model: Trained | ExternalClassifierSpec, epoch: int, num_classes: int, device: torch.device
+) -> tuple[Forward, Take]:
     """Return the forward pass of any model, and the function that converts stored examples to its inputs."""
     from memlib.training.augment import prepare
 
-    if isinstance(model, TrainedSpec):
+    if isinstance(model, ExternalClassifierSpec):
         external, take = load_logits(model, model.weights, num_classes)
         return single(external, device), take
     return forward_of(model, epoch=epoch, device=device), prepare

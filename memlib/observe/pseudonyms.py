@@ -5,6 +5,6 @@ from memlib.data.secret import keyed_digest
 LENGTH = 16  # characters; the chance that any two of a million examples share a name is below 10^-7
 
 
-def asked_as(example_id: str, secret: bytes) -> str:
+def pseudonym_of(example_id: str, secret: bytes) -> str:
     """Return the pseudonym under which a model owner sees an example; it does not reveal the example."""
     return keyed_digest(secret, "asked", example_id)[:LENGTH]

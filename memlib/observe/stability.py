@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import OwnEncoder
+from memlib.models.external.encoders import ExternalNetwork
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import outputs_of
 from memlib.specs import AugmentSpec
@@ -19,7 +19,7 @@ from memlib.training.augment import apply_view, draw_view, pixels
 
 @torch.inference_mode()
 def view_distances(
-    encoder: Encoder | OwnEncoder,
+    encoder: Encoder | ExternalNetwork,
     images: NDArray[np.uint8],
     rows: NDArray[np.int64],
     *,

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
-from memlib.models.external.factory import own_digest
+from memlib.models.external.factory import external_digest
 from memlib.observe.models import Take, check_varied, load_any, load_logits, model_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.specs import InfluenceSpec, TrainedSpec
+from memlib.specs import ExternalClassifierSpec, InfluenceSpec
 from memlib.store import Attempt, Ref
 from memlib.training.fit import Canary, TrainedModel
 
@@ -44,7 +44,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
     place: ClassVar[Place] = "anywhere"
 
     data: TrainingData
-    model: Artifact[TrainedModel] | TrainedSpec
+    model: Artifact[TrainedModel] | ExternalClassifierSpec
     epoch: int
     roles: tuple[str, ...]
     num_classes: int
@@ -52,7 +52,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
     @property
     def spec(self) -> Mapping[str, Any]:
         """The epoch of the checkpoint; None for an external model."""
-        return {"epoch": None if isinstance(self.model, TrainedSpec) else self.epoch}
+        return {"epoch": None if isinstance(self.model, ExternalClassifierSpec) else self.epoch}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
     @property
     def near(self) -> Ref | None:
         """The model, if it was trained by memlib."""
-        return None if isinstance(self.model, TrainedSpec) else self.model.ref
+        return None if isinstance(self.model, ExternalClassifierSpec) else self.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the class scores."""
@@ -106,7 +106,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     place: ClassVar[Place] = "anywhere"
 
     data: TrainingData
-    model: Artifact[TrainedModel] | TrainedSpec
+    model: Artifact[TrainedModel] | ExternalClassifierSpec
     epoch: int
     weights: str | None
     influence: InfluenceSpec
@@ -116,17 +116,17 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     @property
     def spec(self) -> Mapping[str, Any]:
         """The checkpoint, the canary and the label smoothing of the loss."""
-        epoch = None if isinstance(self.model, TrainedSpec) else self.epoch
+        epoch = None if isinstance(self.model, ExternalClassifierSpec) else self.epoch
         canary = None if self.canary is None else self.canary.digest
         return {"epoch": epoch, "canary": canary, "label_smoothing": self.label_smoothing}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Keys and digests of the examples and of the model."""
-        if not isinstance(self.model, TrainedSpec):
+        if not isinstance(self.model, ExternalClassifierSpec):
             return {"model": self.model.key} | self.data.inputs(TRAIN)
         assert self.weights is not None
-        return {"model": own_digest(self.model, self.weights)} | self.data.inputs(TRAIN)
+        return {"model": external_digest(self.model, self.weights)} | self.data.inputs(TRAIN)
 
     @property
     def units(self) -> float:
@@ -136,7 +136,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     @property
     def near(self) -> Ref | None:
         """The model, if it was trained by memlib."""
-        return None if isinstance(self.model, TrainedSpec) else self.model.ref
+        return None if isinstance(self.model, ExternalClassifierSpec) else self.model.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the squared gradient norms."""
@@ -146,7 +146,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
         from memlib.training.augment import prepare
 
         take: Take
-        if isinstance(self.model, TrainedSpec):
+        if isinstance(self.model, ExternalClassifierSpec):
             assert self.weights is not None
             model, take = load_logits(self.model, self.weights, self.data.num_classes)
         else:
@@ -165,7 +165,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
             try:
                 values = norms(inputs, torch.tensor(labels[part], device=device))
             except (RuntimeError, IndexError) as error:
-                if not isinstance(self.model, TrainedSpec) or isinstance(error, torch.OutOfMemoryError):
+                if not isinstance(self.model, ExternalClassifierSpec) or isinstance(error, torch.OutOfMemoryError):
                     raise
                 shape = tuple(inputs.shape[1:])
                 reason = str(error).splitlines()[0]

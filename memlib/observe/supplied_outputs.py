@@ -17,7 +17,7 @@ from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of, reas
 from memlib.data.examples import open_location
 from memlib.data.secret import read_secret
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import asked_as
+from memlib.observe.pseudonyms import pseudonym_of
 from memlib.specs import OutputsSpec
 from memlib.specs.data import QUERY
 from memlib.stats.likelihood import decimals_of
@@ -31,7 +31,7 @@ LEAST_LOSS = 1e-13  # of a confidence that differs from 1 by less than the limit
 
 
 @dataclass(frozen=True)
-class GivenOutputs:
+class SuppliedOutputs:
     """Outputs in the order of the requested examples.
 
     Attributes:
@@ -45,7 +45,7 @@ class GivenOutputs:
     digest: str
 
 
-def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> GivenOutputs:
+def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> SuppliedOutputs:
     """Read the outputs of every member, by id or by the pseudonym from `memlib ids`; ignore rows of other examples.
 
     Args:
@@ -67,7 +67,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
     wanted = members["example_id"].to_pylist()
     if not any(name in place for name in wanted):  # the owner may have seen pseudonyms
         secret = read_secret()
-        place = {name: place[asked_as(name, secret)] for name in wanted if asked_as(name, secret) in place}
+        place = {name: place[pseudonym_of(name, secret)] for name in wanted if pseudonym_of(name, secret) in place}
     missing = [name for name in wanted if name not in place]
     if missing:
         raise UserError(
@@ -95,14 +95,14 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Give
         _refuse_probabilities(spec, scores)
         _refuse_decisions(spec, scores, largest)
         _refuse_other_order(spec, scores, members)
-        return GivenOutputs(scores, None, digest)
+        return SuppliedOutputs(scores, None, digest)
     _check_probabilities(spec, scores)
     _refuse_decisions(spec, scores, largest)
     _refuse_other_order(spec, scores, members)
-    return GivenOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
+    return SuppliedOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
 
 
-def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classes: int) -> GivenOutputs:
+def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classes: int) -> SuppliedOutputs:
     """Return outputs whose log odds of the true class follow from its loss, -log p; the rest is one other class's."""
     losses = table[spec.scores_column].to_numpy().astype(np.float64)
     if not np.isfinite(losses).all() or losses.min() < 0:
@@ -115,14 +115,14 @@ def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classe
     scores[rows, labels], scores[rows, (labels + 1) % scores.shape[1]] = -floored, np.log(-np.expm1(-floored))
     wanted = members["example_id"].to_pylist()
     digest = hashlib.sha256(losses.tobytes() + "\n".join([spec.kind, *wanted]).encode()).hexdigest()
-    return GivenOutputs(scores, None, digest)
+    return SuppliedOutputs(scores, None, digest)
 
 
 def check_columns(spec: OutputsSpec) -> None:
-    """Check that a file of outputs can be read and has a column of ids; more is known with the data.
+    """Check that an outputs file can be read and has a column of ids; its content is checked once the data are known.
 
     Raises:
-        UserError: when it cannot, or has none.
+        UserError: when the file cannot be read or has no column of ids.
     """
     _open(spec)
 

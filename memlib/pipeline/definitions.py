@@ -4,7 +4,7 @@ A stage's code is what its class reaches by name: functions, classes and constan
 functions, too. A class that is named elsewhere than among another one's bases stands for its subclasses as well, and a
 protocol for the classes that have its members. Another stage is reached through its `open` alone, by its own name or by the
 type of what it opens; pages show what every stage says in `described`, too. Modules that only keep, list and run stages are
-left out, and so is `memlib.report`, except for stages that draw pages.
+left out, and so is `memlib.report`, except for stages that draw pages and for the formats of numbers, which verdicts use.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ WITHIN = (
     "memlib.store.permissions",
     "memlib.runs.records",
     "memlib.runs.run",
+    "memlib.report.format",
 )  # covered all the same
 PAGES = "memlib.report"
 STAGE, ARTIFACT = ("memlib.pipeline.stage", "Stage"), ("memlib.pipeline.stage", "Artifact")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Out = TypeVar("Out")
 Other = TypeVar("Other")
-Asked = ParamSpec("Asked")
+Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
 Place = Literal["driver", "cores", "anywhere", "fleet"]
 UNKEYED = {"keyed": False}
@@ -144,26 +144,26 @@ class Artifact(Generic[Out]):
 
 
 def remembered(
-    work: Callable[Concatenate[Artifact[Out], Asked], Found],
-) -> Callable[Concatenate[Artifact[Out], Asked], Found]:
+    work: Callable[Concatenate[Artifact[Out], Arguments], Found],
+) -> Callable[Concatenate[Artifact[Out], Arguments], Found]:
     """Cache a function's results on its first argument, an artifact reference; all other arguments must be hashable.
 
     Results are kept for the lifetime of the reference: they are not shared with other stores or with recomputed artifacts.
     """
 
     @wraps(work)
-    def asked(artifact: Artifact[Out], /, *others: Asked.args, **named: Asked.kwargs) -> Found:
+    def cached(artifact: Artifact[Out], /, *others: Arguments.args, **named: Arguments.kwargs) -> Found:
         results: dict[Any, Found] = artifact.__dict__.setdefault("_remembered", {})
         call = (work, others, tuple(named.items()))
         if call not in results:
             results[call] = work(artifact, *others, **named)
         return results[call]
 
-    return asked
+    return cached
 
 
 def _keys_of(value: Any) -> Any:
-    """Return the key of a value that has one, such as an artifact, or those of a sequence or mapping of them; else None."""
+    """Return a value's key (such as an artifact's), or the keys in a list, tuple or mapping of such values; else None."""
     if isinstance(value, Mapping):
         return {name: one.key for name, one in value.items()} if _have_keys(value.values()) else None
     if isinstance(value, list | tuple):
@@ -203,7 +203,7 @@ class Stage(ABC, Generic[Out]):
     declared: ClassVar[Declared]
     title: ClassVar[str]
     place: ClassVar[Place] = "driver"
-    passing: ClassVar[str] = ""
+    transient: ClassVar[str] = ""
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -253,7 +253,7 @@ class Stage(ABC, Generic[Out]):
         return None
 
     @property
-    def reads_passing(self) -> Sequence[AnyArtifact]:
+    def reads_transient(self) -> Sequence[AnyArtifact]:
         """The artifacts from which the stage reads transient files, which may have been evicted."""
         return ()
 

@@ -52,9 +52,9 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
 
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
-        from memlib.models.external.encoders import load_own_encoder
+        from memlib.models.external.encoders import load_external_encoder
 
-        yield "weights", lambda _: load_own_encoder(spec)
+        yield "weights", lambda _: load_external_encoder(spec)
     elif isinstance(spec, InFile):
         from memlib.models.weights import states_in
 

@@ -108,7 +108,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """What an audit says on its page, besides the verdict.
+    """The part of a page that its audit composes: everything but heading, verdict and imprint.
 
     Attributes:
         sections: sections of the page; None stands for a section that this run does not have.

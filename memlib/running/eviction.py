@@ -14,7 +14,7 @@ def evict(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, 
 
     Args:
         store: store of the artifacts.
-        artifacts: artifacts of a run that has ended; the attribute `passing` of their stages selects the transient files.
+        artifacts: artifacts of a run that has ended; the attribute `transient` of their stages selects the transient files.
         resources: resources of that run; keep_embeddings prevents eviction.
         say: called with a message for the user.
     """
@@ -25,7 +25,7 @@ def evict(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, 
         return
     freed = 0
     for artifact in dict.fromkeys(artifacts):
-        names = [name for name in artifact.files if artifact.stage.passing and fnmatch(name, artifact.stage.passing)]
+        names = [name for name in artifact.files if artifact.stage.transient and fnmatch(name, artifact.stage.transient)]
         freed += store.artifacts.evict(artifact.ref, names)
     if freed:
         say(f"{freed / 2**20:.1f} MiB of embeddings were evicted (resources.keep_embeddings)")

@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def cost(self) -> str:
-        """One line on the time that the run takes, as far as it is known."""
+        """One line with the estimated time to compute the missing stages, or with the reason why there is no estimate."""
         if self.seconds is None:
             unplanned = "the stages to compute are not known before the run"
             return f"no cost estimate: {'this store has no similar artifacts yet' if self._has_unknown else unplanned}"
@@ -316,9 +316,9 @@ class PlanRunner:
             stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
         before = self._known.named_in(stage.identity.inputs)
         plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
-        if stage.passing:
+        if stage.transient:
             self._stages[ref] = stage
-        for artifact in () if plan.parts[ref].hit else stage.reads_passing:
+        for artifact in () if plan.parts[ref].hit else stage.reads_transient:
             if plan.parts[artifact.ref].hit and self.store.artifacts.evicted_files(artifact.ref):
                 evicted = self._stages[artifact.ref]
                 plan.again(artifact.ref, evicted.identity.spec, evicted.units)

@@ -90,7 +90,7 @@ class PlainRunner:
     def _make(self, stage: AnyStage, ref: Ref) -> None:
         import torch
 
-        for artifact in stage.reads_passing:
+        for artifact in stage.reads_transient:
             if not self._store.artifacts.is_complete(artifact.ref):
                 self._store.artifacts.discard(artifact.ref)
                 self._known.forget_content(artifact.ref)

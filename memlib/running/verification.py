@@ -249,7 +249,7 @@ def is_checkable(run: RunRecord) -> bool:
 
 
 def known_of(refs: Iterable[Ref]) -> Known:
-    """Return artifacts as they can be looked up by the keys in a stage's inputs."""
+    """Index artifacts by the keys under which the inputs of stages refer to them."""
     known = Known()
     for ref in refs:
         known.add(ref)

@@ -69,7 +69,7 @@ class Run:
             RunError: for a run that was published before runs had verdicts.
         """
         if self.record.verdict is None:
-            raise RunError(f"run {self.id} has no verdict; it was published by an earlier version of memlib")
+            raise RunError(f"run {self.id}, of an earlier version of memlib, has no verdict; run its audit again")
         return self.record.verdict
 
     @property

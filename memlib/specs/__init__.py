@@ -49,7 +49,7 @@ from memlib.specs.models import (
     SequenceModelSpec,
 )
 from memlib.specs.nets import NetsSpec
-from memlib.specs.observing import InfluenceSpec, OutputsSpec, ProbeSpec, Tie, TrainedSpec
+from memlib.specs.observing import ExternalClassifierSpec, InfluenceSpec, OutputsSpec, ProbeSpec, Tie
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (
     JsonLinesSource,
@@ -101,6 +101,7 @@ __all__ = [
     "DINOSpec",
     "DataSpec",
     "DigitsSource",
+    "ExternalClassifierSpec",
     "FeatureSpec",
     "GlyphFeature",
     "GroupSpec",
@@ -155,7 +156,6 @@ __all__ = [
     "TopicPairsSource",
     "TopicsSource",
     "TorchvisionSource",
-    "TrainedSpec",
     "TrainingSpec",
     "TwoMoonsSource",
     "VICRegSpec",

@@ -72,7 +72,7 @@ class TransformersEncoder(Spec):
     """The folder with config.json, preprocessor_config.json and *.safetensors."""
 
 
-class GivenEmbeddings(Spec):
+class SuppliedEmbeddings(Spec):
     """A Parquet file of embeddings that the encoder's owner computed for the images written by `memlib export`."""
 
     kind: Literal["embeddings"]
@@ -84,7 +84,7 @@ class GivenEmbeddings(Spec):
 
 
 EncoderSpec = Annotated[
-    FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder | GivenEmbeddings, Field(discriminator="kind")
+    FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder | SuppliedEmbeddings, Field(discriminator="kind")
 ]
 
 

@@ -51,7 +51,7 @@ class ProbeSpec(Spec):
 WEIGHTLESS = "give trained.weights, the file of the model's weights; a factory that loads them itself needs trained.version"
 
 
-class TrainedSpec(InFile):
+class ExternalClassifierSpec(InFile):
     """An external classifier."""
 
     added_later: ClassVar[frozenset[str]] = frozenset({"classes", "state", "prefix"})
@@ -75,7 +75,7 @@ class TrainedSpec(InFile):
     outputs are the classes in that order. Required for a model with more classes than the data."""
 
     @model_validator(mode="after")
-    def _has_a_name(self) -> "TrainedSpec":
+    def _has_a_name(self) -> "ExternalClassifierSpec":
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             raise ValueError(f"trained.classes lists an output twice: {list(self.classes)}")
         return self

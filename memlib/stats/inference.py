@@ -193,13 +193,6 @@ def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) 
         yield weights
 
 
-def sign_flips(num_units: int, permutations: int, *, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Yield random exchanges of the two sides of pairs: (some permutations, num_units), 1 for an exchange, else 0."""
-    rng = np.random.default_rng(seed)
-    for size in _chunks(permutations, num_units):
-        yield rng.integers(0, 2, size=(size, num_units)).astype(np.float32)
-
-
 def _chunks(total: int, width: int) -> Iterator[int]:
     size = max(1, _CELLS // max(1, width))
     for start in range(0, total, size):

@@ -67,7 +67,7 @@ def nearest_neighbors(
         ([[10, 11]], [[1.0, 4.0]])
     """
     if not np.isfinite(queries).all():
-        raise UserError("a query embedding is not finite")
+        raise UserError("a query embedding is not finite; check the encoder, and embed the images again")
     queries = np.ascontiguousarray(queries, dtype=np.float32)
     best: NDArray[np.uint64] | None = None
     seen = 0
@@ -78,7 +78,7 @@ def nearest_neighbors(
             continue
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if not np.isfinite(vectors).all():
-            raise UserError("a public embedding is not finite")
+            raise UserError("a public embedding is not finite; check the encoder, and embed the images again")
         seen += len(ids)
         engine = _engine(vectors, min(k + MARGIN, len(ids)), backend, device or torch.device("cpu"), storage)
         keys = _search_shard(queries, ids.astype(np.uint64), vectors, min(k, len(ids)), engine)

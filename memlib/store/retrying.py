@@ -70,7 +70,7 @@ class PatientFileSystem:
                     reason = f"{type(error).__name__}: {error}"
                     hint = "check AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                     raise StoreRefused(f"the store {self._uri} rejects the credentials ({reason}); {hint}") from error
-                if not is_passing(error):
+                if not is_temporary(error):
                     raise
                 if time.monotonic() + pause > end:
                     reason = f"{type(error).__name__}: {error}"
@@ -87,7 +87,7 @@ def is_refusal(error: BaseException) -> bool:
     return any(type(cause).__name__ in REFUSING_KINDS or _code(cause) in REFUSED_CODES for cause in _causes(error))
 
 
-def is_passing(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Return whether a retry may help, for example after network failures, time-outs, 5xx and throttling."""
     for cause in _causes(error):
         if _code(cause) in BUSY_CODES or _status(cause) >= 500 or _status(cause) == 429:

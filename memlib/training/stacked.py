@@ -118,7 +118,7 @@ class StackedNet:
         return x * kept.to(x.device) / (1 - layer.p)
 
     def _convolve(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        """Convolve all networks in one grouped convolution on a GPU, one by one on a CPU, as is faster on each."""
+        """Convolve all networks: in one grouped convolution on a GPU, one by one on a CPU, whichever is faster there."""
         if self.device.type == "cpu":
             biases = [None] * len(weight) if bias is None else bias
             return torch.stack([F.conv2d(part, w, b) for part, w, b in zip(x, weight, biases, strict=True)])

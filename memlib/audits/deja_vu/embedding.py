@@ -17,11 +17,11 @@ from memlib.audits.deja_vu.recipe import Recipe
 from memlib.data.crops import periphery_crops
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
-from memlib.observe.encoders import OutsideEncoder, given_layers, name_of
+from memlib.observe.encoders import ExternalEncoder, given_layers, name_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.specs import CropSpec, ModelSpec, Precision
-from memlib.specs.encoders import GivenEmbeddings
+from memlib.specs.encoders import SuppliedEmbeddings
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
 from memlib.training.fit import TrainedModel
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.models.encoder import Encoder
-    from memlib.models.external.encoders import OwnEncoder
+    from memlib.models.external.encoders import ExternalNetwork
 
 
 IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"
@@ -115,9 +115,9 @@ class Embed(Stage[Embeddings]):
     declared: ClassVar[Declared] = Declared("embed", 2)
     title: ClassVar[str] = "embed images"
     place: ClassVar[Place] = "anywhere"
-    passing: ClassVar[str] = "*.npy"  # ids are kept: scores and pages read them
+    transient: ClassVar[str] = "*.npy"  # ids are kept: scores and pages read them
 
-    model: Artifact[TrainedModel] | OutsideEncoder
+    model: Artifact[TrainedModel] | ExternalEncoder
     epoch: int
     view: View
     shard: Artifact[Shard]
@@ -167,7 +167,7 @@ class Embed(Stage[Embeddings]):
     @property
     def near(self) -> Ref | None:
         """The model."""
-        return None if isinstance(self.model, OutsideEncoder) else self.model.ref
+        return None if isinstance(self.model, ExternalEncoder) else self.model.ref
 
     @property
     def _shown(self) -> ShownRows:
@@ -181,7 +181,7 @@ class Embed(Stage[Embeddings]):
             for side, name in enumerate(CROP):
                 ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
-        if isinstance(self.model, OutsideEncoder) and isinstance(self.model.spec, GivenEmbeddings):
+        if isinstance(self.model, ExternalEncoder) and isinstance(self.model.spec, SuppliedEmbeddings):
             mode = None if self.view.crop is None else self.view.crop.mode
             names = [name_of(row, mode) for row in ids["row"].to_pylist()]
             for layer, vectors in given_layers(self.model.spec, names, self.layers, dtype=self.dtype).items():
@@ -211,19 +211,19 @@ class Embed(Stage[Embeddings]):
         return Embeddings(artifact)
 
 
-def model_key(model: Artifact[TrainedModel] | OutsideEncoder) -> str:
+def model_key(model: Artifact[TrainedModel] | ExternalEncoder) -> str:
     """Return the key of a trained model, or the digest of an external encoder."""
-    return model.digest if isinstance(model, OutsideEncoder) else model.key
+    return model.digest if isinstance(model, ExternalEncoder) else model.key
 
 
-def encoder_of(model: Artifact[TrainedModel] | OutsideEncoder, epoch: int) -> tuple[Encoder | OwnEncoder, int]:
+def encoder_of(model: Artifact[TrainedModel] | ExternalEncoder, epoch: int) -> tuple[Encoder | ExternalNetwork, int]:
     """Return a model's checkpoint at an epoch, and the side of its input images in pixels."""
     from memlib.models.encoder import Encoder
-    from memlib.models.external.encoders import load_own_encoder
+    from memlib.models.external.encoders import load_external_encoder
 
-    if isinstance(model, OutsideEncoder):
-        assert not isinstance(model.spec, GivenEmbeddings)
-        own = load_own_encoder(model.spec)
+    if isinstance(model, ExternalEncoder):
+        assert not isinstance(model.spec, SuppliedEmbeddings)
+        own = load_external_encoder(model.spec)
         return own, own.side
     encoder, spec = model.content.load(epoch=epoch)
     assert isinstance(encoder, Encoder)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.recipe import Direction
 from memlib.data.splits import SHARED, select
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Place, Stage
 from memlib.store import Attempt
 from memlib.tables import read_table
 
@@ -60,17 +60,7 @@ class Search(Stage[Neighbors]):
     public: EmbeddedView
     layer: str
     k: int
-    storage: Literal["float32", "float16"] = "float32"  # affects only speed and memory
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """Layer and k."""
-        return {"layer": self.layer, "k": self.k}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """Embeddings of the queries and of the public images."""
-        return {"queries": self.queries.key, "public": self.public.key}
+    storage: Literal["float32", "float16"] = field(default="float32", metadata=UNKEYED)  # affects only speed and memory
 
     @property
     def label(self) -> str:
@@ -78,7 +68,7 @@ class Search(Stage[Neighbors]):
         return self.layer
 
     @property
-    def reads_passing(self) -> Sequence[AnyArtifact]:
+    def reads_transient(self) -> Sequence[AnyArtifact]:
         """The embeddings of the queries and of the public images."""
         return (self.queries, *self.public.parts)
 
@@ -133,18 +123,7 @@ class Probe(Stage[pa.Table]):
     searched: tuple[str, ...]
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        """Direction, pair and layers."""
-        layers = {"layers": list(self.layers), "searched": list(self.searched)}
-        return {"direction": self.direction, "pair": self.pair, **layers}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """Embeddings and splits."""
-        return {"images": self.images.key, "public": self.public.key, "splits": self.splits.key}
-
-    @property
-    def reads_passing(self) -> Sequence[AnyArtifact]:
+    def reads_transient(self) -> Sequence[AnyArtifact]:
         """The embeddings."""
         return (*self.images.parts, *self.public.parts)
 

@@ -36,7 +36,7 @@ from memlib.tables import read_table
 if TYPE_CHECKING:
     import torch
 
-    from memlib.observe.encoders import OutsideEncoder
+    from memlib.observe.encoders import ExternalEncoder
     from memlib.training.fit import TrainedModel
 
 DISTANCES = "distances.parquet"
@@ -58,7 +58,7 @@ class Stability(Stage[pa.Table]):
     title: ClassVar[str] = "compare views"
     place: ClassVar[Place] = "anywhere"
 
-    model: Artifact[TrainedModel] | OutsideEncoder
+    model: Artifact[TrainedModel] | ExternalEncoder
     epoch: int
     roles: tuple[str, ...]
     rows: tuple[int, int]

@@ -179,7 +179,7 @@ class CorpusData:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-class AskedModel(Protocol):
+class SubjectModel(Protocol):
     """A model under audit, trained by memlib or external."""
 
     @property
@@ -272,7 +272,7 @@ class ModelAt:
         return model
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
-        """Compute the loss as `AskedModel.loss`."""
+        """Compute the loss as `SubjectModel.loss`."""
         import torch
 
         from memlib.models.sequence import LanguageModel
@@ -289,7 +289,7 @@ class ModelAt:
 
 
 @dataclass(frozen=True)
-class OutsideModel:
+class ExternalModel:
     """An external model.
 
     Attributes:
@@ -332,7 +332,7 @@ class OutsideModel:
         return model
 
     def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
-        """Compute the loss as `AskedModel.loss`, on the first windows only, because the model may be slow."""
+        """Compute the loss as `SubjectModel.loss`, on the first windows only, because the model may be slow."""
         from memlib.models.external.language import HuggingFace
         from memlib.observe.likelihoods import UNITS_PER_BIT, sequence_costs
 

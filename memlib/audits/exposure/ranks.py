@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.asking import Costs, Ranks
-from memlib.audits.exposure.models import AskedModel
+from memlib.audits.exposure.models import SubjectModel
+from memlib.audits.exposure.observing import Costs, Ranks
 from memlib.audits.exposure.recipe import Config
 from memlib.errors import RunError
 from memlib.pipeline.provenance import Declared
@@ -27,7 +27,7 @@ Exact = dict[int, tuple[str, int, int]]  # by canary: method, rank and evaluatio
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoredModel:
     """A model at a checkpoint, and the canaries that it scores.
 
     Attributes:
@@ -39,7 +39,7 @@ class Asked:
 
     variant: str
     seed: int
-    at: AskedModel
+    at: SubjectModel
     config: Config
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
@@ -50,7 +50,7 @@ class Asked:
         return self.at.data.kinds(self.canaries)
 
 
-def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
+def rank_stages(models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]]) -> list[tuple[int, tuple[int, ...], Ranks]]:
     """Return (position of the model, ids of the canaries, stage) for every part of every walk through the space."""
     parts: list[tuple[int, tuple[int, ...], Ranks]] = []
     for number, (model, of_model) in enumerate(zip(models, costs, strict=True)):
@@ -75,7 +75,7 @@ def rank_stages(models: Sequence[Asked], costs: Sequence[Artifact[Costs]]) -> li
     return parts
 
 
-def _methods(model: Asked, seen: Costs) -> list[str]:
+def _methods(model: ScoredModel, seen: Costs) -> list[str]:
     """Return the ranking method of each canary, as set in the recipe."""
     from memlib.audits.exposure.scores import choose_method
 
@@ -84,7 +84,7 @@ def _methods(model: Asked, seen: Costs) -> list[str]:
 
 
 def exact_ranks(
-    models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
+    models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> list[Exact]:
     """Add up the counts of all parts of each completed walk.
 
@@ -113,7 +113,10 @@ def exact_ranks(
     for model, own_ranks in zip(models, ranks, strict=True):
         for canary, (method, rank, evaluations) in own_ranks.items():
             if rank < 1 and model.at.precision == "float64":
-                raise RunError(f"the {method} rank of canary {canary} does not count the canary itself")
+                raise RunError(
+                    f"the {method} count of candidates misses canary {canary} itself: the model scores the same text "
+                    "differently each time; make it deterministic, or set score.method to sampled"
+                )
             own_ranks[canary] = (method, max(1, rank), evaluations)
     return ranks
 
@@ -152,7 +155,7 @@ class FitLaw(Stage[float]):
 
 
 def law_stages(
-    models: Sequence[Asked], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
+    models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> dict[int, FitLaw]:
     """Return the tests of the skew-normal law, by position of the model, for models with ranks that no walk completed."""
     fits: dict[int, FitLaw] = {}

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memlib.audits.exposure.asking import FRONTIER, Search
 from memlib.audits.exposure.models import CorpusData
+from memlib.audits.exposure.observing import FRONTIER, Search
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus
 from memlib.observe.extraction import Frontier

@@ -54,7 +54,7 @@ class Scored:
 
     def costs_of(self, kind: str) -> NDArray[np.int64]:
         """Return the costs of the canaries of a kind, in order: (num_canaries of the kind,)."""
-        return self.costs[[place for place, own_kind in enumerate(self.kinds) if own_kind == kind]]
+        return self.costs[[place for place, one in enumerate(self.kinds) if one == kind]]
 
 
 def exposure_of_rank(rank: int, size: int) -> float:

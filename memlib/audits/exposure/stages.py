@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.asking import Costs
-from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, AskedModel, CorpusData, StoredCorpus
-from memlib.audits.exposure.ranks import Asked, exact_ranks
+from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, CorpusData, StoredCorpus, SubjectModel
+from memlib.audits.exposure.observing import Costs
+from memlib.audits.exposure.ranks import ScoredModel, exact_ranks
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
@@ -228,7 +228,7 @@ class Score(ScoresStage):
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe
-    models: Sequence[Asked]
+    models: Sequence[ScoredModel]
     costs: Sequence[Artifact[Costs]]
     counts: Sequence[Artifact[NDArray[np.int64]]]
     laws: Mapping[int, Artifact[float]]
@@ -243,7 +243,7 @@ class Score(ScoresStage):
             "config": recipe.score.model_dump(mode="json", exclude={"cache_gb"}),
             "report": recipe.report.model_dump(mode="json"),
             "together": recipe.canaries.together,
-            **self._asked_documents,
+            **self._documents_spec,
             "models": [[m.variant, m.seed, m.at.epoch, list(m.canaries), list(m.insertions)] for m in self.models],
         }
 
@@ -257,7 +257,7 @@ class Score(ScoresStage):
         return documents | laws | {name: [one.key for one in artifacts] for name, artifacts in of_models.items()}
 
     @property
-    def _asked_documents(self) -> dict[str, Any]:
+    def _documents_spec(self) -> dict[str, Any]:
         how = self.recipe.discoverable
         return {} if how is None else {"documents": how.model_dump(mode="json")}
 
@@ -287,7 +287,7 @@ class Score(ScoresStage):
         write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
 
 
-def _privacy(at: AskedModel) -> dict[str, Any] | None:
+def _privacy(at: SubjectModel) -> dict[str, Any] | None:
     """Return the privacy budget that private training had spent at a checkpoint; None at epoch 0 or without privacy."""
     budget = None if at.model is None else at.model.facts.get("privacy")
     if budget is None or at.epoch == 0:

@@ -46,7 +46,7 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     return limits(recipe)
 
 
-def _asked(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
+def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
     """Return the stored examples, and the rows of the examples of D_Q's pool by id."""
     from memlib.audits.forgetting.stages import DrawSets
     from memlib.data.splits import select
@@ -66,5 +66,5 @@ AUDIT = Audit(
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,
-    asked=_asked,
+    queried=_queried,
 )

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainedSpec, TrainingSpec
+from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainingSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
@@ -26,7 +26,7 @@ class TargetSpec(Spec):
 
     mix: Mix | None = None
     """Training data D*, as shares of sets such as {calibration: 1, query: 0.1}; memlib trains the model once per seed."""
-    trained: TrainedSpec | None = None
+    trained: ExternalClassifierSpec | None = None
     """An external model with its weights."""
     outputs: OutputsSpec | None = None
     """Outputs of an external model on D_Q and the rest of its pool."""

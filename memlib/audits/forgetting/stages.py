@@ -24,7 +24,7 @@ from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
 from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError
 from memlib.identity import canonical_json
-from memlib.observe.supplied_outputs import GivenOutputs
+from memlib.observe.supplied_outputs import SuppliedOutputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact
 from memlib.pipeline.tables import Tables
@@ -131,7 +131,7 @@ class Shown:
     target: str
     number: int
     name: str | None
-    outputs: Artifact[NDArray[np.float32]] | GivenOutputs
+    outputs: Artifact[NDArray[np.float32]] | SuppliedOutputs
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Score(ScoresStage):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Outputs, mixes and the pool."""
-        outputs = [m.outputs.digest if isinstance(m.outputs, GivenOutputs) else m.outputs.key for m in self.models]
+        outputs = [m.outputs.digest if isinstance(m.outputs, SuppliedOutputs) else m.outputs.key for m in self.models]
         return {"outputs": outputs, "mixes": self.mixes.key, "query": pool_digest(self.data.members(*POOL))}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -239,7 +239,7 @@ def _refuse_strangers(observed: Sequence[Observed], pool: Pool, models: Sequence
     """Raise UserError for supplied outputs that are unrelated to the examples: shuffled, or taken from another file."""
     unseen = np.stack([model.log_odds for model in observed if model.group == NULL])
     for model, shown in zip(observed, models, strict=True):
-        if isinstance(shown.outputs, GivenOutputs):
+        if isinstance(shown.outputs, SuppliedOutputs):
             p = follows(model.log_odds, unseen, pool.labels, seed=recipe.score.seed)
             if p > STRANGERS:
                 raise UserError(
@@ -251,7 +251,7 @@ def _refuse_strangers(observed: Sequence[Observed], pool: Pool, models: Sequence
 def _observed(members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
     labels = members["label"].to_numpy()
     decimals, known = None, None
-    if isinstance(model.outputs, GivenOutputs):
+    if isinstance(model.outputs, SuppliedOutputs):
         probabilities = model.outputs.probabilities
         decimals = None if probabilities is None else decimals_of(probabilities)
         odds = log_odds(model.outputs.scores, labels)

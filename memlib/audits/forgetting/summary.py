@@ -53,7 +53,7 @@ class Control:
 
     @property
     def holds(self) -> bool:
-        """Whether the trace of D_Q can be compared with that of the known examples.
+        """True if the trace of D_Q can be compared with that of the known examples.
 
         They must be found often enough for the absence of a trace to mean something, and be no stronger than training data.
         """

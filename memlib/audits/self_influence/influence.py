@@ -10,7 +10,7 @@ from memlib.data.stages import TrainingData
 from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.pipeline.tables import Tables
-from memlib.specs import ClassifierSpec, InfluenceSpec, SupervisedSpec, TrainedSpec, TrainingSpec, changed
+from memlib.specs import ClassifierSpec, ExternalClassifierSpec, InfluenceSpec, SupervisedSpec, TrainingSpec, changed
 from memlib.specs.subject import TrainIt
 from memlib.training.fit import Canary, Train, TrainedModel
 
@@ -69,7 +69,7 @@ def _checkpoints(
 def influence_of_external(
     runner: Runner,
     data: TrainingData,
-    trained: TrainedSpec,
+    trained: ExternalClassifierSpec,
     checkpoints: Sequence[CheckpointSpec],
     influence: InfluenceSpec,
 ) -> Artifact[Tables]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, InfluenceSpec, Spec, TrainedSpec, TrainingSpec
+from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, InfluenceSpec, Spec, TrainingSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER
 from memlib.specs.subject import TrainIt
 
@@ -37,7 +37,7 @@ class Recipe(Spec):
     """The model to train."""
     training: TrainingSpec | None = None
     """Training of the model."""
-    trained: TrainedSpec | None = None
+    trained: ExternalClassifierSpec | None = None
     """An external model, instead of model and training; its weights come from `checkpoints`."""
     checkpoints: tuple[CheckpointSpec, ...] = ()
     """Checkpoints of the external model."""
@@ -58,7 +58,7 @@ class Recipe(Spec):
         return self
 
     @property
-    def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
+    def subject(self) -> TrainIt[ClassifierSpec] | ExternalClassifierSpec:
         """The subject of the audit: a model to train, or an external model."""
         if self.model is not None and self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
@@ -66,7 +66,7 @@ class Recipe(Spec):
             raise ValueError("give either model and training, or trained")
         return self.trained
 
-    def _check_external(self, trained: TrainedSpec) -> None:
+    def _check_external(self, trained: ExternalClassifierSpec) -> None:
         chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
         if chosen != InfluenceSpec().model_dump(include=set(chosen)):
             raise ValueError(f"influence.{', influence.'.join(chosen)} apply only to models that memlib trains")

@@ -86,7 +86,7 @@ class Analysis:
 
 
 def level_of(canaries: Sequence[NDArray[np.int64]]) -> str:
-    """Return the level over which an interval is computed: data, canaries or nets.
+    """Return the sampling unit of an interval: draws of the data, canaries or nets.
 
     Args:
         canaries: the canary of each net, one array per draw of the data.

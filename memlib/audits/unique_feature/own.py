@@ -14,7 +14,7 @@ from memlib.audits.unique_feature.calibrated_maxima import ByLabel, settings_of
 from memlib.audits.unique_feature.recipe import HEADLINES, OWN, SETTING, Config
 from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS
-from memlib.audits.unique_feature.verdict import verdict_on_own
+from memlib.audits.unique_feature.verdict import verdict_on_external
 from memlib.errors import UserError
 from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.stats.inference import permutation_p
@@ -78,7 +78,7 @@ def own_units(names: Sequence[str], scores: NDArray[np.float64], config: Config,
     return pa.Table.from_pylist(rows, schema=UNITS.arrow)
 
 
-def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
+def summarize_external(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     """Return the findings on an external model, black box first.
 
     Each score is tested by the feature's rank among the null features, with Holm's adjustment over the scores.
@@ -97,7 +97,7 @@ def summarize_own(units: pa.Table, config: Config, *, null: str) -> pa.Table:
     rows = [row for key in keys for row in _rows(units, *key, config, bounds.get(key), null=null, num_scores=len(keys))]
     rows.sort(key=lambda row: not row.is_test)
     settled = settle(rows, alpha=config.level, headlines=HEADLINES)
-    return settled.table(verdict_on_own(settled))
+    return settled.table(verdict_on_external(settled))
 
 
 def _rows(

@@ -17,7 +17,7 @@ from memlib.data.splits import TRAIN
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.observe.models import load_net
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.training.augment import prepare
 
 SIDE = 80  # grid points along each side of a decision-boundary plot
@@ -166,7 +166,7 @@ def _facts(recipe: Recipe, cells: Sequence[Scored]) -> dict[str, str]:
         "probe data": recipe.probe.kind if recipe.probe.data is None else recipe.probe.data.source.kind,
     }
     subject, canary = recipe.subject, recipe.canary
-    if isinstance(subject, TrainedSpec):
+    if isinstance(subject, ExternalClassifierSpec):
         return facts | {"model": subject.model, "weights": str(subject.weights)}
     training = subject.training
     patience = "" if training.patience is None else f" at most, patience {training.patience}"

@@ -10,12 +10,12 @@ from memlib.specs import (
     CanarySpec,
     ClassifierSpec,
     DataSpec,
+    ExternalClassifierSpec,
     HoldOutSpec,
     InfluenceSpec,
     NetsSpec,
     ProbeSpec,
     Spec,
-    TrainedSpec,
     TrainingSpec,
     changed,
 )
@@ -98,7 +98,7 @@ class Recipe(Spec):
     """Architecture of the models that are trained for the audit."""
     training: TrainingSpec | None = None
     """Training of these models."""
-    trained: TrainedSpec | None = None
+    trained: ExternalClassifierSpec | None = None
     """External model to audit, instead of model and training."""
     nets: NetsSpec = NetsSpec()
     probe: ProbeSpec = ProbeSpec()
@@ -115,7 +115,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
         subject = self.subject
-        if isinstance(subject, TrainedSpec):
+        if isinstance(subject, ExternalClassifierSpec):
             self._check_external(subject)
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
@@ -131,7 +131,7 @@ class Recipe(Spec):
         return self
 
     @property
-    def subject(self) -> TrainIt[ClassifierSpec] | TrainedSpec:
+    def subject(self) -> TrainIt[ClassifierSpec] | ExternalClassifierSpec:
         """Subject of the audit: models that are trained here, or an external model."""
         if self.model is not None and self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
@@ -139,7 +139,7 @@ class Recipe(Spec):
             raise ValueError("give either model and training, or trained")
         return self.trained
 
-    def _check_external(self, trained: TrainedSpec) -> None:
+    def _check_external(self, trained: ExternalClassifierSpec) -> None:
         if not trained.is_whole:
             raise ValueError(WEIGHTLESS)
         idle = {

@@ -23,7 +23,7 @@ from memlib.identity import derive_seed
 from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.specs import FeatureSpec, ProbeSpec, TrainedSpec
+from memlib.specs import ExternalClassifierSpec, FeatureSpec, ProbeSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table, write_table
 
@@ -81,7 +81,7 @@ class ScoreNets(Stage[NetTables]):
     place: ClassVar[Place] = "anywhere"
 
     data: TrainingData
-    models: Trained | TrainedSpec
+    models: Trained | ExternalClassifierSpec
     epoch: int
     nets: tuple[Net, ...]
     feature: Feature
@@ -130,7 +130,7 @@ class ScoreNets(Stage[NetTables]):
     @property
     def near(self) -> Ref | None:
         """Address of the models; None for an external model."""
-        return None if isinstance(self.models, TrainedSpec) else self.models.ref
+        return None if isinstance(self.models, ExternalClassifierSpec) else self.models.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Score the nets and write their scores."""
@@ -154,7 +154,7 @@ class ScoreNets(Stage[NetTables]):
             self._write_latent(attempt, device)
 
     def _with_epochs(self, units: pa.Table) -> pa.Table:
-        epochs = [0] if isinstance(self.models, TrainedSpec) else trained_epochs(self.models, self.epoch)
+        epochs = [0] if isinstance(self.models, ExternalClassifierSpec) else trained_epochs(self.models, self.epoch)
         position = {(net.number, net.control): i for i, net in enumerate(self.nets)}
         nets = zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True)
         return with_column(units, "epoch", [epochs[position[net]] for net in nets])
@@ -163,7 +163,7 @@ class ScoreNets(Stage[NetTables]):
         """Write latent.npy; for its content, see NetTables.latent."""
         from memlib.observe.outputs import class_scores
 
-        assert not isinstance(self.models, TrainedSpec)
+        assert not isinstance(self.models, ExternalClassifierSpec)
         nets = self.models.content
         assert isinstance(nets, Nets), "hidden layers of large models are not supported"
         forward = nets.forward(device=device, layers=-1)

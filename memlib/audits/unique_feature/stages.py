@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
-from memlib.audits.unique_feature.own import own_units, summarize_own
+from memlib.audits.unique_feature.own import own_units, summarize_external
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.score_nets import NetTables, ScoreNets
 from memlib.audits.unique_feature.scored import Scored
@@ -217,7 +217,7 @@ class ScoreOwn(ScoresStage):
         names, scores = self.scores.content.by_label
         units = own_units(names, scores[:, 0], self.config, label=self.canary.label)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
-        summary = summarize_own(units, self.config, null=null_kind(self.canary.feature))
+        summary = summarize_external(units, self.config, null=null_kind(self.canary.feature))
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(CURVES.arrow.empty_table(), CURVES, attempt.path(CURVES_FILE))
 

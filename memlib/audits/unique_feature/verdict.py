@@ -178,7 +178,7 @@ def _missed(row: Finding) -> str:
     return f"A difference of {_digits(row.detectable)} would have been found with a power of 80 %.{upper}"
 
 
-def verdict_on_own(findings: Findings) -> Verdict:
+def verdict_on_external(findings: Findings) -> Verdict:
     """Return the verdict on an external model: each score's rank among null features, with Holm's adjustment over scores.
 
     Args:
@@ -228,7 +228,7 @@ def _reaches(tests: Findings) -> str:
 def of_score(findings: Findings, like: Finding, metric: str, **params: Any) -> Finding | None:
     """Return the first finding of a metric on the same score as another: of the same variant, metric and output."""
     score = {name: like.params.get(name) for name in ("variant", "metric", "output")}
-    return next(iter(findings.all(metric, **score, **params)), None)
+    return findings.get(metric, **score, **params)
 
 
 def score_name(row: Finding) -> str:

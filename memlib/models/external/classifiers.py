@@ -11,11 +11,11 @@ from memlib.errors import UserError
 from memlib.models.external.factory import made
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.specs.weights import InFile
 
 
-def load_own(spec: TrainedSpec, weights: str | None) -> nn.Module:
+def load_external(spec: ExternalClassifierSpec, weights: str | None) -> nn.Module:
     """Return the factory's model in evaluation mode; load its weights from a file unless `weights` is None.
 
     Raises:
@@ -57,7 +57,7 @@ def loaded(model: nn.Module, name: str, path: str, state: Mapping[str, Tensor]) 
     return model.eval()
 
 
-def take_own(spec: TrainedSpec, examples: NDArray[Any], device: torch.device) -> Tensor:
+def take_external(spec: ExternalClassifierSpec, examples: NDArray[Any], device: torch.device) -> Tensor:
     """Convert stored examples to model inputs: (batch, channels, height, width) float32, or points unchanged."""
     values = torch.from_numpy(examples.copy()).float().to(device)
     if examples.ndim == 2:
@@ -83,7 +83,7 @@ class ClassScores(nn.Module):
         num_classes: number of classes of the data.
     """
 
-    def __init__(self, model: nn.Module, spec: TrainedSpec, num_classes: int) -> None:
+    def __init__(self, model: nn.Module, spec: ExternalClassifierSpec, num_classes: int) -> None:
         super().__init__()
         self.model = model
         self._spec, self._num_classes = spec, num_classes

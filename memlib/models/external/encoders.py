@@ -23,7 +23,7 @@ SAME = 1e-3  # relative tolerance for embeddings of the same images
 HUNDREDS = 1000  # default number of outputs of the libraries' classifiers
 
 
-class OwnEncoder(nn.Module):
+class ExternalNetwork(nn.Module):
     """An external encoder, which normalizes images itself.
 
     Args:
@@ -68,7 +68,7 @@ class OwnEncoder(nn.Module):
                     f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings must be (batch, dim)"
                 )
         if not layers:
-            raise UserError(f"{self._name} returns no embeddings")
+            raise UserError(f"{self._name} returns no embeddings; it must return a tensor (batch, dim), or several by name")
         return layers
 
     def check_repeatable(self, pixels: Tensor) -> None:
@@ -84,7 +84,7 @@ class OwnEncoder(nn.Module):
                 raise UserError(f"{self._name} embeds the same images differently each time (layer {layer}): {cause}")
 
 
-def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> OwnEncoder:
+def load_external_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> ExternalNetwork:
     """Return an encoder in evaluation mode, on the CPU.
 
     Raises:
@@ -96,7 +96,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
             mean, std = {
                 "unit": ((0.0,) * 3, (1.0,) * 3), "imagenet": (MEAN, STD), "raw": ((0.0,) * 3, (1 / 255,) * 3)
             }[spec.inputs]  # fmt: skip
-            encoder = OwnEncoder(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
+            encoder = ExternalNetwork(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
         case TorchvisionEncoder():
             torchvision = importlib.import_module("torchvision")
             body = _from_library(
@@ -104,7 +104,7 @@ def load_own_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | T
                 lambda count: torchvision.models.get_model(spec.architecture, weights=None, num_classes=count),
                 spec,
             )
-            encoder = OwnEncoder(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
+            encoder = ExternalNetwork(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
         case TimmEncoder():
             encoder = _timm(spec)
         case TransformersEncoder():
@@ -161,7 +161,7 @@ def _from_library(
     return _Headless(loaded(model, name, spec.weights, {part: state[part] for part in body}))
 
 
-def _timm(spec: TimmEncoder) -> OwnEncoder:
+def _timm(spec: TimmEncoder) -> ExternalNetwork:
     try:
         timm = importlib.import_module("timm")
     except ImportError as error:
@@ -172,7 +172,7 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
     inner = body.model
     assert isinstance(inner, nn.Module)
     config = timm.data.resolve_model_data_config(inner)
-    return OwnEncoder(
+    return ExternalNetwork(
         body,
         name=spec.architecture,
         side=int(config["input_size"][-1]),
@@ -182,7 +182,7 @@ def _timm(spec: TimmEncoder) -> OwnEncoder:
     )
 
 
-def _transformers(spec: TransformersEncoder) -> OwnEncoder:
+def _transformers(spec: TransformersEncoder) -> ExternalNetwork:
     transformers, folder = transformers_for(spec.path, ENCODER), Path(spec.path)
     with loading(spec.path, ENCODER):
         prepared = read_json(folder / "preprocessor_config.json")
@@ -192,7 +192,9 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
     missing = sorted(found["missing_keys"])
     unpooled = bool(missing) and all(name.startswith("pooler.") for name in missing)
     if missing and not unpooled:
-        raise UserError(f"the Hugging Face encoder in {spec.path} lacks weights ({missing[0]})")
+        raise UserError(
+            f"the Hugging Face encoder in {spec.path} lacks weights ({missing[0]}, {len(missing)} in all); save all of it"
+        )
     if not isinstance(prepared, Mapping):
         raise UserError(f"preprocessor_config.json in {spec.path} is no JSON object; save the image processor again")
     size = prepared.get("crop_size") if prepared.get("do_center_crop") else None
@@ -215,4 +217,4 @@ def _transformers(spec: TransformersEncoder) -> OwnEncoder:
             layers["pooled"] = pooled.flatten(1)
         return layers or {"mean": hidden.flatten(2).mean(dim=2)}
 
-    return OwnEncoder(model, name=spec.path, side=side, mean=mean, std=std, read=read)
+    return ExternalNetwork(model, name=spec.path, side=side, mean=mean, std=std, read=read)

@@ -10,11 +10,11 @@ from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder, read_json
 from memlib.pipeline.user_code import load, source_file
-from memlib.specs import HuggingFaceSpec, ProtocolSpec, TrainedSpec
+from memlib.specs import ExternalClassifierSpec, HuggingFaceSpec, ProtocolSpec
 from memlib.specs.encoders import (
     EncoderSpec,
     FactoryEncoder,
-    GivenEmbeddings,
+    SuppliedEmbeddings,
     TimmEncoder,
     TorchvisionEncoder,
     TransformersEncoder,
@@ -23,7 +23,7 @@ from memlib.specs.encoders import (
 NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that are never read
 
 
-def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
+def made(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder) -> Any:
     """Call the user's factory and return its result.
 
     Raises:
@@ -38,7 +38,7 @@ def made(spec: TrainedSpec | ProtocolSpec | FactoryEncoder) -> Any:
         raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
 
 
-def own_digest(spec: TrainedSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
+def external_digest(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
     """Return the digest, for use in keys, of a model's weights, its settings, and its factory's version or source code."""
     version = spec.version
     if version is None:
@@ -60,14 +60,14 @@ def _source_of(factory: Any) -> str | None:
         return None
 
 
-def outside_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
+def external_language_digest(spec: HuggingFaceSpec | ProtocolSpec) -> str:
     """Return the digest of an external sequence model, for use in keys.
 
     Raises:
         UserError: when a file is missing.
     """
     if isinstance(spec, ProtocolSpec):
-        return own_digest(spec, *spec.files)
+        return external_digest(spec, *spec.files)
     digest = _folder_digest(spec.path, MODEL)
     return digest if spec.adapter is None else canonical_json([digest, _digests(adapter_files(spec.adapter))])
 
@@ -80,13 +80,13 @@ def encoder_digest(spec: EncoderSpec) -> str:
     """
     match spec:
         case FactoryEncoder():
-            return own_digest(spec) if spec.weights is None else own_digest(spec, spec.weights)
+            return external_digest(spec) if spec.weights is None else external_digest(spec, spec.weights)
         case TransformersEncoder():
             digest = _folder_digest(spec.path, ENCODER)
             return digest if scale_of(spec.path) == 1.0 else f"{digest}:scaled"  # before, its scale was not read
         case TorchvisionEncoder() | TimmEncoder():
             path, used = spec.weights, spec.model_dump(mode="json", exclude={"weights"})
-        case GivenEmbeddings():
+        case SuppliedEmbeddings():
             path, used = spec.path, spec.model_dump(mode="json", exclude={"path"})
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}")

@@ -15,7 +15,7 @@ of length 0: the start of a text.
 """
 
 import traceback
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from sys import getsizeof
@@ -58,8 +58,8 @@ class Answering:
             raise UserError(
                 f"the vocabulary of {name} is a {type(model.vocabulary).__name__}; it needs a list of strings"
             ) from None
-        if len(set(self.vocabulary)) < len(self.vocabulary):
-            raise UserError(f"the vocabulary of {name} has duplicate symbols")
+        if repeated := next((symbol for symbol, count in Counter(self.vocabulary).items() if count > 1), None):
+            raise UserError(f"the vocabulary of {name} lists {repeated!r} more than once; list each symbol once")
         self.num_symbols = len(self.vocabulary)
         self._model, self._name = model, name
         self._states: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()  # states with their sizes in bytes

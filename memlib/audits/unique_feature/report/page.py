@@ -22,8 +22,8 @@ from memlib.audits.unique_feature.report.figures import (
 )
 from memlib.audits.unique_feature.report.tables import (
     changes_section,
+    external_section,
     interval_text,
-    own_section,
     proportions_section,
     pull_section,
     tests_section,
@@ -93,10 +93,10 @@ def compose(
             more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
-        numbers=_numbers_of_own(findings) if own else _numbers(findings),
+        numbers=_numbers_of_external(findings) if own else _numbers(findings),
         sections=[
             nulls_section(units.to_pandas(), findings, folder) if own else nets_section(scores, findings, folder),
-            own_section(findings) if own else tests_section(findings),
+            external_section(findings) if own else tests_section(findings),
             None if own else proportions_section(findings),
             changes_section(findings),
             picture_section(material.pictures, own=own),
@@ -157,7 +157,7 @@ def _interval(row: Finding) -> str:
     return f"95 % interval: {text}" if (text := interval_text(row)) else ""
 
 
-def _numbers_of_own(findings: Findings) -> list[tuple[str, str, str]]:
+def _numbers_of_external(findings: Findings) -> list[tuple[str, str, str]]:
     return [
         (
             f"{row.value:+.3g}", f"difference from the mean of other features, {score_name(row)}",

@@ -14,7 +14,7 @@ Line = tuple[Finding, list[str]]
 """A finding, and the cells that describe it."""
 
 
-def own_section(findings: Findings) -> Section:
+def external_section(findings: Findings) -> Section:
     """Return the section with the rank test of each score among null features, and the effect that it could have found."""
     rows = [
         (

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.models import AskedModel
+from memlib.audits.exposure.models import SubjectModel
 from memlib.audits.exposure.recipe import DiscoverableSpec, ExtractionSpec
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.formats import Candidates
@@ -59,7 +59,7 @@ class OfModel(Stage[Out]):
 
     place: ClassVar[Place] = "anywhere"
 
-    at: AskedModel
+    at: SubjectModel
 
     @property
     def near(self) -> Ref | None:
@@ -115,7 +115,7 @@ class Perplexities(OfModel[Costs]):
 
 @dataclass(frozen=True)
 class Ranks(OfModel[NDArray[np.int64]]):
-    """Count the candidates in a part of the space that cost no more than each of some canaries: counts.npy.
+    """Count the candidates in one part of the space that cost no more than each canary: counts.npy.
 
     Attributes:
         canaries: ids of the canaries.
