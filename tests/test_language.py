@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CODE = sorted(path for folder in ("memlib", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
+CODE = sorted(
+    path
+    for folder in ("memlib", "tasks", "flows", "tests", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+    if path != Path(__file__)  # which names offences
+)
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [path for path in DOCUMENTS if "_build" not in path.parts]
 
@@ -16,7 +21,7 @@ OPENINGS = re.compile(r"(?:What|Who|Whose|Which|How|Whether|Where)\b")
 """A docstring says what a function does, by a verb, or what a class is, by a noun."""
 THINGS = "row|line|file|folder|part|model|image|epoch|seed|process|stage|value|list|page|recipe|run|batch|child|canary|name"
 RIDDLES = re.compile(
-    rf"\b(?:anew|nobody's|one's own|(?:was|were|is|are) told|(?:an?|one) (?:{THINGS}) an? (?:{THINGS}|metric|score|setting|class|layer))\b",
+    rf"\b(?:anew|nobody's|one's own|(?:was|were|is|are) told(?! (?:apart|to\b))|(?:an?|one) (?:{THINGS}) an? (?:{THINGS}|metric|score|setting|class|layer))\b",
     re.IGNORECASE,
 )
 AMERICAN = re.compile(
@@ -25,6 +30,12 @@ AMERICAN = re.compile(
     re.IGNORECASE,
 )
 """American forms, and -ise where the house writes -ize."""
+VAGUE = re.compile(
+    r"^what | (?:is|are) said\b|\bsays so\b| (?:is|are) none\b| (?:is|are) no | (?:is|are) a line\b| in a line\b|\bmade again\b|"
+    r"\bnot there\b|\bthat is there\b|\bones own\b|\bone has\b|\bown models?\b|\bsays? one thing\b|\bmake no sense\b|"
+    r"^(?:\w+ )?(?:by hand|the command|intervals|curves|outcomes)$"
+)
+"""Names of tests that do not state what is tested and expected."""
 TITLES = ("Neural networks memorise personal information", "Unintended memorisation of unique features")
 CODE_MARKS = re.compile(r"`[^`]*`|\{[^}]*\}|\S*[_/.(=:]\S*|```.*?```", re.DOTALL)  # what stands in prose and is none
 
@@ -51,12 +62,20 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def names_of_tests(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names of tests as sentences."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.removeprefix("test_").replace("_", " ")
+
+
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_and_messages_read_as_english(path: Path) -> None:
     tree = ast.parse(path.read_text())
     wrong = [f"line {line}: {text.splitlines()[0]}" for line, text in docstrings(tree) if OPENINGS.match(text)]
-    for line, text in strings(tree):
+    for line, text in [*strings(tree), *names_of_tests(tree)]:
         wrong += [f"line {line}: {found[0]}" for found in (*RIDDLES.finditer(prose(text)), *AMERICAN.finditer(prose(text)))]
+    wrong += [f"line {line}: {name}" for line, name in names_of_tests(tree) if VAGUE.search(name)]
     assert not wrong, "\n".join(wrong)
 
 

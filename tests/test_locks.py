@@ -61,7 +61,7 @@ def test_every_environment_is_locked_with_the_versions_of_the_constraints() -> N
     assert ("faiss-gpu" in locked("gpu"), "faiss-cpu" in locked("gpu")) == (True, False)
 
 
-def test_a_lock_without_torch_leaves_out_what_its_wheels_for_gpus_need() -> None:
+def test_without_torch_removes_torch_and_its_gpu_packages_only() -> None:
     whole = (ROOT / "locks/cpu.txt").read_text()
     left = install.without_torch(whole)  # type: ignore[attr-defined]
     assert not re.search(r"^(torch|torchvision|triton|nvidia-|cuda-)", left, re.MULTILINE)
@@ -93,7 +93,9 @@ def test_torch_comes_from_a_folder_if_one_is_named(tmp_path: Path) -> None:
     assert (tmp_path / f"site/torch-{versions['torch']}+cpu.dist-info").exists()
 
 
-def test_that_torch_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_warns_that_torch_from_another_index_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     called: list[tuple[str, ...]] = []
     monkeypatch.setattr(install, "pip", lambda *arguments: called.append(arguments))
     monkeypatch.setattr(sys, "argv", ["install.py", "cpu", "--torch-index", "https://wheels"])
@@ -114,7 +116,7 @@ def test_that_torch_is_not_checked_is_said(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.slow
-def test_the_list_of_what_is_installed_names_every_package_with_its_hashes(tmp_path: Path) -> None:
+def test_sbom_names_every_locked_package_with_its_hashes(tmp_path: Path) -> None:
     done = subprocess.run(["make", "sbom"], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     listed = json.loads((ROOT / "memlib-cpu.cdx.json").read_text())

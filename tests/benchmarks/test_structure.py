@@ -37,7 +37,7 @@ def test_circles_are_larger_with_imports_for_types(checkout: Checkout) -> None:
     assert circles(checkout.imports(typing=True)) == [{"memlib.inner.deep", "tasks.work", "memlib.loose"}]
 
 
-def test_measures_are_counts(checkout: Checkout) -> None:
+def test_measured_counts_modules_signatures_and_examples(checkout: Checkout) -> None:
     found = measured(checkout)
     assert found["loose modules in memlib/"] == "1 (9 lines)"
     assert found["signatures with `dict[str, Any]`"] == "50.0 %"

@@ -12,7 +12,7 @@ LONG = ("smoke",)  # a whole audit, which the README's first command runs
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in parts() if name not in LONG])
-def test_the_first_unit_of_a_part_is_computed_and_reported(
+def test_every_validity_part_computes_and_reports_its_first_unit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path
 ) -> None:
     monkeypatch.setattr("benchmarks.validity.harness.RESULTS", tmp_path)

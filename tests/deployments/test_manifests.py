@@ -95,7 +95,7 @@ def refuses_unknown(values: dict[str, Any], schema: dict[str, Any]) -> None:
     jsonschema.validate(values, schema)
 
 
-def test_there_is_smoke_nightly_and_large() -> None:
+def test_deployments_include_smoke_nightly_and_large() -> None:
     found = {deployment["name"]: deployment for deployment in deployments()}
     assert {"smoke", "nightly", "large"} <= set(found)
     assert [schedule["cron"] for schedule in found["nightly"]["schedules"]] == ["0 2 * * *"]
@@ -256,7 +256,7 @@ def test_versions_are_those_of_the_lock_file() -> None:
 # -- images, compose, scripts -------------------------------------------------------------------------
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_dockerfile_copies_only_existing_files_that_dockerignore_allows() -> None:
     text = (DEPLOYMENTS / "Dockerfile").read_text()
     assert set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)) == {"base", "cpu", "gpu"}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
@@ -288,7 +288,7 @@ def test_compose_publishes_on_loopback_and_holds_no_secret() -> None:
 
 
 @pytest.mark.parametrize("name", ["set-up.sh", "in-ray-cluster.sh", "slurm/audit.sbatch"])
-def test_scripts_are_bash(name: str) -> None:
+def test_deployment_scripts_are_valid_bash(name: str) -> None:
     done = subprocess.run(["bash", "-n", str(DEPLOYMENTS / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

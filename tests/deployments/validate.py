@@ -22,7 +22,7 @@ SAMPLES |= {"image": "memlib", "ray_head": "head:6379"}
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """What is wrong in a folder of manifests, one line each."""
+    """Yield the problems of a folder of manifests, one line each."""
     yield from _said("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(folder / "compose.yaml"))
     yield from _said("hadolint", str(folder / "Dockerfile"))
     scripts = [*folder.glob("*.sh"), *folder.glob("slurm/*.sbatch")]

@@ -36,7 +36,7 @@ def test_the_documents_print_commands_of_each_benchmark() -> None:
 
 @pytest.mark.docs
 @pytest.mark.parametrize("command", printed_commands())
-def test_a_printed_command_starts(command: str) -> None:
+def test_commands_printed_in_documents_start_without_error(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "python":
         words = [sys.executable, *(str(ROOT / word) if word.startswith("benchmarks/") else word for word in words[1:])]

@@ -24,7 +24,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
 
 @pytest.mark.docs
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_every_notebook_runs_and_has_outputs(path: Path, tmp_path: Path) -> None:
     book = executed(path, tmp_path)
     assert any(cell.get("outputs") for cell in book.cells)
 

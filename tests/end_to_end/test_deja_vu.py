@@ -81,7 +81,7 @@ def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, 
     )
 
 
-def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -> None:
+def test_a_ray_that_cannot_start_or_be_reached_is_reported_without_traceback(memlib: Memlib, tmp_path: Path) -> None:
     said = {"cannot create a folder for Ray": memlib.run(tmp_path, **NO_RAY)}
     said["cannot reach the Ray cluster"] = memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")
     for message, done in said.items():
@@ -91,7 +91,9 @@ def test_where_ray_cannot_start_a_line_says_so(memlib: Memlib, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_audit_on_a_cluster_that_was_there(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
+def test_an_audit_on_an_existing_ray_cluster_gives_the_same_results(
+    memlib: Memlib, finished: Finished, tmp_path: Path
+) -> None:
     scripts = Path(sys.executable).parent
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = subprocess.Popen(
@@ -128,7 +130,7 @@ def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(me
     assert len({first["run"], other_k["run"], other_p["run"], other_crop["run"]}) == 4
 
 
-def test_a_driver_killed_in_training_goes_on_where_it_was(memlib: Memlib, finished: Finished, started: Started) -> None:
+def test_resume_continues_a_training_whose_driver_was_killed(memlib: Memlib, finished: Finished, started: Started) -> None:
     store, driver = started()
     os.kill(driver.pid, signal.SIGKILL)
     kill_leftovers(driver)
@@ -171,7 +173,9 @@ def _is_worker(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     "stage", [pytest.param("train", marks=pytest.mark.slow), "embed", pytest.param("split", marks=pytest.mark.slow)]
 )
-def test_a_damaged_artifact_is_named_and_made_again(memlib: Memlib, finished: Finished, tmp_path: Path, stage: str) -> None:
+def test_a_damaged_artifact_is_named_and_recomputed_to_the_same_results(
+    memlib: Memlib, finished: Finished, tmp_path: Path, stage: str
+) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished[0], store)
     kinds = {"train": "*.safetensors", "embed": "*.npy", "split": "*.parquet"}
@@ -224,7 +228,7 @@ def test_results_are_read_by_duckdb_and_polars(finished: Finished) -> None:
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) -> None:
+def test_runs_and_show_print_a_finished_run(memlib: Memlib, finished: Finished) -> None:
     store, manifest = finished
     listed = memlib.call("runs", "--store", str(store))
     assert manifest["run"] in listed.stdout
@@ -237,7 +241,7 @@ def test_the_other_commands_tell_of_the_run(memlib: Memlib, finished: Finished) 
     assert "no run id in" in lost.stderr
 
 
-def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished) -> None:
+def test_show_reveal_is_refused_for_audits_other_than_exposure(memlib: Memlib, finished: Finished) -> None:
     store, manifest = finished
     done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
     assert done.returncode == 2
@@ -262,7 +266,7 @@ def test_other_audits_have_nothing_to_reveal(memlib: Memlib, finished: Finished)
         (["training.batch_size=61"], "training.batch_size 61 exceeds the 60 training examples"),
     ],
 )
-def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(
+def test_impossible_settings_end_with_a_short_error_and_keep_earlier_stages(
     memlib: Memlib, tmp_path: Path, settings: list[str], message: str
 ) -> None:
     done = memlib.run(tmp_path, *settings)
@@ -273,7 +277,7 @@ def test_impossible_audits_end_in_a_line_and_leave_earlier_stages(
     assert len(list(tmp_path.glob("artifacts/split/*/manifest.json"))) == 1
 
 
-def test_mistakes_on_the_command_line_end_in_a_line(standalone: Memlib, tmp_path: Path) -> None:
+def test_mistakes_on_the_command_line_end_with_a_message_and_status_2(standalone: Memlib, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     for arguments, message in (

@@ -19,7 +19,9 @@ def committed(store: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_file_that_may_not_grow(memlib: Memlib, finished: Finished, tmp_path: Path) -> None:
+def test_a_file_size_limit_ends_the_run_and_leaves_no_partial_artifact(
+    memlib: Memlib, finished: Finished, tmp_path: Path
+) -> None:
     store = Path(shutil.copytree(finished[0], tmp_path / "store"))
     shutil.rmtree(store / "artifacts" / "decode")
 
@@ -51,7 +53,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_in_training(memlib: Memlib, finished: Finished, small: Path) -> None:
+def test_a_full_disk_in_training_ends_the_run_which_continues_with_more_space(
+    memlib: Memlib, finished: Finished, small: Path
+) -> None:
     store = small / "store"
     process = memlib.start(store)
     _, errors = process.communicate(timeout=600)

@@ -87,7 +87,7 @@ def whole(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize(("rows", "nodes"), [(40, 3), (40, 1), (1, 3)])
-def test_parts_and_nodes_change_nothing(
+def test_results_do_not_depend_on_the_number_of_parts_and_nodes(
     standalone: Memlib, whole: dict[str, pa.Table], tmp_path: Path, rows: int, nodes: int
 ) -> None:
     with ray_cluster(nodes) as (cluster, _, environment):

@@ -74,7 +74,7 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     assert page.count("<svg") == 3
 
 
-def test_secrets_stay_where_they_belong(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+def test_secrets_appear_only_in_private_files_and_on_reveal(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
     mine, store, manifest = audited
     secrets = [row["text"].removeprefix("the code is ").removesuffix(".") for row in secrets_of(store)]
     for path in store.rglob("*"):
@@ -146,7 +146,9 @@ def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[s
 
 
 @pytest.mark.slow
-def test_secrets_that_the_text_holds_already(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_frequent_given_secret_is_shown_and_printed_only_on_reveal(
+    audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path
+) -> None:
     mine, store, _ = audited
     text = "\n".join(f"note {i}: call me back at {i * 7919 % 100_000:05d}, or use pin 40717. thanks" for i in range(300))
     (tmp_path / "mail.txt").write_text(text)
@@ -205,7 +207,7 @@ def outside(memlib: Memlib, folder: Path, trained: str) -> dict[str, Any]:
     return mine.audit(folder / "store", PYTHONPATH=str(folder))
 
 
-def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_path: Path) -> None:
+def test_an_imported_model_with_next_log_probs_is_ranked_and_searched(memlib: Memlib, tmp_path: Path) -> None:
     (tmp_path / "remembers.py").write_text(MODULE)
     manifest = outside(memlib, tmp_path, "{kind: import, model: 'remembers:Remembers'}")
     units = published(tmp_path / "store", manifest)["units"].to_pylist()
@@ -221,7 +223,7 @@ def test_a_model_of_ones_own_that_answers_next_log_probs(memlib: Memlib, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_hugging_face_model_that_has_read_a_secret_too_often(memlib: Memlib, tmp_path: Path) -> None:
+def test_a_hugging_face_model_exposes_and_emits_the_secret_it_was_trained_on(memlib: Memlib, tmp_path: Path) -> None:
     """A small GPT-2, trained here as its owner would: the secret it saw is exposed and extracted, the other is not."""
     import torch
     import transformers
@@ -267,7 +269,7 @@ def test_a_hugging_face_model_that_has_read_a_secret_too_often(memlib: Memlib, t
         (["extraction.known=[5]"], "leaves nothing to find"),
     ],
 )
-def test_what_cannot_be_audited_is_said_in_a_line(
+def test_a_missing_text_and_a_fully_known_format_end_with_a_short_error(
     audited: tuple[Memlib, Path, dict[str, Any]], settings: list[str], said: str
 ) -> None:
     mine, store, _ = audited

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("audit", RECIPES)
-def test_whatever_breaks_is_done_again_and_nothing_else(memlib: Memlib, tmp_path: Path, audit: str) -> None:
+def test_every_injected_fault_is_recovered_from_without_other_work(memlib: Memlib, tmp_path: Path, audit: str) -> None:
     found = list(rows(make_cases(tmp_path, [audit], memlib.environment), FAULTS))
     bad = [row for row in found if not row.good]
     assert not bad, bad
@@ -23,7 +23,7 @@ def facts_of(store: Path) -> list[dict[str, Any]]:
 
 
 def under_way(store: Path) -> int:
-    """How many models have saved a state to resume from."""
+    """Count the models that have saved a state to resume from."""
     return len({path.parent.parent for path in store.glob("resume/*/*/manifest.json")})
 
 

@@ -51,11 +51,11 @@ report: {gallery: 3}
 
 OWN = """
 from torch import nn
-from memlib.training.augment import normalise
+from memlib.training.augment import normalize
 
 class Own(nn.Sequential):
     def forward(self, x):
-        return super().forward(normalise(x))
+        return super().forward(normalize(x))
 
 def build():
     return Own(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -93,7 +93,9 @@ def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict
     assert page.count("<svg") >= 1
 
 
-def test_brought_weights_and_outputs_before_and_after(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_supplied_weights_and_outputs_show_less_trace_after_unlearning(
+    audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path
+) -> None:
     """The query model's own weights look like one that used D_Q; a calibration model's outputs do not."""
     mine, store, manifest = audited
     trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
@@ -150,7 +152,7 @@ ALL = "sets.query.per_class=null"
         pytest.param(["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from", marks=pytest.mark.slow),
     ],
 )
-def test_what_cannot_be_audited_is_said_in_a_line(
+def test_wrong_sets_and_missing_outputs_end_with_a_short_error(
     audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, settings: list[str], said: str
 ) -> None:
     mine, _, _ = audited
@@ -168,7 +170,7 @@ def test_what_cannot_be_audited_is_said_in_a_line(
         (lambda scores: scores[np.random.default_rng(0).permutation(len(scores))], "bear no relation to the examples"),
     ],
 )
-def test_outputs_that_say_nothing_are_refused_in_a_line(
+def test_uninformative_target_outputs_are_refused_with_a_short_error(
     audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, made: Any, said: str
 ) -> None:
     mine, store, manifest = audited

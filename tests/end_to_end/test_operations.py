@@ -28,7 +28,7 @@ def copy(finished: Finished, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plan(standalone: Memlib, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """What `memlib plan --json` prints, in this process."""
+    """Return the output of `memlib plan --json`, run in this process."""
 
     def call(store: Path, *options: str, audit: str = "deja-vu", recipe: Path = standalone.recipe) -> dict[str, Any]:
         assert main(["plan", audit, "--recipe", str(recipe), "--store", str(store), "--json", *options]) == 0
@@ -41,7 +41,7 @@ def misses(found: dict[str, Any]) -> set[str]:
     return {part["stage"] for part in found["parts"] if not part["hit"]}
 
 
-def test_a_plan_says_what_a_run_then_does(
+def test_plan_predicts_the_stages_that_a_run_computes_and_writes_nothing(
     plan: Plan, standalone: Memlib, finished: Finished, copy: Path, tmp_path: Path
 ) -> None:
     files = sorted(path for path in copy.rglob("*"))
@@ -76,7 +76,7 @@ def test_a_forced_stage_is_computed_again_and_nothing_else(memlib: Memlib, finis
     assert memlib.call(*command[:-2], "nonsense").returncode == 2
 
 
-def test_embeddings_go_where_they_need_not_stay_and_come_again_where_they_are_read(
+def test_embeddings_not_kept_are_evicted_and_recomputed_only_where_they_are_read(
     memlib: Memlib, finished: Finished, copy: Path
 ) -> None:
     command = ("run", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(copy), "--json")
@@ -94,7 +94,7 @@ def test_embeddings_go_where_they_need_not_stay_and_come_again_where_they_are_re
     assert memlib.call("verify", "--store", str(copy)).returncode == 0
 
 
-def test_what_the_stages_took_is_told(memlib: Memlib, finished: Finished) -> None:
+def test_metrics_lists_the_resources_of_stages(memlib: Memlib, finished: Finished) -> None:
     store, manifest = finished
     told = memlib.call("status", manifest["run"][:6], "--store", str(store), "--json")
     stages = {row["stage"]: row for row in json.loads(told.stdout)["stages"]}
@@ -108,7 +108,9 @@ def test_what_the_stages_took_is_told(memlib: Memlib, finished: Finished) -> Non
 
 
 @pytest.mark.slow
-def test_a_sweep_finishes_what_it_can_and_names_the_rest(memlib: Memlib, plan: Plan, copy: Path, tmp_path: Path) -> None:
+def test_a_sweep_publishes_its_finished_cells_and_names_the_failed_ones(
+    memlib: Memlib, plan: Plan, copy: Path, tmp_path: Path
+) -> None:
     (tmp_path / "base.yaml").write_text(memlib.recipe.read_text())
     recipe = tmp_path / "sweep.yaml"
     recipe.write_text(

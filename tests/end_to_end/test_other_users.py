@@ -97,7 +97,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 def as_nobody(imports: str, code: str, argument: str, **environment: str) -> str:
-    """What a program prints that became another user once it was loaded."""
+    """Return the output of a program that becomes another user once it is loaded."""
     done = subprocess.run(
         [sys.executable, "-c", f"import os, sys\n{imports}\n{BECOME}{code}", argument],
         capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin", **environment},

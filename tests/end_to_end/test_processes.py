@@ -40,7 +40,9 @@ def wait_until_gone(mark: str) -> None:
 @pytest.mark.parametrize(
     "number", [number if number < TRIES else pytest.param(number, marks=pytest.mark.slow) for number in range(MORE_TRIES)]
 )
-def test_a_signal_to_all_processes_of_a_job_is_a_line_and_a_status(standalone: Memlib, tmp_path: Path, number: int) -> None:
+def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(
+    standalone: Memlib, tmp_path: Path, number: int
+) -> None:
     """Slurm, systemd and timeout(1) send one to each process, so that Ray and Prefect's server end at the same time."""
     mark, store = f"{tmp_path}", tmp_path / "store"
     process = standalone.start(store, JOB_MARK=mark)

@@ -67,7 +67,7 @@ def test_artifacts_are_committed_once_and_damage_is_found(store: Store, tmp_path
     assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 
 
-def test_states_to_resume_from_and_runs(store: Store, tmp_path: Path) -> None:
+def test_resume_states_and_published_runs_round_trip(store: Store, tmp_path: Path) -> None:
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
     copy.mkdir()
@@ -113,7 +113,7 @@ def test_a_stream_of_60_mib_goes_in_parts(store: Store) -> None:
     )
 
 
-def test_what_was_committed_outlives_the_server(store: Store, swift: SwiftServer, tmp_path: Path) -> None:
+def test_committed_artifacts_survive_a_restart_of_the_server(store: Store, swift: SwiftServer, tmp_path: Path) -> None:
     with store.artifacts.write(REF) as attempt:
         attempt.path("data.bin").write_bytes(b"data")
     endpoint = swift.endpoint
@@ -219,7 +219,7 @@ def test_an_outage_of_20_seconds_is_waited_for(
     assert all(after[path] == attempt for path, attempt in before.items())  # nothing was taken for missing
 
 
-def test_a_server_that_is_gone_is_said_and_what_was_done_is_kept(
+def test_an_unreachable_server_is_reported_and_finished_work_is_reused_afterwards(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
 ) -> None:
     uri, settings = f"{bucket}/here", {**swift.environment, "MEMLIB_STORE_PATIENCE": "15"}
@@ -265,7 +265,9 @@ def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
     assert json.loads(verified.stdout) == {"artifacts": len(keys), "runs": 1, "of_no_run": 0, "problems": []}
 
 
-def test_what_cannot_work_ends_in_a_line(memlib: Memlib, bucket: str, swift: SwiftServer) -> None:
+def test_wrong_credentials_and_missing_buckets_end_every_command_with_a_short_error(
+    memlib: Memlib, bucket: str, swift: SwiftServer
+) -> None:
     wrong = {**swift.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
     for uri, settings, said in (
         (bucket, wrong, "rejects the credentials"),

@@ -113,7 +113,7 @@ def call(project: Path) -> Call:
     return run
 
 
-def test_an_audit_is_a_package_a_flow_and_a_line(project: Path, call: Call) -> None:
+def test_a_user_defined_audit_works_with_every_command(project: Path, call: Call) -> None:
     call("init", "class-sizes", "sizes.yaml")
     assert "valid recipe for the class-sizes audit" in call("validate", "sizes.yaml").stdout
     asked = ("class-sizes", "--recipe", "sizes.yaml", "--store", "store")
@@ -146,7 +146,7 @@ for flow in sys.argv[1:]:
 """
 
 
-def test_an_objective_is_a_spec_a_class_and_a_line_and_so_is_a_source(project: Path, call: Call) -> None:
+def test_user_defined_objectives_and_sources_are_trained_and_documented(project: Path, call: Call) -> None:
     (project / "self_influence.yaml").write_text(
         """
 title: stripes

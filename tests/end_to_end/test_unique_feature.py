@@ -129,7 +129,7 @@ def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_images_small_and_large_models_self_influence_and_attention(memlib: Memlib, tmp_path: Path) -> None:
+def test_an_audit_of_images_reports_variants_feature_parts_and_attention(memlib: Memlib, tmp_path: Path) -> None:
     tiny = wrote(tmp_path, IMAGES, memlib)
     manifest = tiny.audit(tmp_path / "store")
     tables = published(tmp_path / "store", manifest)
@@ -188,7 +188,7 @@ score: {{null_features: 25}}
     return wrote(tmp_path, text, changed)
 
 
-def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) -> None:
+def test_an_external_model_is_scored_without_training(own: Memlib, tmp_path: Path) -> None:
     manifest = own.audit(tmp_path / "store")
     head = manifest["findings"][0]
     assert head["metric"] == "m_black"
@@ -216,7 +216,9 @@ def test_ones_own_model_is_scored_without_training(own: Memlib, tmp_path: Path) 
         pytest.param("canary.label=7", "no example has that class", marks=pytest.mark.slow),
     ],
 )
-def test_what_does_not_fit_ones_own_model(own: Memlib, tmp_path: Path, setting: str, said: str) -> None:
+def test_settings_that_do_not_fit_an_external_model_end_with_a_short_error(
+    own: Memlib, tmp_path: Path, setting: str, said: str
+) -> None:
     done = own.run(tmp_path / "store", setting)
     assert done.returncode == 2
     assert said in done.stderr
@@ -226,7 +228,7 @@ def test_what_does_not_fit_ones_own_model(own: Memlib, tmp_path: Path, setting: 
 
 
 @pytest.mark.slow
-def test_self_influence_of_ones_own_checkpoints(own: Memlib, tmp_path: Path) -> None:
+def test_self_influence_of_external_checkpoints_is_descriptive_and_has_a_page(own: Memlib, tmp_path: Path) -> None:
     text = f"""
 audit: self_influence
 data: {{source: {{kind: image_folder, path: {tmp_path}/images}}, image_size: 28, channels: 1}}
@@ -259,7 +261,7 @@ report: {{gallery: 3}}
         pytest.param("probe={kind: held_out}", "there are 0 probe examples", marks=pytest.mark.slow),
     ],
 )
-def test_what_cannot_be_audited_is_said_in_a_line(
+def test_impossible_settings_end_with_a_short_error(
     moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, setting: str, said: str
 ) -> None:
     tiny, _, _ = moons
@@ -271,7 +273,7 @@ def test_what_cannot_be_audited_is_said_in_a_line(
 
 
 @pytest.mark.slow
-def test_one_seed_says_that_it_says_nothing(moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_one_seed_is_inconclusive_and_the_page_says_why(moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
     tiny, _, _ = moons
     manifest = tiny.audit(tmp_path / "store", "nets.seeds=1", "nets.controls=1", "training.epochs=2")
     assert not any(row["metric"].startswith("proportion") for row in manifest["findings"])

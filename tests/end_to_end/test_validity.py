@@ -36,6 +36,6 @@ def test_on_scenes_the_target_remembers_and_the_reference_guesses(memlib: Memlib
 
 
 @pytest.mark.parametrize("benchmark", ["null_coverage", "calibration"])
-def test_nothing_memorized_gives_chance_and_what_was_planted_is_found(benchmark: str) -> None:
+def test_benchmarks_of_null_coverage_and_calibration_pass(benchmark: str) -> None:
     done = subprocess.run([sys.executable, ROOT / f"benchmarks/{benchmark}.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -30,7 +30,7 @@ def test_a_store_in_the_workers_own_folder_is_refused(monkeypatch: pytest.Monkey
     ("error", "crashed"),
     [(EngineLost("Ray has died"), True), (StoreUnreachable("no answer"), True), (RunError("a loss is not finite"), False)],
 )
-def test_what_a_machine_did_is_a_crash_and_is_run_again(
+def test_lost_engines_and_unreachable_stores_crash_the_flow_and_other_errors_fail_it(
     error: RunError, crashed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def broken(*arguments: object) -> None:

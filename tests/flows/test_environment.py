@@ -20,7 +20,7 @@ def test_telemetry_is_off_unless_the_user_sets_it(
     assert tuple(os.environ[name] for name in NAMES) == expected
 
 
-def test_prefect_takes_over_that_nothing_is_sent() -> None:
+def test_prefect_analytics_are_disabled_by_the_prepared_environment() -> None:
     program = """
 from flows.environment import prepare_environment
 prepare_environment()

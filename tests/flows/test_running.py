@@ -20,7 +20,7 @@ def test_stages_are_those_of_the_audit_or_of_any_cell() -> None:
             check_stages(AUDITS[audit], ["scor_nets"])
 
 
-def test_needs_of_a_stage_that_is_not_there_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resources_for_an_unknown_stage_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ["--set", "resources.stages.trian.timeout=5"]
     assert main(["plan", "deja-vu", "--recipe", "smoke", "--store", str(tmp_path), *wrong]) == 2
     assert "has no stage 'trian'" in capsys.readouterr().err
@@ -35,7 +35,7 @@ def test_a_sweep_has_the_machines_of_its_recipe(tmp_path: Path) -> None:
     assert main(["plan", "sweep", "--recipe", str(tmp_path / "odd.yaml"), "--store", str(tmp_path)]) == 2
 
 
-def test_a_proxy_is_no_way_to_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_bypass_the_http_proxy_for_the_local_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", "inside.example")
     monkeypatch.setenv("no_proxy", "")

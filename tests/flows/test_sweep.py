@@ -33,7 +33,7 @@ from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
         ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "a sweep cannot be a cell"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(
+def test_invalid_sweeps_are_refused_before_a_store_is_created(
     tmp_path: Path, recipe: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(recipe)

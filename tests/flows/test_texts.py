@@ -35,7 +35,7 @@ CREDENTIALS = "[default]\naws_access_key_id = AKIAIOSFODNN7EXAMPLE\naws_secret_a
         "%AKIA 1\n---\n",
     ],
 )
-def test_of_files_that_are_no_recipes_nothing_is_said(text: str, tmp_path: Path) -> None:
+def test_errors_about_files_that_are_not_recipes_do_not_quote_their_content(text: str, tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text(text)
     with pytest.raises(UserError) as said:
         load_recipe(str(tmp_path / "credentials"))
@@ -51,7 +51,7 @@ def test_characters_that_terminals_obey_or_nothing_writes_are_refused(title: str
         load_recipe("smoke", [f'title="{title}"'])
 
 
-def test_what_a_store_says_reaches_no_terminal_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_from_a_store_never_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path / "store"))
     finding = {"metric": "m\x1b[2J", "params": "{}", "value": 1.0, "p_value": None, "verdict": "x\x1b]0;t\x07"}
     run = {"run": "r1", "audit": "exposure", "title": "\x1b[31mred\ud800", "findings": [finding], "finished": 1.0}
@@ -65,7 +65,7 @@ def test_what_a_store_says_reaches_no_terminal_as_a_command(tmp_path: Path, caps
     assert plain("tab\tand\nline stay, \x1b does not") == "tab\tand\nline stay, \N{REPLACEMENT CHARACTER} does not"
 
 
-def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+def test_dollar_signs_in_figure_labels_are_not_typeset_as_formulas(tmp_path: Path) -> None:
     figure = new_figure()
     axes = figure.axes[0]
     axes.plot([1, 10], [1, 100], label="wd $10^{-4$")
@@ -78,7 +78,7 @@ def test_names_with_dollars_are_no_formulas(tmp_path: Path) -> None:
     assert "mathdefault" not in markup
 
 
-def test_a_machine_without_a_home_is_said_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_home_directory_raises_a_user_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -92,7 +92,7 @@ def test_a_machine_without_a_home_is_said_in_words(monkeypatch: pytest.MonkeyPat
     assert user_folder("cache") == tmp_path / "memlib"
 
 
-def test_a_folder_for_ray_is_short_and_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_ray_folder_has_a_short_path_and_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 60)))
     with pytest.raises(RunError, match="too long a path for Ray's sockets.*RAY_TMPDIR"):
         cluster._own_folder()
@@ -145,7 +145,7 @@ def test_a_command_whose_output_is_closed_ends_well(tmp_path: Path) -> None:
     assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60).returncode == 0
 
 
-def test_a_variant_whose_model_is_a_word_is_refused_in_words() -> None:
+def test_a_variant_whose_model_is_not_a_mapping_is_refused() -> None:
     content = {
         "audit": "exposure", "data": {"source": {"kind": "topics"}}, "model": {"architecture": "gru"},
         "training": {"objective": {"kind": "language"}, "epochs": 2, "augment": None},

@@ -31,7 +31,7 @@ from memlib.data.text import build_corpus, read_secrets
 from memlib.data.text_sources import open_text
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.causal import FolderTokenizer, load_model
-from memlib.models.external.classifiers import load_own
+from memlib.models.external.classifiers import load_external
 from memlib.observe.encoders import given_layers
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.runs.garbage import committed
@@ -41,6 +41,7 @@ from memlib.specs import (
     AnnotatedFolderSource,
     CsvSource,
     DataSpec,
+    ExternalClassifierSpec,
     GroupSpec,
     ImageFolderSource,
     JsonLinesSource,
@@ -56,9 +57,8 @@ from memlib.specs import (
     TextParquetSource,
     TextSource,
     TextSpec,
-    TrainedSpec,
 )
-from memlib.specs.encoders import GivenEmbeddings
+from memlib.specs.encoders import SuppliedEmbeddings
 from memlib.store import Ref, Store
 
 SECRET = "the pin is {d4}"
@@ -264,7 +264,7 @@ def of_data(folder: Path) -> Iterator[Reader]:
     answers = parquet(example_id=list("abcd"), scores=scores, label=[0, 1, 0, 1])
     yield Reader("a model's outputs, Parquet", "parquet", [answers], outputs)
 
-    shown = GivenEmbeddings(kind="embeddings", path=str(folder / "embeddings.parquet"), id_column="id")
+    shown = SuppliedEmbeddings(kind="embeddings", path=str(folder / "embeddings.parquet"), id_column="id")
 
     def embeddings(_: int, content: bytes) -> None:
         (folder / "embeddings.parquet").write_bytes(content)
@@ -382,12 +382,12 @@ def of_models(folder: Path) -> Iterator[Reader]:
     state = small_net().state_dict()
     pickled = io.BytesIO()
     torch.save(state, pickled)
-    spec = TrainedSpec(model=f"{__name__}:small_net", version="1")
+    spec = ExternalClassifierSpec(model=f"{__name__}:small_net", version="1")
 
     def weights(name: str) -> Callable[[int, bytes], object]:
         def read(_: int, content: bytes) -> None:
             (folder / name).write_bytes(content)
-            load_own(spec, str(folder / name))
+            load_external(spec, str(folder / name))
 
         return read
 

@@ -9,7 +9,7 @@ from readers import of_data, of_models, of_recipes
 MUTANTS = 12
 
 
-def test_whatever_a_file_holds_it_is_taken_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_files_are_accepted_or_refused_by_every_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LIMITS | {"XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
         monkeypatch.setenv(name, value)
     readers = [*of_data(tmp_path / "data"), *of_models(tmp_path / "models"), *of_recipes(tmp_path / "recipes", recipes())]

@@ -9,7 +9,7 @@ RECIPES = 500
 
 
 @pytest.mark.long
-def test_whatever_a_recipe_says_it_is_planned_or_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_recipes_are_planned_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEMLIB_CODE", "")
     seen = fuzz(tmp_path, RECIPES)

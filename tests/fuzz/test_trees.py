@@ -35,7 +35,7 @@ def test_whatever_happens_to_a_store_verify_names_it_and_gc_deletes_nothing_of_a
     assert trees.check(whole, tmp_path, number, seed=1) == ""
 
 
-def test_a_store_that_nothing_happened_to_is_whole(whole: Path, tmp_path: Path) -> None:
+def test_an_untouched_store_verifies_and_gc_deletes_nothing_of_its_runs(whole: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(whole, tmp_path / "store"))
     assert trees._called("verify", "--store", str(root))[0] == 0
     before = set(trees.rests_on(Store(str(root))))

@@ -26,7 +26,7 @@ from flows import sweep
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import body_of, resolved, stages_of
 from memlib.audits.base import Audit
-from memlib.audits.exposure.asking import COSTS, COUNTS
+from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE

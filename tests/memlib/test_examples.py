@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=NAMES)
-def test_an_example_prints_what_it_says(module: str, name: str, folder: Path) -> None:
+def test_docstring_examples_print_the_output_they_show(module: str, name: str, folder: Path) -> None:
     said: list[str] = []
     failed = (
         doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(EXAMPLES[module, name], out=said.append).failed

@@ -34,7 +34,9 @@ def test_families_are_adjusted_apart() -> None:
     [(0.5, 0.1, 0.2, BOUNDED), (0.5, 0.3, 0.2, INCONCLUSIVE), (0.5, 0.1, None, INCONCLUSIVE), (0.01, 0.1, 0.2, SHOWN),
      (0.5, None, 0.2, INCONCLUSIVE)],
 )  # fmt: skip
-def test_verdicts_mean_one_thing(p: float, upper: float | None, bound: float | None, word: str) -> None:
+def test_settle_derives_the_verdict_from_p_value_and_bound(
+    p: float, upper: float | None, bound: float | None, word: str
+) -> None:
     (row,) = settle([tested("m", {}, 0.05, n=9, p_value=p, family="a", upper_bound=upper, bound=bound)], alpha=0.05)
     assert row.verdict == word
 
@@ -61,7 +63,7 @@ def test_a_test_that_cannot_reject_is_known() -> None:
     assert not cannot_reject(enough)
 
 
-def test_the_verdict_stands_on_the_first_row() -> None:
+def test_the_verdict_is_stored_in_the_first_row_and_read_back() -> None:
     said = Verdict(SHOWN, "It remembers.", "p = .01.")
     rows = settle([tested("m", {"a": 1}, 1.0, n=9, p_value=0.01, family="x"), diagnostic("d", {}, 1.0, n=1)], alpha=0.05)
     table = rows.table(said)

@@ -12,13 +12,13 @@ def test_order_of_keys_and_kind_of_sequence_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, len, {1: "a"}, b"x", object()])
-def test_what_has_no_order_or_content_is_refused(value: object) -> None:
+def test_canonical_json_refuses_values_without_order_or_content(value: object) -> None:
     with pytest.raises(TypeError, match="canonical JSON"):
         canonical_json({"value": value})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_are_refused(value: float) -> None:
+def test_canonical_json_refuses_numbers_that_are_not_finite(value: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         canonical_json([value])
 

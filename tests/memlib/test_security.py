@@ -12,11 +12,11 @@ from torch import nn
 
 from memlib.data.stored import read_images
 from memlib.errors import CorruptArtifact, UserError
-from memlib.models.external.classifiers import load_own
+from memlib.models.external.classifiers import load_external
 from memlib.observe.extraction import Frontier
 from memlib.runs.index import refs_of
 from memlib.runs.records import RunRecord
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.store import Ref, Store
 from memlib.store.records import Unreadable, parse
 from memlib.training.checkpoint import load_resume_state, load_weights
@@ -54,9 +54,9 @@ def test_planted_weights_are_refused(mark: Path, tmp_path: Path, name: str, monk
     with pytest.raises(UserError):
         load_weights(nn.Linear(1, 1), tmp_path / name)
     monkeypatch.setenv("MEMLIB_CODE", "torch.nn")
-    spec = TrainedSpec(model="torch.nn:Identity", weights=str(tmp_path / name), inputs="unit")
+    spec = ExternalClassifierSpec(model="torch.nn:Identity", weights=str(tmp_path / name), inputs="unit")
     with pytest.raises(UserError):
-        load_own(spec, str(tmp_path / name))
+        load_external(spec, str(tmp_path / name))
     assert not mark.exists()
 
 

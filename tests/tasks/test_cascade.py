@@ -79,7 +79,7 @@ def carry_out(
     runner.run(last({"searches": [[searched.key]], "other": {"embedded": embedded.key}}, np.array([0])))
 
 
-def test_nothing_is_made_again_where_nothing_changed(store: Store) -> None:
+def test_a_forced_stage_with_results_equal_up_to_rounding_recomputes_no_other(store: Store) -> None:
     assert pipeline(Context(store)) == ["embed", "search", "score"]
     assert pipeline(Context(store)) == []
     assert pipeline(Context(store, options=RunOptions(force=("embed",)))) == [
@@ -87,20 +87,22 @@ def test_nothing_is_made_again_where_nothing_changed(store: Store) -> None:
     ]  # its floats are rounded otherwise, no more
 
 
-def test_what_reads_neighbors_that_have_changed_is_made_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_of_changed_neighbours_are_recomputed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline(Context(store))
     assert pipeline(Context(store, options=RunOptions(force=("search",))), neighbor=2) == ["search", "score"]
     assert "score" in capsys.readouterr().err
     assert pipeline(Context(store), neighbor=2) == []
 
 
-def test_what_reads_floats_of_other_code_is_made_again(store: Store) -> None:
+def test_stages_that_read_floats_of_changed_code_are_recomputed(store: Store) -> None:
     pipeline(Context(store))
     context = Context(store, options=RunOptions(force=("embed",)))
     assert pipeline(context, embed=step("embed", "second")) == ["embed", "search", "score"]
 
 
-def test_changed_code_of_one_version_is_said_and_reused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_artifacts_of_changed_code_with_the_same_version_are_reused_with_a_warning(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipeline(Context(store))
     assert pipeline(Context(store), search=LATER) == []
     assert "search: its code has changed" in capsys.readouterr().err.replace("\n", " ")
@@ -109,7 +111,7 @@ def test_changed_code_of_one_version_is_said_and_reused(store: Store, capsys: py
     assert any("--force-stage search" in line for line in plan.all_limits)
 
 
-def test_a_plan_names_the_cascade(store: Store) -> None:
+def test_plan_names_the_stages_that_depend_on_a_forced_one(store: Store) -> None:
     pipeline(Context(store))
     plan = Plan(store)
     carry_out(PlanRunner(plan, forced={"embed"}))
@@ -120,7 +122,7 @@ def test_a_plan_names_the_cascade(store: Store) -> None:
     assert settled.cascade() == {}
 
 
-def test_a_plan_knows_what_has_changed_already(store: Store) -> None:
+def test_plan_counts_stages_after_an_already_changed_artifact_as_misses(store: Store) -> None:
     pipeline(Context(store))
     context = Context(store, options=RunOptions(force=("search",)))
     embedded = next(iter(context.store.names("artifacts/embed")))

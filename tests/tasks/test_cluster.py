@@ -131,7 +131,7 @@ def test_a_stage_can_ask_for_more(context: Any) -> None:
     ("asked", "said"),
     [({"gpus": 1.5}, "above 1 it must be a whole number"), ({"custom": {"CPU": 2}}, "set it with its own key instead")],
 )
-def test_what_ray_would_refuse_is_said_first(asked: dict[str, Any], said: str) -> None:
+def test_resources_refuse_amounts_that_ray_does_not_accept(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         validate(Resources, {"stages": {"train": asked}})
     Resources(stages={"train": {"gpus": 0.5, "custom": {"licence": 1}}, "outputs": {"gpus": 2}})
@@ -232,7 +232,7 @@ def test_a_cluster_that_grows_is_asked_for_all_models_at_once(
     assert clock[0] == before
 
 
-def test_groups_take_the_next_model_and_failures_are_a_models_own() -> None:
+def test_board_hands_out_the_next_model_and_counts_failures_per_model() -> None:
     board = Board(["a", "b", "c"], max_failures=1)
     board.begin("first")
     board.begin("first")  # every worker says so
@@ -253,7 +253,7 @@ def test_groups_take_the_next_model_and_failures_are_a_models_own() -> None:
     assert "lost 2 times at step 0" in board.problems()["a"][0]
 
 
-def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
+def test_a_rejected_ray_token_raises_a_one_line_run_error(context: Any) -> None:
     class Ray:
         exceptions = ray_exceptions
 
@@ -265,7 +265,7 @@ def test_a_cluster_that_wants_a_token_is_said_in_a_line(context: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("no room")])
-def test_what_a_part_ran_into_is_said_in_a_line(error: Exception) -> None:
+def test_cause_of_a_failed_part_is_a_run_error_without_traceback(error: Exception) -> None:
     class Ray:
         exceptions = ray_exceptions
 
@@ -284,7 +284,7 @@ def test_a_thousand_models_with_one_problem_are_one_line() -> None:
 
 
 @pytest.mark.long
-def test_the_end_of_the_process_waits_for_no_fit() -> None:
+def test_a_background_fit_does_not_delay_process_exit() -> None:
     assert training._begin(lambda word: word, "done").result(timeout=10) == "done"
     with pytest.raises(RunError, match="no"):
         training._begin(cluster._check_address, "127.0.0.1:1").result(timeout=30)
@@ -292,7 +292,7 @@ def test_the_end_of_the_process_waits_for_no_fit() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_workers_that_cannot_read_the_store_are_said_before_the_fit(
+def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
     context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ray:  # whose worker is this process

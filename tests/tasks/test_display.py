@@ -22,7 +22,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bool]]:
     display._gone.clear()
 
 
-def test_a_server_that_answers_has_the_say(server: dict[str, bool]) -> None:
+def test_errors_are_raised_while_the_prefect_server_responds(server: dict[str, bool]) -> None:
     assert shown(lambda work: work() + 1, lambda: 1) == 2
     with pytest.raises(ZeroDivisionError):  # of Prefect's: its server is there, so this is a defect
         shown(lambda work: work() // 0, lambda: 1)
@@ -51,7 +51,7 @@ def test_work_is_done_once_wherever_the_server_goes_away(server: dict[str, bool]
     assert shown(lambda _: pytest.fail("asked again"), work) == 7 if when != "never" else True
 
 
-def test_what_the_work_says_is_said_even_where_the_server_is_gone(server: dict[str, bool]) -> None:
+def test_errors_of_the_work_are_raised_even_if_the_prefect_server_is_gone(server: dict[str, bool]) -> None:
     def work() -> int:
         server["answers"] = False
         raise ValueError("the work's own")
@@ -66,7 +66,7 @@ def test_a_server_that_is_slow_once_is_not_gone(monkeypatch: pytest.MonkeyPatch)
     assert not display.is_gone()
 
 
-def test_what_only_prefect_shows_is_told_while_it_is_there(
+def test_display_calls_stop_once_prefect_no_longer_responds(
     server: dict[str, bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
@@ -83,7 +83,7 @@ def test_what_only_prefect_shows_is_told_while_it_is_there(
 
 
 @pytest.mark.parametrize(("status", "gone"), [(503, True), (500, True), (404, False), (409, False)])
-def test_a_server_that_says_it_cannot_is_as_good_as_gone(status: int, gone: bool, server: dict[str, bool]) -> None:
+def test_a_server_error_counts_as_gone_and_a_client_error_is_raised(status: int, gone: bool, server: dict[str, bool]) -> None:
     done: list[int] = []
 
     def through_prefect(work: Work) -> int:

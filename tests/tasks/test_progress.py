@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
 
 
-def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
+def test_status_counts_cached_parts_and_progress_until_the_run_completes(store: Store) -> None:
     journal = Journal(store, "r1", {"title": "t", "started": 1.0})
     journal.note("cached", "decode", "a")
     journal.note("computing", "train", count=3)
@@ -44,7 +44,9 @@ def test_a_status_counts_what_was_computed_and_found(store: Store) -> None:
     assert read_status(store, "r1") is None  # the run's manifest says it all
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_progress_prints_at_most_one_line_per_30_seconds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, said = [0.0], list[str]()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with bars(None, "train", Journal(store, "", {}), said.append, title="train models") as shown:
@@ -73,7 +75,7 @@ def test_start_up_says_nothing_of_the_time_that_is_left() -> None:
     assert {now: left for now, left in found.items() if now in (82, 100, 160, 219)} == {82: 138, 100: 120, 160: 60, 219: 1}
 
 
-def test_what_an_earlier_attempt_has_finished_is_no_pace(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_ignores_progress_made_by_an_earlier_attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = [0.0], list[str]()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with bars(None, "train", Journal(store, "", {}), said.append) as shown:

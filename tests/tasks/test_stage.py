@@ -45,7 +45,7 @@ class Part:
         ("local", "auto", MODEL, None),  # a shared folder is as near to all
     ],
 )
-def test_a_part_goes_to_the_node_that_made_what_it_reads(
+def test_parts_on_a_cluster_prefer_the_node_that_computed_their_input(
     tmp_path: Path, uri: str, address: str | None, near: Ref | None, found: str | None
 ) -> None:
     fsspec.filesystem("memory").store.clear()
@@ -58,7 +58,7 @@ def test_a_part_goes_to_the_node_that_made_what_it_reads(
     assert _nodes_near(Context(store, Resources(ray_address=address)), [part, part]) == [found, found]
 
 
-def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> None:
+def test_an_artifact_that_was_recomputed_meanwhile_is_kept(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
 
     def make() -> None:
@@ -74,7 +74,7 @@ def test_an_artifact_that_was_made_anew_meanwhile_is_left(tmp_path: Path) -> Non
         assert store.artifacts.has(MODEL) is not damaged
 
 
-def test_a_damage_that_is_none_any_more_discards_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_found_sound_on_the_second_lookup_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path))
     with store.artifacts.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
@@ -91,7 +91,7 @@ def test_a_damage_that_is_none_any_more_discards_nothing(tmp_path: Path, monkeyp
     assert len(looked) == 2
 
 
-def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
+def test_compute_there_skips_an_artifact_that_is_already_committed(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with store.artifacts.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
@@ -101,7 +101,7 @@ def test_a_part_that_is_there_is_not_computed_again(tmp_path: Path) -> None:
     assert store.artifacts.manifest(MODEL) == made
 
 
-def test_a_worker_logs_what_it_makes_as_lines_of_json(
+def test_workers_log_the_events_of_an_artifact_as_json_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MEMLIB_LOG", "json")
@@ -148,7 +148,7 @@ def test_the_printed_words_of_a_part_that_fails_are_kept_and_named(tmp_path: Pat
     assert ("log", kept) in {(item.kind, item.path) for item in garbage(store, keep=[], days=-1)}
 
 
-def test_of_what_is_printed_without_end_the_end_is_kept() -> None:
+def test_recording_keeps_only_the_end_of_long_output() -> None:
     with recording():
         for line in range(300_000):
             print(f"line {line}")
@@ -156,9 +156,7 @@ def test_of_what_is_printed_without_end_the_end_is_kept() -> None:
         assert len(recorded()) == LONGEST
 
 
-def test_a_run_stops_where_its_hours_are_spent_and_keeps_what_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stops_after_max_hours_and_keeps_finished_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.display.is_gone", lambda: True)  # without Prefect
     data = Decode(DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}}))
     store = Store(str(tmp_path))
@@ -177,7 +175,7 @@ def test_hours_are_those_of_all_workers_of_all_cells(tmp_path: Path) -> None:
         cells[1].spend(1, 3600)
 
 
-def test_a_step_is_named_by_what_it_is_about() -> None:
+def test_a_step_is_labelled_by_its_title_and_the_names_of_its_parts() -> None:
     @dataclass
     class Step:
         label: str

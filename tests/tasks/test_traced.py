@@ -71,7 +71,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", AUDITS)
-def test_what_runs_while_a_stage_is_written_is_covered(name: str, ran: Ran, tmp_path: Path) -> None:
+def test_identity_of_a_stage_covers_all_code_that_runs_while_it_is_written(name: str, ran: Ran, tmp_path: Path) -> None:
     recipe, changes = AUDITS[name]
     given = recipe if isinstance(recipe, str) else yaml.safe_load(recipe.read_text())
     memlib.run(given, store=str(tmp_path), changes=changes)

@@ -76,7 +76,9 @@ def row(**changes: Any) -> Finding:
         ({}, 0.005, "undecided"),  # not shown, although its interval lies above the limit
     ],
 )
-def test_only_a_bound_passes_and_only_what_is_shown_fails(changes: dict[str, Any], limit: float, outcome: str) -> None:
+def test_judge_passes_only_bounded_and_fails_only_shown_headline_tests(
+    changes: dict[str, Any], limit: float, outcome: str
+) -> None:
     assert judge(row(**changes), limit, decides=True).outcome == outcome
     assert judge(row(**changes), limit, decides=False).outcome == "undecided"
     assert judge(estimate("m", {}, 0.0, n=9, interval=Interval(0, 0.001, "x")), limit, decides=True).outcome == "undecided"
@@ -126,7 +128,9 @@ def test_an_exposure_is_compared_exactly_and_chance_fails_no_build(canaries: lis
     assert said in found.reason
 
 
-def test_a_build_stops_where_a_model_remembers_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_passes_or_leaves_gates_undecided_and_refuses_malformed_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store(str(tmp_path / "store"))
     rows = settle(
         [

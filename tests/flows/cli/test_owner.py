@@ -12,7 +12,7 @@ from PIL import Image
 
 from flows.cli.app import main
 from memlib.data.secret import read_secret
-from memlib.observe.pseudonyms import asked_as
+from memlib.observe.pseudonyms import pseudonym_of
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import OutputsSpec
 
@@ -30,7 +30,7 @@ def listed(folder: Path) -> list[str]:
         return [row["example_id"] for row in csv.DictReader(file)]
 
 
-def test_all_of_the_pool_is_asked_for_under_names_that_say_nothing(tmp_path: Path, secret: bytes) -> None:
+def test_ids_lists_the_whole_pool_under_pseudonyms_that_reveal_no_role(tmp_path: Path, secret: bytes) -> None:
     def ask(folder: str) -> int:
         return main(
             ["ids", "--recipe", "forgetting_smoke", "--output", str(tmp_path / folder), "--store", str(tmp_path / "s")]
@@ -41,9 +41,9 @@ def test_all_of_the_pool_is_asked_for_under_names_that_say_nothing(tmp_path: Pat
     splits = pq.ParquetFile(next((tmp_path / "s").glob("artifacts/sets/*/*/splits.parquet"))).read().to_pylist()
     pool = {row["example_id"]: row["role"] for row in splits if row["role"] in ("query", "known", "withheld")}
     assert len(set(pool.values())) == 3
-    assert names == sorted(asked_as(name, secret) for name in pool)
+    assert names == sorted(pseudonym_of(name, secret) for name in pool)
     assert not any(name in shown for name in pool for shown in names)
-    real = {asked_as(name, secret): name for name in pool}
+    real = {pseudonym_of(name, secret): name for name in pool}
     ranks = {role: [n for n, name in enumerate(names) if pool[real[name]] == role] for role in set(pool.values())}
     for places in ranks.values():  # spread over the list as at random
         assert abs(np.mean(places) / len(names) - 0.5) < 4 * np.sqrt(1 / 12 / len(places))
@@ -57,7 +57,9 @@ def test_all_of_the_pool_is_asked_for_under_names_that_say_nothing(tmp_path: Pat
     assert listed(tmp_path / "again") == names
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_refuses_an_existing_output_folder_and_audits_other_than_forgetting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "there").mkdir()
     asked: list[Any] = [
         "ids",
@@ -74,12 +76,12 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Cap
     assert "for the deja-vu audit; only forgetting takes outputs from a model's owner" in capsys.readouterr().err
 
 
-def test_outputs_are_joined_by_these_names(tmp_path: Path, secret: bytes) -> None:
+def test_outputs_under_pseudonyms_are_joined_to_the_same_examples(tmp_path: Path, secret: bytes) -> None:
     scores = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
     members = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["x", "y", "y"]})
     plain = pa.table({"example_id": ["a", "b", "c"], "scores": scores})
     named = pa.table(
-        {"example_id": [asked_as(name, secret) for name in ("c", "a", "b")], "scores": [scores[n] for n in (2, 0, 1)]}
+        {"example_id": [pseudonym_of(name, secret) for name in ("c", "a", "b")], "scores": [scores[n] for n in (2, 0, 1)]}
     )
     found = []
     for table in (plain, named):

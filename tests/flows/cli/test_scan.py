@@ -39,7 +39,9 @@ def test_secrets_are_counted_and_listed_in_a_private_file(
     assert len(read_secrets(canaries.file or "", Format(canaries.format, canaries.alphabets), "character")) == 2
 
 
-def test_counts_further_alphabets_and_json(mail: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scan_accepts_alphabets_and_writes_counts_and_json(
+    mail: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "found.txt"
     asked = ["scan", str(mail), "--format", "pin is {x4}", "--alphabet", "x=0147", "--counts", "--out", str(out), "--json"]
     assert main(asked) == 0
@@ -99,7 +101,9 @@ def test_mistakes_are_one_line_without_a_secret(
     assert mail.read_text() == MAIL
 
 
-def test_texts_that_are_empty_or_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scan_refuses_empty_and_missing_texts_without_writing_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     assert main(["scan", str(tmp_path / "empty.txt"), *ASK, "--out", str(tmp_path / "s.txt")]) == 2
     assert f"the text {tmp_path / 'empty.txt'} is empty" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("have", get_args(Have))
-def test_a_starter_for_what_one_has_is_valid_with_its_examples_and_with_answers(
+def test_every_starter_recipe_validates_with_its_examples_and_with_answers(
     have: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,9 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def test_init_asks_what_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_without_arguments_asks_which_data_or_model_the_user_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 2
     assert "say what you have: memlib init --for image-model|" in capsys.readouterr().err
@@ -96,12 +98,14 @@ def test_init_asks_what_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("text", ["photos/a b", "007", "no", "a: b", '"x', "{d4} é", "yes", "1e3", "", "-", "a #b"])
-def test_answers_are_read_as_they_were_given(text: str) -> None:
+def test_answers_are_quoted_so_that_yaml_reads_them_as_text(text: str) -> None:
     assert yaml.safe_load(f"key: {_in_yaml(text)}") == {"key": text}
     assert yaml.safe_load(f"{{key: {_in_yaml(text)}, other: 1}}")["key"] == text
 
 
-def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_limits_and_errors_of_a_recipe_without_reading_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: two_moons\nnets: {seeds: 3}\n")
     assert main(["validate", str(path)]) == 0
@@ -115,7 +119,7 @@ def test_what_is_wrong_with_a_recipe_is_said_without_reading_data(tmp_path: Path
     assert "names no audit" in capsys.readouterr().err
 
 
-def test_sources_are_listed_with_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sources_lists_every_kind_with_its_required_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sources"]) == 0
     said = capsys.readouterr().out
     assert "kind: csv (needs path, root, label_column, classes):" in said
@@ -124,7 +128,7 @@ def test_sources_are_listed_with_what_they_need(capsys: pytest.CaptureFixture[st
     assert {row["kind"] for rows in found.values() for row in rows} >= {"joined", "import", "pairs", "topics"}
 
 
-def test_the_doctor_names_what_has_to_be_mended(
+def test_doctor_names_an_unusable_store_and_prefect_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -182,7 +186,9 @@ def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
         ("plan unique-feature --recipe two_moons --set nets.seeds=1000000000", "less than or equal to 1000000"),
     ],
 )
-def test_a_slip_on_the_command_line_is_one_line(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_on_the_command_line_print_exactly_one_line(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command.split()) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -191,7 +197,7 @@ def test_a_slip_on_the_command_line_is_one_line(command: str, said: str, capsys:
     assert said in line
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_closed_output_pipe_ends_the_command_silently_with_status_141() -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "flows.cli.entry", "recipes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[3],

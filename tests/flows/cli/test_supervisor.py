@@ -82,7 +82,7 @@ def test_a_process_that_ends_by_itself_has_its_own_status(tmp_path: Path, status
         ("raise SystemExit(0)", "status 0"),  # of a library that thinks that it may
     ],
 )
-def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, how: str) -> None:
+def test_a_lost_process_is_reported_once_and_marks_the_run_as_failed(tmp_path: Path, body: str, how: str) -> None:
     done = start(tmp_path, body)
     _, errors = done.communicate(timeout=60)
     assert done.returncode == 75
@@ -95,7 +95,9 @@ def test_a_process_that_is_lost_is_a_line_and_a_mark(tmp_path: Path, body: str, 
 
 @pytest.mark.parametrize("command", ["run", "runs"])
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_a_defect_is_a_line_and_its_traceback_a_private_log(command: str, is_writable: bool, tmp_path: Path) -> None:
+def test_a_defect_prints_one_line_and_writes_its_traceback_to_a_private_log(
+    command: str, is_writable: bool, tmp_path: Path
+) -> None:
     script = f"""
 import sys, flows.cli.app
 from flows.cli.entry import command
@@ -124,7 +126,7 @@ sys.exit(command())
 
 
 @pytest.mark.parametrize("kibibytes", [400_000, 450_000, 900_000])
-def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_as_such_and_not_as_a_bug(kibibytes: int, tmp_path: Path) -> None:
     """Python's own allocations fail, or the loader's of PyTorch's libraries, which is an ImportError."""
     command = (
         f"ulimit -v {kibibytes}; {sys.executable} -m flows.cli.entry run deja-vu --recipe smoke --store {tmp_path}/store"
@@ -136,7 +138,7 @@ def test_too_little_memory_is_a_line_and_no_bug(kibibytes: int, tmp_path: Path) 
     assert "bug in memlib" not in done.stderr
 
 
-def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
+def test_a_prefect_that_may_start_no_server_is_reported_in_one_line(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -156,7 +158,7 @@ def test_a_prefect_that_may_start_no_server_is_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "runs"])
-def test_an_interrupt_while_libraries_are_loaded_is_a_line(command: str) -> None:
+def test_an_interrupt_while_loading_libraries_prints_only_how_to_continue(command: str) -> None:
     script = f"""
 import sys
 from flows.cli.entry import command
@@ -176,7 +178,7 @@ sys.exit(command())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_an_interrupt_that_a_library_makes_an_error_of_is_a_line(number: int) -> None:
+def test_an_interrupt_that_a_library_turns_into_an_error_still_counts_as_stopped(number: int) -> None:
     """pydantic's serializer does: such an error looked like a bug, and its run like one that had failed."""
     script = f"""
 import os, sys
@@ -202,7 +204,7 @@ sys.exit(command())
     )
 
 
-def test_what_crashes_after_the_end_is_no_news(tmp_path: Path) -> None:
+def test_a_crash_after_the_reported_end_leaves_the_exit_status(tmp_path: Path) -> None:
     done = start(tmp_path, "ended(0); os.abort()")
     assert done.wait(timeout=60) == 0
 
@@ -248,7 +250,7 @@ def test_work_that_swallows_an_interrupt_is_ended(tmp_path: Path) -> None:
     assert of_session(done.pid) == []
 
 
-def test_signals_reach_the_work_and_who_kills_the_command_kills_it(tmp_path: Path) -> None:
+def test_signals_and_the_death_of_the_command_end_its_work(tmp_path: Path) -> None:
     body = (
         "[signal.signal(number, lambda *_: os._exit(ended(130))) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
         "print('ready', flush=True); time.sleep(600)"

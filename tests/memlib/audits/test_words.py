@@ -26,7 +26,7 @@ from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
-from memlib.audits.unique_feature.verdict import verdict_on_own
+from memlib.audits.unique_feature.verdict import verdict_on_external
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, word_of
 from memlib.report.page import advice_of
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
@@ -58,7 +58,7 @@ def outcome_of(name: str, family: str, word: str, /, **params: Any) -> Finding:
 
 
 @pytest.mark.parametrize(("names", "views"), list(itertools.product(WORDS, ("shown", "inconclusive", None))))
-def test_deja_vu_says_one_thing(names: str, views: str | None) -> None:
+def test_verdict_and_sentence_of_deja_vu_follow_from_its_tests(names: str, views: str | None) -> None:
     rows = [outcome_of("share_excess", deja_vu.HEADLINE, names), outcome_of("deja_vu_score", "settings", "shown")]
     if views is not None:
         rows.append(replace(outcome_of("sslmem", deja_vu.STABILITY, views), bound=None))
@@ -85,7 +85,9 @@ def test_a_difference_against_memory_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("low", "bound", "word"), [(0.01, None, "inconclusive"), (0.01, 0.3, "bounded"), (-0.01, None, "")])
-def test_an_interval_beside_0_is_said_to_decide_nothing(low: float, bound: float | None, word: str) -> None:
+def test_explanation_says_that_intervals_decide_nothing_if_one_lies_above_zero(
+    low: float, bound: float | None, word: str
+) -> None:
     for metric, family in (("share_excess", deja_vu.HEADLINE), ("sslmem", deja_vu.STABILITY)):
         row = tested(
             metric, {}, 0.1, n=20, p_value=0.08, family=family, interval=Interval(low, 0.2, "examples"), upper_bound=0.2,
@@ -106,7 +108,7 @@ EXPOSURE = list(itertools.product(KINDS, (*WORDS, None), ("shown", "inconclusive
 
 
 @pytest.mark.parametrize(("kind", "canaries", "documents", "refuted", "extracted"), EXPOSURE)
-def test_exposure_says_one_thing(
+def test_verdict_and_sentence_of_exposure_follow_from_its_tests(
     kind: str, canaries: str | None, documents: str | None, refuted: bool | None, extracted: int
 ) -> None:
     recipe = exposure.Recipe.model_validate(
@@ -164,7 +166,7 @@ def test_exposure_says_one_thing(
 
 
 @pytest.mark.parametrize("variants", [*itertools.product(WORDS), *itertools.product(WORDS, WORDS)])
-def test_unique_features_say_one_thing(variants: tuple[str, ...]) -> None:
+def test_verdict_and_sentence_of_unique_feature_follow_from_its_variants(variants: tuple[str, ...]) -> None:
     params = {"metric": "m_white", "output": "probability", "group": "canary - control", "pairs": 9, "exchanged": "pairs"}
     rows = [
         outcome_of("m_white", unique_feature.HEADLINE, word, **params, **({"variant": f"v{n}"} if len(variants) > 1 else {}))
@@ -179,7 +181,7 @@ def test_unique_features_say_one_thing(variants: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", list(itertools.product((*WORDS, "descriptive", None), repeat=2)))
-def test_a_sweep_says_what_its_cells_say(words: tuple[str | None, ...]) -> None:
+def test_verdict_of_a_sweep_follows_from_the_verdicts_of_its_cells(words: tuple[str | None, ...]) -> None:
     outcomes = []
     for number, word in enumerate(words):
         if word is None:
@@ -234,7 +236,7 @@ TARGETS = {  # what makes a target end in an outcome
 
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize("outcomes", [*itertools.product(TARGETS), *itertools.product(TARGETS, TARGETS), ("",), ("", "")])
-def test_forgetting_says_one_thing(outcomes: tuple[str, ...], external: bool) -> None:
+def test_verdict_and_advice_of_forgetting_follow_from_its_targets(outcomes: tuple[str, ...], external: bool) -> None:
     names = [f"t{number}" for number in range(len(outcomes))]
     kind = {"trained": {"model": "a:b", "version": "1"}} if external else {"mix": {"calibration": 1}}
     recipe = forgetting.Recipe.model_validate(
@@ -286,7 +288,7 @@ def test_forgetting_says_one_thing(outcomes: tuple[str, ...], external: bool) ->
 
 @pytest.mark.parametrize(("finite", "count"), list(itertools.product((True, False), (15, 20, 300))))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_self_influence_says_one_thing(finite: bool, count: int, tmp_path: Path) -> None:
+def test_verdict_and_advice_of_self_influence_follow_from_finite_values(finite: bool, count: int, tmp_path: Path) -> None:
     values = np.random.default_rng(0).lognormal(0, 1.5, count)
     values[0] = values[0] if finite else np.nan
     names = [f"e{number}" for number in range(count)]
@@ -313,7 +315,7 @@ def test_self_influence_says_one_thing(finite: bool, count: int, tmp_path: Path)
 
 @pytest.mark.parametrize("scores", [*itertools.product(WORDS), *itertools.product(WORDS, ("shown", "inconclusive"))])
 @pytest.mark.parametrize("nulls", [9, 99])
-def test_an_external_model_with_a_feature_says_one_thing(scores: tuple[str, ...], nulls: int) -> None:
+def test_verdict_on_an_external_model_with_a_feature_follows_from_its_tests(scores: tuple[str, ...], nulls: int) -> None:
     rows = []
     for number, word in enumerate(scores):
         at = {"metric": ("m_black", "m_grey")[number], "output": "probability", "null": "names", "nulls": nulls}
@@ -322,7 +324,7 @@ def test_an_external_model_with_a_feature_says_one_thing(scores: tuple[str, ...]
             row = replace(row, p_value=max(row.p_value or 0.0, 0.1), upper_bound=None, smallest_p=0.1, detectable=None)
         rows.append(replace(row, bound=None) if number else row)
     found = settle(rows, alpha=0.05, headlines=unique_feature.HEADLINES)
-    said = verdict_on_own(found)
+    said = verdict_on_external(found)
     expected = "inconclusive" if nulls == 9 else "shown" if "shown" in scores else scores[0]
     assert said.word == expected
     assert said.sentence.startswith("The feature stands out") == (expected == "shown")
@@ -338,7 +340,9 @@ ALONE = list(itertools.product(WORDS, (None, "alike", "differ"), (False, True), 
 
 
 @pytest.mark.parametrize(("names", "sets", "blind", "by_chance"), ALONE)
-def test_one_model_alone_says_one_thing(names: str, sets: str | None, blind: bool, by_chance: bool) -> None:
+def test_verdict_on_a_single_model_follows_from_its_test_and_its_sets(
+    names: str, sets: str | None, blind: bool, by_chance: bool
+) -> None:
     config = deja_vu.Config(bound=0.05)
     rows = [outcome_of("share_excess", deja_vu.HEADLINE, names, reference="network", layer="backbone")]
     rows.append(estimate("accuracy_target", {"chance": 0.25}, 0.5, n=50, interval=Interval(0.4, 0.6, "examples")))

@@ -169,7 +169,7 @@ def test_a_preview_names_boxes_that_are_not_used(tmp_path: Path, form: Any, kind
     assert f"there are {kind} files of 5 of 5 images; for their boxes, set boxes: {form}" in line
 
 
-def test_layouts_of_annotated_sets_are_no_classes(tmp_path: Path) -> None:
+def test_image_folder_warns_about_and_refuses_layouts_of_annotated_sets(tmp_path: Path) -> None:
     write_images(tmp_path)
     for name in ("JPEGImages", "SegmentationClass"):
         (tmp_path / "voc" / name).mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_polygons_circles_and_boxes_that_end_within_a_pixel_are_enclosed() -> No
     assert parse_yolo(b"1 .1 .2 .5 .2 .3 .9", "a.txt", ["x", "y"]).boxes.tolist() == [[0.1, 0.2, 0.5, 0.9]]
 
 
-def test_only_boxes_that_end_within_a_pixel_mark_the_digest(tmp_path: Path) -> None:
+def test_digest_has_a_reading_mark_only_if_a_box_edge_is_fractional(tmp_path: Path) -> None:
     for name, value in (("whole", "18"), ("part", "18.25")):
         (tmp_path / name / "a").mkdir(parents=True)
         Image.fromarray(draw(())).save(tmp_path / name / "a/a.png")

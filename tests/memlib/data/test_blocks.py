@@ -49,7 +49,9 @@ def decoded(folder: Path, name: str, data: DataSpec) -> tuple[PlainRunner, Artif
 
 
 @pytest.mark.parametrize("images", [1, 7, 50])
-def test_blocks_hold_what_one_array_holds(folder: Path, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_decoded_in_blocks_equal_those_of_a_single_array(
+    folder: Path, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, whole = decoded(folder, "whole", spec(folder))
     assert whole.path("images.npy").exists()
     monkeypatch.setattr(stages, "BLOCK_BYTES", images * SIZE * SIZE * 3)
@@ -97,7 +99,9 @@ def test_encoded_images_are_read_like_raw_ones(folder: Path, images: int, monkey
 
 @pytest.mark.parametrize("storage", ["raw", "png", "jpeg"])
 @pytest.mark.parametrize("uri", ["local", "memory://audits/ranges"])
-def test_a_picture_is_read_alone(folder: Path, uri: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_picture_is_read_without_fetching_whole_blocks(
+    folder: Path, uri: str, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
     (folder / "images" / "class-1" / "004.png").write_bytes(b"no picture")
     place = str(folder / "store") if uri == "local" else f"{uri}-{storage}"
@@ -122,7 +126,7 @@ def only(read: Any, *names: str) -> Any:
     return local_path
 
 
-def test_a_picture_that_is_damaged_is_not_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_picture_raises_corrupt_artifact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
     _, shard = decoded(folder, "store", spec(folder))
     pictures = shard.content.pictures
@@ -195,7 +199,7 @@ def test_points_are_stored_as_they_are(tmp_path: Path) -> None:
     assert decode(PlainRunner(Store(str(tmp_path))), data).content.images.shape == (20, 3)
 
 
-def test_a_shard_that_is_there_as_a_whole_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_stored_as_a_single_array_is_reused_without_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded(folder, "store", spec(folder))
     monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
     runner, shard = decoded(folder, "store", spec(folder))
@@ -204,7 +208,7 @@ def test_a_shard_that_is_there_as_a_whole_is_taken_as_it_is(folder: Path, monkey
     assert runner._work.reused == [str(shard)]
 
 
-def test_a_block_that_was_lost_is_made_again_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_lost_block_of_a_shard_is_recomputed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
     runner, shard = decoded(folder, "store", spec(folder))
     before = np.asarray(shard.content.images)
@@ -217,7 +221,7 @@ def test_a_block_that_was_lost_is_made_again_alone(folder: Path, monkeypatch: py
     assert np.array_equal(np.asarray(shard.content.images), before)
 
 
-def test_what_is_wrong_is_said_as_of_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_reported_once_for_all_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 10 * SIZE * SIZE * 3)
     (folder / "images" / "class-1" / "004.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match="1 unreadable images: "):
@@ -231,19 +235,19 @@ def test_what_is_wrong_is_said_as_of_a_whole(folder: Path, monkeypatch: pytest.M
     assert runner.warnings
 
 
-def test_a_block_travels(folder: Path) -> None:
+def test_a_decode_block_keeps_its_identity_when_pickled(folder: Path) -> None:
     block = DecodeBlock(spec(folder), "digest", 0, 5)
     assert pickle.loads(pickle.dumps(block)).identity == block.identity
     assert (block.units, block.spec["rows"]) == (5.0, [0, 5])
 
 
-def test_empty_blocks_and_indexes() -> None:
+def test_empty_blocks_are_skipped_and_an_empty_index_has_no_images() -> None:
     blocks = Blocks([2, 0, 3], lambda number: np.full((3, 2), number))
     assert blocks[[0, 1, 2, 4]].tolist() == [[0, 0], [0, 0], [2, 2], [2, 2]]
     assert understood(INDEX.arrow.empty_table(), {})["images"] == 0
 
 
-def test_a_look_for_copies_opens_few_blocks() -> None:
+def test_near_copies_opens_a_limited_number_of_blocks() -> None:
     opened: list[int] = []
 
     def read(number: int) -> np.ndarray:
@@ -264,7 +268,7 @@ def test_a_look_for_copies_opens_few_blocks() -> None:
     assert stages._near_copies(pa.Table.from_pylist(entries[:40], schema=SPLITS.arrow), np.asarray(images[:40]))
 
 
-def test_what_was_read_of_one_store_is_not_taken_for_another(tmp_path: Path) -> None:
+def test_members_read_from_one_store_are_not_reused_for_another(tmp_path: Path) -> None:
     here, ref = Store(str(tmp_path / "here")), Ref("split", "0" * 20)
     with here.artifacts.write(ref) as attempt:
         table = pa.table({"example_id": ["a"], "role": ["target"], "label": [0], "class_name": ["cat"]})

@@ -86,7 +86,7 @@ def test_an_image_that_is_replaced_is_noticed_whatever_its_times(folder: Path, m
     assert (folder / "cache/memlib").stat().st_mode & 0o077 == 0
 
 
-def test_all_is_read_again_when_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memlib_rehash_ignores_the_cache_of_digests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     source = ImageFolderSource(kind="image_folder", path=str(folder / "photos"))
     before = open_source(source).content_digest()
@@ -174,7 +174,9 @@ def test_tables_of_images_that_are_laid_out_oddly_are_refused_in_words(tmp_path:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\x89PNG\r\n\x1a\n\x00\x00\x00\x02IHDRxx"])
-def test_pictures_of_features_that_are_none_are_named(tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_or_too_large_feature_pictures_are_refused(
+    tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "f.png").write_bytes(damage)
     feature = PictureFeature(kind="picture", path=str(tmp_path / "f.png"))
     with pytest.raises(UserError, match="cannot read the feature's picture .*f.png"):
@@ -193,7 +195,7 @@ def test_boxes_that_no_image_has_are_named(value: str) -> None:
 
 
 @pytest.mark.parametrize("hole", ["{d999999999}", "{d" + "9" * 5000 + "}", "{d0}", "{d1001}"])
-def test_holes_that_hold_the_world_are_refused(hole: str) -> None:
+def test_format_holes_of_none_or_more_than_1000_symbols_are_refused(hole: str) -> None:
     with pytest.raises(UserError, match="holes have 1 to 1000 symbols"):
         Format(f"number {hole}", {}).places("character")
 
@@ -210,7 +212,7 @@ def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pyt
     assert [bool(value) for value in seen] == [False, True]
 
 
-def test_parquet_files_behind_links_are_other_peoples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_files_behind_links_out_of_the_root_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside, root = tmp_path / "outside", tmp_path / "root"
     outside.mkdir()
     root.mkdir()

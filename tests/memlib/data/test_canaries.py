@@ -29,7 +29,7 @@ def members(labels: list[int]) -> pa.Table:
     return pa.table({"example_id": [f"e{i}" for i in range(count)], "row": list(range(count)), "label": labels})
 
 
-def test_the_papers_a() -> None:
+def test_glyph_feature_draws_the_letter_a_of_the_paper() -> None:
     feature = build_feature(glyph(text="A", top=1, left=1), GREY)
     expected = np.array([[int(dot) for dot in row] for row in ("00100", "01010", "11111", "10001", "10001")]) * 255
     assert feature.mask.sum() == 25  # all 25 pixels are overwritten
@@ -37,13 +37,13 @@ def test_the_papers_a() -> None:
     np.testing.assert_array_equal(feature.insert(np.full((1, *GREY), 99, np.uint8))[0, 1:6, 1:6, 0], expected)
 
 
-def test_every_glyph_is_its_own() -> None:
+def test_glyphs_are_distinct_and_texts_scale_with_them() -> None:
     assert len({dots.tobytes() for dots in GLYPHS.values()}) == 36
     assert draw_text("JOHN").shape == (5, 23)
     assert draw_text("A", scale=3).shape == (15, 15)
 
 
-def test_nothing_but_the_place_changes() -> None:
+def test_a_feature_changes_only_the_pixels_of_its_mask() -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, *GREY), dtype=np.uint8)
     before = images.copy()
     feature = build_feature(glyph(text="JOHN", top=3, left=2), GREY)
@@ -95,12 +95,12 @@ def test_removed_pixels_stay_as_they_were() -> None:
         (glyph(font="/nowhere.ttf"), GREY, "cannot read the font"),
     ],
 )
-def test_what_does_not_fit_is_refused(spec: Any, shape: tuple[int, ...], said: str) -> None:
+def test_features_that_do_not_fit_the_examples_are_refused(spec: Any, shape: tuple[int, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build_feature(spec, shape)
 
 
-def test_ones_own_picture_and_its_transparency(tmp_path: Path) -> None:
+def test_picture_feature_respects_transparency_and_refuses_an_empty_mask(tmp_path: Path) -> None:
     rgba = np.zeros((4, 6, 4), np.uint8)
     rgba[:2, :, 0], rgba[:2, :, 3] = 250, 255
     Image.fromarray(rgba).save(tmp_path / "mark.png")
@@ -142,7 +142,7 @@ def test_small_letters_have_small_letters_as_nulls() -> None:
         ("JOHN", "/nowhere.txt", "cannot read canary.feature.nulls /nowhere.txt"),
     ],
 )
-def test_texts_without_others_of_their_kind(text: str, nulls: str, said: str) -> None:
+def test_null_features_are_refused_for_texts_without_comparable_ones(text: str, nulls: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         null_features(glyph(text=text, nulls=nulls), GREY, 5, seed=0)
 
@@ -177,7 +177,7 @@ def test_a_name_is_compared_with_other_names_of_its_form() -> None:
     assert {feature.box for feature in null_features(glyph(text="JOHN"), GREY, 99, seed=0).values()} == {box}
 
 
-def test_ones_own_list_of_texts(tmp_path: Path) -> None:
+def test_null_features_come_from_a_given_list_without_the_canary_text(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("JOHN\nANNA\n\nPAUL\nANNA\n")
     assert set(null_features(glyph(text="JOHN", nulls=str(tmp_path / "texts.txt")), GREY, 9, seed=0)) == {"ANNA", "PAUL"}
     (tmp_path / "texts.txt").write_text("JOHN\n")
@@ -201,7 +201,7 @@ def test_pictures_of_the_same_kind_are_nulls_unless_they_are_the_same(tmp_path: 
         null_features(own, GREY, 5, seed=0)
 
 
-def test_noise_is_no_null_for_a_coordinate() -> None:
+def test_null_features_are_refused_for_a_scalar_feature() -> None:
     with pytest.raises(UserError, match="no null features for a scalar"):
         null_features(ScalarFeature(kind="scalar"), (3,), 5, seed=0)
 
@@ -230,7 +230,7 @@ def test_canaries_are_chosen_as_asked() -> None:
         ({"choice": "by_id", "example_ids": ("e9",)}, "names 'e9'"),
     ],
 )
-def test_canaries_that_are_not_there(changes: dict[str, Any], said: str) -> None:
+def test_choose_canaries_refuses_missing_classes_counts_and_ids(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         choose_canaries(members([0, 0, 1, 1, 1, 2]), spec(**changes))
 
@@ -247,7 +247,7 @@ def test_the_control_sees_the_clean_twin_in_the_same_places(repeats: int, mode: 
     assert len(with_feature.rows) == 3 + repeats - (mode == "replace")
 
 
-def test_no_canary_is_scored_on() -> None:
+def test_probe_rows_exclude_canaries_and_other_classes() -> None:
     chosen = probe_rows(members([0] * 10 + [1] * 3), 0, without=[2, 5], max_examples=6, seed=0)
     assert len(chosen) == 6
     assert not set(chosen) & {2, 5, 10, 11, 12}

@@ -18,7 +18,7 @@ from memlib.errors import UserError
 from memlib.observe.encoders import given_layers
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import NpzSource, OutputsSpec, ParquetSource
-from memlib.specs.encoders import GivenEmbeddings
+from memlib.specs.encoders import SuppliedEmbeddings
 from memlib.store import Store
 
 VECTORS = [[float(i), 1.0, 2.0] for i in range(4)]
@@ -58,7 +58,7 @@ def test_tables_with_other_ids_are_refused(kind: str, tmp_path: Path) -> None:
     pq.write_table(pa.table([ids, vectors, images, pa.array([0, 1, 0, 1]), pa.array(list("aabb"))], names=names), path)
     members = pa.table({"example_id": list("abcd"), "label": [0, 1, 0, 1], "class_name": list("abab")})
     for read in (
-        lambda: given_layers(GivenEmbeddings(kind="embeddings", path=str(path), id_column="example_id"), ["a"], ["v"]),
+        lambda: given_layers(SuppliedEmbeddings(kind="embeddings", path=str(path), id_column="example_id"), ["a"], ["v"]),
         lambda: read_outputs(OutputsSpec(path=str(path), id_column="example_id", scores_column="v"), members, 3),
         lambda: open_source(ParquetSource(kind="parquet", path=str(path), id_column="example_id")),
         lambda: said_of_examples(str(path), "group", setting="split.group"),
@@ -72,7 +72,7 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table([pa.array(list("abcd")), pa.array(VECTORS), pa.array(VECTORS)], names=["id", "v", "v"]), path)
     with pytest.raises(UserError, match="2 columns 'v'"):
-        given_layers(GivenEmbeddings(kind="embeddings", path=str(path), id_column="id"), ["a"], ["v"])
+        given_layers(SuppliedEmbeddings(kind="embeddings", path=str(path), id_column="id"), ["a"], ["v"])
     with pytest.raises(UserError, match="Multiple matches for"):
         read_outputs(
             OutputsSpec(path=str(path), id_column="id", scores_column="v"),
@@ -117,7 +117,7 @@ def test_a_plan_names_a_label_beyond_the_stated_names(kind: str, tmp_path: Path,
     assert not store.exists()
 
 
-def test_a_negative_label_is_no_class(tmp_path: Path) -> None:
+def test_negative_labels_in_parquet_and_npz_are_refused(tmp_path: Path) -> None:
     """It would be the last class, counted from the end."""
     table = pa.table({"image": [{"bytes": b"x", "path": "x"}] * 3, "label": [0, 1, -1]})
     pq.write_table(table, tmp_path / "t.parquet")

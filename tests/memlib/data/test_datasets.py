@@ -68,7 +68,7 @@ def test_backgrounds_do_not_depend_on_the_digit(background: Any) -> None:
     assert between / within < 3.2  # F(9, 390) exceeds 3.2 once in a thousand
 
 
-def test_image_folders_of_any_kind_of_image(tmp_path: Path) -> None:
+def test_image_folder_reads_every_image_mode_and_ignores_other_files(tmp_path: Path) -> None:
     put(
         tmp_path / "data",
         {
@@ -156,7 +156,7 @@ def hugging_face_file(path: Path, rows: list[dict[str, Any]], names: list[str] |
     pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), path, row_group_size=2)
 
 
-def test_parquet_in_the_hugging_face_convention(tmp_path: Path) -> None:
+def test_parquet_reads_files_in_the_hugging_face_convention(tmp_path: Path) -> None:
     rows = [
         {"image": {"bytes": encoded(value=i), "path": None}, "label": i % 2, "objects": {"bbox": [[1.0, 2.0, 5.0, 6.0]]}}
         for i in range(5)
@@ -257,7 +257,7 @@ def broken():
         _ = open_source(ImportSource(kind="import", function=f"{name}:broken"))[0]
 
 
-def test_a_users_own_source(user_module: str, tmp_path: Path) -> None:
+def test_an_imported_source_is_read_with_its_class_names(user_module: str, tmp_path: Path) -> None:
     source = imported(user_module)
     _, index = shard(source, tmp_path / "shard")
     assert [row["class_name"] for row in index] == ["even", "odd", "even", "odd"]
@@ -276,12 +276,14 @@ def test_a_users_own_source(user_module: str, tmp_path: Path) -> None:
         ({"count": 0}, "the source has no images"),
     ],
 )
-def test_what_a_source_gets_wrong_is_named(user_module: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_examples_of_an_imported_source_are_refused(
+    user_module: str, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         shard(imported(user_module, **options), tmp_path / "shard")
 
 
-def test_what_cannot_be_imported_is_named(user_module: str) -> None:
+def test_functions_that_cannot_be_imported_as_sources_are_refused(user_module: str) -> None:
     for function, message in (
         ("nosuch_module:f", "cannot import"),
         (f"{user_module}:nothing", "has no function 'nothing'"),
@@ -291,7 +293,7 @@ def test_what_cannot_be_imported_is_named(user_module: str) -> None:
             open_source(ImportSource(kind="import", function=function))
 
 
-def test_torchvision_by_name(real_data: Path, tmp_path: Path) -> None:
+def test_torchvision_source_reads_mnist_by_name(real_data: Path, tmp_path: Path) -> None:
     shutil.copytree(real_data / "MNIST/raw", tmp_path / "MNIST/raw", copy_function=shutil.copyfile)
     spec = TorchvisionSource(kind="torchvision", name="MNIST", root=str(tmp_path), split="test", download=True)
     source = open_source(spec)
@@ -310,7 +312,7 @@ def test_torchvision_mistakes_are_named(tmp_path: Path) -> None:
         open_source(TorchvisionSource(kind="torchvision", name="MNIST", root=str(tmp_path)))
 
 
-def test_real_photographs_and_their_boxes(real_data: Path, tmp_path: Path) -> None:
+def test_tiny_imagenet_photographs_are_read_with_their_boxes(real_data: Path, tmp_path: Path) -> None:
     with tarfile.open(real_data / "tiny-imagenet-50.tar.xz") as archive:
         wanted = [m for _, m in zip(range(1100), archive, strict=False)]
         archive.extractall(tmp_path, members=wanted, filter="data")

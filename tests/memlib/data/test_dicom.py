@@ -92,7 +92,7 @@ def test_hounsfield_units_are_asked_for_a_window(tmp_path: Path) -> None:
     assert np.array_equal(found, grey(VALUES // 4 * 2.0 - 1024, -1000, 400))
 
 
-def test_colours_signs_and_several_pictures(tmp_path: Path) -> None:
+def test_colour_signed_and_multi_frame_dicom_files_are_read(tmp_path: Path) -> None:
     colours = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     signed = VALUES.astype(np.int16) - 2000
     source = read(
@@ -189,7 +189,7 @@ def test_compressed_files_are_read_without_loss(tmp_path: Path, syntax: str) -> 
     assert np.array_equal(source[0].image, source[1].image)
 
 
-def test_a_missing_decoder_is_a_line_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dicom_decoder_raises_one_line_with_a_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pydicom.pixels.decoders.base import Decoder
 
     source = read(tmp_path, compressed(dicom(VALUES), "JPEGLSLossless"))

@@ -152,7 +152,7 @@ def training_text(corpus: Corpus) -> str:
     return "".join(Characters().text(corpus.windows[row].tolist()) for row in rows)
 
 
-def test_secrets_that_stand_there_are_counted_in_what_trains() -> None:
+def test_occurrences_of_given_secrets_are_counted_in_the_training_documents() -> None:
     form = Format("pin {d4}", {})
     known = [Secret(tuple(form.choices(f"pin {pin}", "token") or ()), None) for pin in ("1111", "2222")]
     unseen = [Secret(tuple(form.choices("pin 3333", "token") or ()), None)]
@@ -193,7 +193,7 @@ def read(**source: Any) -> list[str]:
     return found
 
 
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_impossible_windows_canaries_and_empty_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="are too few to fill a window of 4000 tokens on both sides"):
         build(DOCUMENTS, spec(window=4000), SecretsSpec(), Characters())
     with pytest.raises(UserError, match="a canary of 50 tokens and its end marks"):
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         read(kind="text", path=str(tmp_path / "empty.txt"))
 
 
-def test_documents_of_every_source(tmp_path: Path) -> None:
+def test_documents_are_split_by_blank_lines_or_rows_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one\ntwo\n\n\nthree\n  \nfour")
     pq.write_table(pa.table({"text": ["one\n\ntwo", None, "three"]}), tmp_path / "text.parquet")
 
@@ -212,7 +212,7 @@ def test_documents_of_every_source(tmp_path: Path) -> None:
     assert len(read(kind="topics")) > 50
 
 
-def test_given_secrets_that_recur_are_compared_with_nothing() -> None:
+def test_recurring_given_secrets_are_listed_apart_from_given_and_unseen_ones() -> None:
     """Once-only secrets in documents of their own are given or unseen by chance; others are listed apart, or left out."""
     form = Format("pin {d4}", {})
     once, often = [f"pin {pin}" for pin in range(1000, 1060)], [f"pin {pin}" for pin in range(2000, 2020)]

@@ -21,7 +21,7 @@ def test_a_social_security_number_has_nine_holes_and_two_hyphens() -> None:
     assert text == "my number is 000-00-0000"
 
 
-def test_words_and_own_alphabets() -> None:
+def test_given_alphabets_of_words_fill_whole_holes_but_no_part_of_a_word() -> None:
     words = {"the": 0, "code": 1, "red": 2, "green": 3, "blue": 4}
     form = Format("the code {colour2}", {"colour": ("red", "green", "blue")})
     assert form.space(words, "word").slots == ((0,), (1,), (2, 3, 4), (2, 3, 4))
@@ -67,7 +67,7 @@ def test_shards_part_the_space() -> None:
         ("{d3}!", "the model has no symbol '!'"),
     ],
 )
-def test_what_is_no_format_is_said(text: str, said: str) -> None:
+def test_invalid_formats_are_refused_with_their_fault(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         space(text)
 

@@ -36,7 +36,7 @@ def entries(names: list[str]) -> list[dict[str, Any]]:
     return [{"example_id": name, "row": i, "unreadable": None} for i, name in enumerate(names)]
 
 
-def test_groups_by_pattern_file_and_likeness(tmp_path: Path) -> None:
+def test_groups_of_follows_a_pattern_a_file_or_likeness(tmp_path: Path) -> None:
     names = ["p1/a", "p1/b", "p2/a", "x", "y"]
     assert groups_of(entries(names), None, None).tolist() == [0, 1, 2, 3, 4]
     assert groups_of(entries(names), None, GroupSpec(pattern="(p[0-9])/")).tolist() == [0, 0, 1, 2, 3]
@@ -55,7 +55,7 @@ def test_groups_by_pattern_file_and_likeness(tmp_path: Path) -> None:
     assert groups_digest(GroupSpec(path=str(file))) != digest
 
 
-def test_joined_merges_what_links_join() -> None:
+def test_joined_merges_groups_connected_by_a_link() -> None:
     assert joined(np.array([0, 1, 1, 2]), [(0, 3)]).tolist() == [0, 1, 1, 0]
 
 
@@ -63,12 +63,12 @@ def test_joined_merges_what_links_join() -> None:
     ("spec", "said"),
     [({}, "needs at least one of pattern, path and near"), ({"pattern": "("}, "not a valid regular expression")],
 )
-def test_groups_that_say_nothing(spec: dict[str, Any], said: str) -> None:
+def test_group_spec_refuses_empty_settings_and_invalid_patterns(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         GroupSpec.model_validate(spec)
 
 
-def test_groups_that_fit_nothing(tmp_path: Path) -> None:
+def test_groups_of_refuses_settings_that_match_no_example(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="matches no example id; ids look like 'x'"):
         groups_of(entries(["x"]), None, GroupSpec(pattern="nobody"))
     (tmp_path / "g.csv").write_text("id,group\nx,1\n")
@@ -213,7 +213,7 @@ def test_images_that_look_alike_in_other_roles_are_seen() -> None:
     }  # fmt: skip
 
 
-def test_a_look_for_copies_needs_two_roles_and_is_no_search() -> None:
+def test_near_copies_needs_two_roles_and_limits_the_pairs_it_reports() -> None:
     images = np.zeros((2000, 16, 16, 1), dtype=np.uint8)
     assert near_copies(make_splits(["train"] * 2000), images) == []
     assert near_copies(make_splits([]), images) == []

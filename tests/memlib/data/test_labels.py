@@ -49,7 +49,7 @@ def test_labels_that_are_numbered_from_one_are_noticed(tmp_path: Path) -> None:
     assert "classes without examples: 0 (are the labels numbered from 1?)" in line
 
 
-def test_mistakes_are_a_line_and_keys_without_the_setting_stay(tmp_path: Path) -> None:
+def test_labels_refuse_impossible_drops_and_are_absent_from_keys_by_default(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="data.labels.drop names 7, which no example has as its label"):
         source(tmp_path, drop=(7,))
     with pytest.raises(UserError, match="data.labels.drop leaves no example"):
@@ -59,7 +59,7 @@ def test_mistakes_are_a_line_and_keys_without_the_setting_stay(tmp_path: Path) -
     assert "labels" not in DataSpec(source=ScenesSource()).model_dump(mode="json")
 
 
-def test_parts_that_are_joined_share_the_labels_to_leave_out(tmp_path: Path) -> None:
+def test_joined_parts_share_the_labels_to_drop(tmp_path: Path) -> None:
     for part, labels in (("one", [0, -1, 1]), ("other", [1, 0])):
         (tmp_path / part).mkdir()
         images = np.zeros((len(labels), 8, 8), np.uint8)

@@ -45,7 +45,7 @@ def test_grey_shards_have_one_channel(tmp_path: Path) -> None:
     assert open_source(spec).content_digest() != digest
 
 
-def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
+def test_npz_source_refuses_missing_mismatched_and_unreadable_arrays(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.zeros((2, 8, 8), np.float32), y=np.zeros(3, np.int64), z=np.zeros((2, 8, 8), np.uint8))
 
@@ -64,7 +64,7 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
         open_source(NpzSource(kind="npz", path=str(tmp_path / "b.npz")))
 
 
-def test_a_csv_in_chexperts_layout(tmp_path: Path) -> None:
+def test_csv_source_reads_and_checks_the_layout_of_chexpert(tmp_path: Path) -> None:
     rows = ["Path,Frontal/Lateral,Consolidation"]
     for i, (view, value) in enumerate(
         [("Frontal", "1.0"), ("Frontal", "0.0"), ("Lateral", "1.0"), ("Frontal", "-1.0"), ("Frontal", "")]
@@ -97,7 +97,7 @@ def test_pneumonia_mnist_is_read(real_data: Path, tmp_path: Path) -> None:
     assert len(open_source(spec)) == 4708
 
 
-def test_holding_out_is_disjoint_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_hold_out_assigns_disjoint_roles_and_refuses_too_few_examples(tmp_path: Path) -> None:
     spec = TwoMoonsSource(kind="two_moons", num_examples=40)
     write_shard(open_source(spec), DataSpec(source=spec), tmp_path)
     index = pq.read_table(tmp_path / "index.parquet")

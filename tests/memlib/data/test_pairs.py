@@ -48,7 +48,7 @@ def test_a_fraction_is_of_pairs_and_cuts_none() -> None:
         assert sides(built, plain[-1])[1].endswith("aay amenay\n")
 
 
-def test_pig_latin_by_hand() -> None:
+def test_pig_latin_translates_a_sentence() -> None:
     assert pig_latin("the string 12 is ours, sh") == "ethay ingstray 12 isay oursay, shay"
 
 
@@ -107,7 +107,7 @@ def test_costs_are_the_teacher_forced_ones_of_the_training_pass(
     assert np.sort(np.concatenate(list(leaf_costs(model, space, context=context)))).tolist() == sorted(costs.tolist())
 
 
-def test_a_secret_of_the_target_alone_can_be_pruned_and_searched(model: EncoderDecoder) -> None:
+def test_candidates_of_a_secret_in_the_target_only_support_pruning_and_search(model: EncoderDecoder) -> None:
     number = {symbol: place for place, symbol in enumerate(corpus().vocabulary)}
     space, context = pair_candidates(Format(BOTH.format, {}), TARGET_ONLY, SPEC, number)
     assert type(space) is Space
@@ -117,7 +117,7 @@ def test_a_secret_of_the_target_alone_can_be_pruned_and_searched(model: EncoderD
     assert [cost for cost, _ in ShortestPath(model, space, context=context).run(top=3).leaves] == costs[:3].tolist()
 
 
-def test_padding_counts_for_nothing(model: EncoderDecoder) -> None:
+def test_window_losses_ignore_padding(model: EncoderDecoder) -> None:
     rows = torch.from_numpy(corpus().windows[:4])
     losses, counts = window_losses(model, rows)
     assert counts.tolist() == (rows[:, SPEC.window :] >= 0).sum(dim=1).tolist()
@@ -142,7 +142,7 @@ def test_padding_counts_for_nothing(model: EncoderDecoder) -> None:
         (BOTH.model_copy(update={"insertions": (50,)}), TEXT, "at least twice"),
     ],
 )
-def test_pairs_that_make_no_corpus(canaries: SecretsSpec, text: str, said: str) -> None:
+def test_pairs_that_do_not_fit_a_corpus_are_refused(canaries: SecretsSpec, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         corpus(canaries, text)
 
@@ -165,7 +165,7 @@ PAIRS = {
         ({"trained": {"kind": "huggingface", "path": "x"}, "training": None}, "for models that memlib trains"),
     ],
 )
-def test_recipes_of_pairs_that_contradict_themselves(changes: dict[str, object], said: str) -> None:
+def test_recipes_of_pairs_with_contradictory_settings_are_refused(changes: dict[str, object], said: str) -> None:
     Recipe.model_validate(PAIRS)
     with pytest.raises(ValidationError, match=said):
         Recipe.model_validate(PAIRS | changes)

@@ -75,7 +75,7 @@ def test_deep_images_are_scaled_once_for_the_source(tmp_path: Path, values: NDAr
         assert source[index].oddities == (DEEP, f"scaled as {bits}, which hold the source's largest value")
 
 
-def test_what_nobody_can_know_of_intensities_is_asked_for(tmp_path: Path) -> None:
+def test_float_images_need_given_intensities_to_be_scaled(tmp_path: Path) -> None:
     spec = folder(tmp_path, a__tif=encoded((RAMP.astype(np.float32) - 50) * 7, "TIFF"))
     with pytest.raises(UserError, match=r"range from -350 to 987: .*data.intensities=\{low: -350, high: 987\}"):
         _ = open_source(spec)[0]
@@ -150,7 +150,7 @@ def test_boxes_of_another_picture_are_left_out_on_request(tmp_path: Path) -> Non
     assert [bool(row["unreadable"]) for row in written.index.to_pylist()] == [True, False]
 
 
-def test_transparent_and_moving_images(tmp_path: Path) -> None:
+def test_transparent_images_are_put_on_white_and_only_first_frames_are_read(tmp_path: Path) -> None:
     clear = np.dstack([COLOURS, np.full((12, 16), 255, dtype=np.uint8)])
     clear[:6, :, 3] = 0
     half = clear.copy()
@@ -170,13 +170,13 @@ def test_transparent_and_moving_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20_000, 1), (3, 50), (4, 400)])
-def test_what_is_no_picture_is_named(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_too_small_or_elongated_images_are_unreadable(tmp_path: Path, size: tuple[int, int]) -> None:
     spec = folder(tmp_path, a__png=encoded(Image.new("RGB", size)))
     with pytest.raises(UnreadableImage, match=f"a/a.png: is {size[0]} x {size[1]} pixels, too small or too elongated"):
         _ = open_source(spec)[0]
 
 
-def test_folders_that_people_do_not_see_are_no_classes_and_linked_ones_are(tmp_path: Path) -> None:
+def test_hidden_folders_are_ignored_and_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for name in ("a", "train", "val", ".ipynb_checkpoints", "__MACOSX/a"):
         (root / name).mkdir(parents=True)
@@ -272,13 +272,13 @@ def parquet(path: Path, images: list[bytes], **columns: list[Any]) -> ParquetSou
         ({"boxes": [[[0.1, 0.1, 0.5, 0.5]]] * 2}, "boxes in fractions"),
     ],
 )
-def test_labels_and_boxes_of_tables_are_what_they_should_be(tmp_path: Path, columns: Any, message: str) -> None:
+def test_parquet_labels_and_boxes_of_wrong_types_are_refused(tmp_path: Path, columns: Any, message: str) -> None:
     spec = parquet(tmp_path / "t.parquet", [encoded(COLOURS)] * 2, **columns)
     with pytest.raises(UserError, match=message):
         _ = open_source(spec)[0]
 
 
-def test_what_was_read_is_said(tmp_path: Path) -> None:
+def test_understood_describes_the_images_and_warns_about_oddities(tmp_path: Path) -> None:
     spec: SourceSpec = folder(
         tmp_path / "in",
         a__png=encoded(COLOURS),
@@ -304,7 +304,7 @@ def test_what_was_read_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
+def test_a_16_bit_pnm_and_an_image_with_damaged_exif_are_read(tmp_path: Path) -> None:
     pgm = b"P5 16 12 4095\n" + (RAMP * 21).astype(">u2").tobytes()
     exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHII", 8, 9999, 0x0112, 3, 1, 6)
     spec = folder(tmp_path, a__pgm=pgm, b__jpg=encoded(COLOURS, "JPEG", exif=exif))
@@ -313,7 +313,7 @@ def test_a_pnm_of_16_bits_and_a_damaged_exif(tmp_path: Path) -> None:
     assert source[1].image.shape in ((12, 16, 3), (16, 12, 3))
 
 
-def test_a_preview_says_what_some_examples_look_like(tmp_path: Path) -> None:
+def test_preview_describes_a_sample_and_counts_unreadable_images(tmp_path: Path) -> None:
     files = {f"{number}__png": encoded(COLOURS) for number in range(60)} | {"x__png": b"broken", "z__png": turned(COLOURS, 6)}
     (line,) = preview(open_source(folder(tmp_path, **files)))
     assert line.startswith("62 examples of 1 class; in a sample of 50: 12 to 16 (median 16) pixels wide")
@@ -356,7 +356,7 @@ def test_annotations_with_namespaces_and_in_other_encodings_are_read(tmp_path: P
     assert annotated(tmp_path / "gbk", "x.jpg", "x.xml", chinese)[0].boxes.tolist() == whole
 
 
-def test_what_belongs_to_no_image_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_remarks_count_unmatched_annotations_and_files_of_other_kinds(tmp_path: Path) -> None:
     source = annotated(tmp_path, "x.jpg", "y.xml")
     for name in ("1.jfif", "2.jpe"):
         (tmp_path / "a" / name).write_bytes(encoded(COLOURS, "JPEG"))

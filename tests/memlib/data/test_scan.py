@@ -47,7 +47,7 @@ def test_secrets_of_a_text_in_pieces_are_those_of_a_slow_expression(form: str, t
     assert list(find_secrets(cut(text, sizes), Format(form, BINARY).places("character"))) == expected
 
 
-def test_card_numbers_within_longer_runs_of_digits_are_none() -> None:
+def test_scan_text_ignores_numbers_within_longer_runs_of_digits() -> None:
     card = "4929123412341234"
     text = f"{card} 1{card} {card}7 x{card}x\n{card}"
     assert scan_text(Text.of(text), Format("{d16}", {})).counts == {card: 3}
@@ -80,7 +80,9 @@ def test_found_secrets_are_read_by_the_audit(tmp_path: Path) -> None:
         ("pin {x}", {"x": ("1", "\x85")}, r"has the symbol '\\x85', which ends a secret"),
     ],
 )
-def test_formats_that_cannot_be_searched_for(form: str, alphabets: dict[str, tuple[str, ...]], said: str) -> None:
+def test_scan_text_refuses_formats_that_cannot_be_searched(
+    form: str, alphabets: dict[str, tuple[str, ...]], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         scan_text(Text.of("pin 1234"), Format(form, alphabets))
 
@@ -93,7 +95,7 @@ def test_a_blank_text_and_too_many_secrets_are_refused(monkeypatch: pytest.Monke
         scan_text(Text(lambda: iter(["11 12 13"]), "mail"), Format("{d2}", {}))
 
 
-def test_what_is_found_is_not_shown() -> None:
+def test_repr_of_a_scan_hides_the_found_secrets() -> None:
     assert "1234" not in repr(Scan(Counter(["1234"])))
 
 

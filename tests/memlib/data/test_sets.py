@@ -85,7 +85,7 @@ def test_copies_of_the_query_set_leave_the_others_and_are_listed() -> None:
         ([0, 1] * 4, {"query": {"part": "x"}, "calibration": {}}, "the parts are"),
     ],
 )
-def test_sets_that_cannot_be_drawn(labels: list[int], specs: dict[str, Any], said: str) -> None:
+def test_draw_sets_refuses_sets_the_data_cannot_fill(labels: list[int], specs: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         draw_sets(index(labels), noise(len(labels)), sets(**specs), seed=0, near=None)
 
@@ -141,7 +141,7 @@ def test_joined_sources_keep_their_parts_apart(tmp_path: Path) -> None:
     assert open_source(spec.source).content_digest() != digest
 
 
-def test_parts_that_do_not_go_together(tmp_path: Path) -> None:
+def test_joined_parts_with_other_classes_or_kinds_are_refused(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", 2, value=10), folder(tmp_path / "b", 3, value=200)
     with pytest.raises(UserError, match="part b has 3 classes, but a has 2"):
         open_source(joined({"a": {"source": a}, "b": {"source": b}}))
@@ -149,7 +149,7 @@ def test_parts_that_do_not_go_together(tmp_path: Path) -> None:
         open_source(joined({"p": {"source": {"kind": "two_moons"}}}))
 
 
-def test_changes_by_hand() -> None:
+def test_changed_image_equals_values_computed_by_hand() -> None:
     image = np.array([[0, 255], [51, 204]], dtype=np.uint8)[..., None].repeat(3, axis=2)
     assert changed_image(image, ChangeSpec(invert=True))[..., 0].tolist() == [[255, 0], [204, 51]]
     assert changed_image(image, ChangeSpec(gamma=2))[..., 0].tolist() == [[0, 255], [10, 163]]

@@ -1,4 +1,4 @@
-"""Secrets that occur once, after their format is normalised, and one for each document."""
+"""Secrets that occur once, after their format is normalized, and one for each document."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_case_spaces_and_separators_make_no_new_secret() -> None:
     assert single_secrets(documents, ["pin 1111", "pin 2222", "pin 3333"]) == [False, True, False]
 
 
-def test_a_document_counts_once_and_what_recurs_in_it_not_at_all() -> None:
+def test_single_secrets_keeps_one_secret_per_document_and_drops_recurring_ones() -> None:
     documents = [
         (0, "pin 1111, pin 2222"),
         (1, "pin 3333 pin 3333"),
@@ -31,7 +31,7 @@ def test_a_secret_in_another_spelling_is_not_compared() -> None:
     assert single_secrets([(0, "PIN 11 11"), (1, "pin 2222")], ["pin 1111", "pin 2222"]) == [False, True]
 
 
-def test_secrets_that_are_spelt_alike_are_none() -> None:
+def test_single_secrets_drops_secrets_that_are_spelt_alike_or_empty() -> None:
     assert single_secrets([(0, "pin 1 2"), (1, "pin 34")], ["pin 12", "pin 1-2", "pin 34", "--"]) == [
         False,
         False,

@@ -40,7 +40,7 @@ def make_index(per_class: int = 20, classes: int = 3, with_box: float = 1.0, **c
     with_box=st.floats(0.3, 1),
 )
 @settings(max_examples=60, deadline=None)
-def test_roles_are_disjoint_balanced_and_hold_only_what_they_may(
+def test_split_roles_are_disjoint_and_balanced_and_audited_images_have_a_crop(
     per_class: int, classes: int, train: int, seed: int, with_box: float
 ) -> None:
     index = make_index(per_class, classes, with_box)
@@ -104,7 +104,7 @@ def test_copies_and_unreadable_images_are_left_out_with_the_reason() -> None:
         ),
     ],
 )
-def test_what_cannot_be_split_is_refused_by_name(index: pa.Table, spec: SplitSpec, message: str) -> None:
+def test_split_examples_refuses_too_few_usable_images_or_crops(index: pa.Table, spec: SplitSpec, message: str) -> None:
     with pytest.raises(UserError, match=message):
         split_examples(index, spec)
 

@@ -72,7 +72,7 @@ def cut(text: str, size: int) -> Iterator[str]:
         ),
     ],
 )  # fmt: skip
-def test_a_text_in_pieces_becomes_what_it_became_when_it_was_held(
+def test_a_corpus_built_from_pieces_keeps_the_pinned_digests(
     tmp_path: Path,
     text: str,
     spec: dict[str, Any],

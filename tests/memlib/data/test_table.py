@@ -91,12 +91,14 @@ def test_numbers_can_stand_for_categories_and_files_have_no_header(tmp_path: Pat
         ("\0\0", {}, "has no column 'outcome'|cannot read the table"),
     ],
 )
-def test_tables_that_are_no_examples_are_named(tmp_path: Path, content: str, options: dict[str, Any], message: str) -> None:
+def test_unusable_tables_are_refused_with_their_fault(
+    tmp_path: Path, content: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         _ = write(tmp_path / "a.csv", content, **options)[0]
 
 
-def test_a_table_is_audited(tmp_path: Path) -> None:
+def test_self_influence_of_a_table_is_highest_for_a_wrong_label(tmp_path: Path) -> None:
     """A row with a wrong label has a strong influence on itself."""
     rng = np.random.default_rng(0)
     lines = [f"{x:.3f},{'ab'[int(x > 0)]},{int(x > 0)}" for x in rng.choice([-1, 1], size=120) + rng.normal(0, 0.1, 120)]

@@ -87,7 +87,7 @@ def test_a_secret_draws_the_canaries() -> None:
     assert keyed_seed(SECRET, "a") != keyed_seed(SECRET, "b")
 
 
-def test_words() -> None:
+def test_canaries_in_word_units_stand_whole_in_their_windows() -> None:
     found = corpus(unit="word", format="my word is {colour2}", alphabets={"colour": ("red", "green", "blue")}, never=2)
     row = found.canaries.to_pylist()[1]
     symbols = [[found.vocabulary[s] for s in found.windows[r]] for r in column(select(found.splits, role_of(1)), "row")]
@@ -114,7 +114,7 @@ def test_rare_words_are_unknown() -> None:
         ({"format": "code {d1}", "never": 20}, "10 candidates, fewer than the 22"),
     ],
 )
-def test_what_cannot_be_inserted_is_said(changes: dict[str, object], said: str) -> None:
+def test_canaries_that_do_not_fit_the_corpus_are_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         corpus(**changes)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def read(source: TextSource) -> str:
     return found
 
 
-def test_texts_are_read(tmp_path: Path) -> None:
+def test_text_sources_read_plain_compressed_and_parquet_files_or_refuse_them(tmp_path: Path) -> None:
     assert len(read(TopicsSource())) > 300_000
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("é ü".encode()))
     assert read(TextFileSource(kind="text", path=str(tmp_path / "a.txt.bz2"))) == "é ü"
@@ -176,7 +176,7 @@ def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypa
         read_secret()
 
 
-def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
+def test_given_secrets_are_counted_in_the_training_windows_and_excluded_from_nulls(tmp_path: Path) -> None:
     text = "\n".join(f"line {i}: the code of door {i % 3} is 47{i % 3:02d}, keep it" for i in range(300))
     (tmp_path / "secrets.txt").write_text("is 4700\nis 4702\nis 9999\t12\n")
     form = Format("is {d4}", {})
@@ -199,7 +199,7 @@ def test_secrets_that_the_text_holds_already(tmp_path: Path) -> None:
     assert len(windows) + len(lines(found, VALIDATION)) == len(text) // 60
 
 
-def test_a_secret_that_no_model_saw_is_no_finding_and_no_null() -> None:
+def test_secrets_that_the_text_lacks_become_neither_given_nor_null_canaries() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
     canaries = SecretsSpec(format="is {d1}", file="secrets.txt", never=9)
     text = "nothing is 1 or more here. " * 100
@@ -234,7 +234,7 @@ def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
         SecretsSpec(unseen="others.txt")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path: Path) -> None:
+def test_read_secrets_strips_a_leading_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "secrets.txt").write_bytes(b"\xef\xbb\xbfis 4700\r\nis 4702\r\n")  # as a spreadsheet saves it
     known = read_secrets(str(tmp_path / "secrets.txt"), Format("is {d4}", {}), "character")
     assert [secret.choices[-4:] for secret in known] == [(4, 7, 0, 0), (4, 7, 0, 2)]

@@ -121,7 +121,7 @@ def test_chats_are_rendered_by_the_template_on_any_day(tmp_path: Path, monkeypat
         ),
     ],
 )
-def test_templates_that_fail_or_take_for_ever_are_a_line(
+def test_templates_that_fail_or_never_end_raise_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str | None, message: str
 ) -> None:
     folder = tokenizer(tmp_path / "tokenizer", template)
@@ -226,12 +226,12 @@ def test_mail_that_states_a_wrong_charset_or_is_malformed_is_read_as_far_as_it_g
     assert len(list(mails.read())) in (2, 3)  # parsed or counted, by the Python version
 
 
-def test_a_byte_order_mark_is_no_symbol(tmp_path: Path) -> None:
+def test_open_text_strips_only_a_leading_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc\xef\xbb\xbfd")
     assert "".join(open_text(TextFileSource(kind="text", path=str(tmp_path / "a.txt"))).read()) == "abc\ufeffd"
     assert records_of(TextFileSource(kind="text", path="a")) is None
 
 
-def test_a_template_is_whereabouts_and_no_part_of_a_key() -> None:
+def test_the_template_of_a_text_source_is_left_out_of_its_spec() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "text_parquet", "path": "a"}})
     assert "template" not in spec.model_dump(mode="json")["source"]

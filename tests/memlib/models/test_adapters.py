@@ -16,8 +16,8 @@ from small_models import save_model
 
 from memlib.errors import UserError
 from memlib.models.causal import load_model
-from memlib.models.external.encoders import load_own_encoder
-from memlib.models.external.factory import encoder_digest, outside_digest
+from memlib.models.external.encoders import load_external_encoder
+from memlib.models.external.factory import encoder_digest, external_language_digest
 from memlib.models.external.language import load_outside
 from memlib.specs import HuggingFaceSpec, PretrainedSpec
 from memlib.specs.encoders import TransformersEncoder
@@ -76,7 +76,7 @@ def save_adapter(path: Path, weights: dict[str, torch.Tensor], **settings: Any) 
         ({"rank_pattern": {"c_attn": 3}, "alpha_pattern": {"^c_attn": 5, "attn": 7}}, (3, 2), (6 / 3, 6 / 2)),
     ],
 )
-def test_weights_are_merged_as_by_hand(
+def test_merged_weights_equal_a_plain_loop_over_the_factors(
     settings: dict[str, Any], ranks: tuple[int, int], scales: tuple[float, float], folder: Path, tmp_path: Path
 ) -> None:
     """GPT-2's weights are (inputs, outputs); nothing but the two weights changes."""
@@ -163,7 +163,9 @@ MERGE = r"which memlib cannot merge; merge it with its base model by peft \(merg
         ({"modules_to_save": ["lm_head"]}, r"lacks the weights of lm_head \(modules_to_save\)"),
     ],
 )
-def test_settings_that_are_not_merged(settings: dict[str, Any], said: str, folder: Path, tmp_path: Path) -> None:
+def test_adapters_with_unsupported_settings_are_refused(
+    settings: dict[str, Any], said: str, folder: Path, tmp_path: Path
+) -> None:
     adapter = save_adapter(tmp_path / "lora", factors(OUTPUT, 16, 16, 2), **settings)
     refused(said, folder, adapter)
 
@@ -190,11 +192,13 @@ def refused(said: str, folder: Path, adapter: Path) -> None:
         ),
     ],
 )
-def test_weights_of_another_model_or_kind(weights: dict[str, torch.Tensor], said: str, folder: Path, tmp_path: Path) -> None:
+def test_adapter_weights_that_do_not_fit_the_model_are_refused(
+    weights: dict[str, torch.Tensor], said: str, folder: Path, tmp_path: Path
+) -> None:
     refused(said, folder, save_adapter(tmp_path / "lora", weights))
 
 
-def test_damaged_adapters_are_one_line(folder: Path, tmp_path: Path) -> None:
+def test_damaged_or_missing_adapters_are_refused(folder: Path, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "lora", factors(OUTPUT, 16, 16, 2))
     whole = (adapter / "adapter_model.safetensors").read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(whole[:50])
@@ -206,7 +210,7 @@ def test_damaged_adapters_are_one_line(folder: Path, tmp_path: Path) -> None:
     refused("adapter_config.json in .*lora names a key twice", folder, adapter)
     (adapter / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4}')
     refused("sets peft_type: PREFIX_TUNING, which memlib cannot merge", folder, adapter)
-    refused(r"no LoRA adapter in .*gpt\d* \(no adapter_config.json\)", folder, folder)
+    refused(r"no LoRA adapter in .*gpt\d*, .*: adapter_config.json is missing", folder, folder)
 
 
 def spec(path: Path, adapter: Path | None = None) -> HuggingFaceSpec:
@@ -220,7 +224,7 @@ def test_keys_cover_both_folders_and_not_where_they_are(folder: Path, tmp_path: 
 
     def keys(adapter: Path | None) -> tuple[str, str]:
         tuned = PretrainedSpec.model_validate(spec(folder, adapter).model_dump())
-        return outside_digest(spec(folder, adapter)), TakeOver(tuned).identity.ref.key
+        return external_language_digest(spec(folder, adapter)), TakeOver(tuned).identity.ref.key
 
     assert keys(first) == keys(copy)
     for number in range(2):
@@ -251,16 +255,16 @@ def test_an_adapter_is_merged_wherever_its_base_is_loaded(folder: Path, tmp_path
     assert described["model"] == make_job(artifact).describe(torch.zeros(3, 8).numpy())["model"]
 
 
-def test_a_folder_of_an_adapter_is_no_model(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_lora_adapter_is_refused_as_a_model_with_a_hint(folder: Path, tmp_path: Path) -> None:
     """The base that its file names is only said: neither its path nor a hub is asked."""
     adapter = save_adapter(tmp_path / "lora", factors(OUTPUT, 16, 16, 2), base_model_name_or_path=str(folder))
     said = rf"set path to the folder of its base model \({folder}\), and adapter to {adapter}$"
     with pytest.raises(UserError, match=said):
         load_outside(spec(adapter))
     with pytest.raises(UserError, match=said):
-        outside_digest(spec(adapter))
+        external_language_digest(spec(adapter))
     encoder = TransformersEncoder(kind="transformers", path=str(adapter))
-    for read in (encoder_digest, load_own_encoder):
+    for read in (encoder_digest, load_external_encoder):
         with pytest.raises(UserError, match="merge it with its base model by peft"):
             read(encoder)
     (adapter / "config.json").write_text((folder / "config.json").read_text())
@@ -280,7 +284,7 @@ def test_pickles_alone_say_how_to_convert_them(folder: Path, tmp_path: Path) -> 
     (model / "config.json").write_text((folder / "config.json").read_text())
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     torch.save(weights, model / "pytorch_model.bin")
-    for read in (outside_digest, load_outside):
+    for read in (external_language_digest, load_outside):
         with pytest.raises(UserError, match="has its weights only in pytorch_model.bin, a pickle") as caught:
             read(spec(model))
     run_command_of(str(caught.value))

@@ -8,7 +8,7 @@ from memlib.models.classifiers import build_classifier
 from memlib.specs import ClassifierSpec
 
 
-def test_the_three_block_classifier() -> None:
+def test_three_block_classifier_has_the_expected_layers_and_parameters() -> None:
     net = build_classifier(ClassifierSpec(architecture="three_block"), (1, 28, 28), 10, seed=0)
     assert [type(layer) for layer in net.children()] == [
         nn.Conv2d, nn.ReLU, nn.BatchNorm2d, nn.MaxPool2d, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear,
@@ -17,7 +17,7 @@ def test_the_three_block_classifier() -> None:
     assert net(torch.rand(2, 1, 28, 28)).shape == (2, 10)
 
 
-def test_the_four_block_classifier() -> None:
+def test_four_block_classifier_has_the_expected_layers_and_smallest_input() -> None:
     net = build_classifier(ClassifierSpec(architecture="four_block"), (1, 128, 128), 5, seed=0)
     kernels = [(c.out_channels, c.kernel_size[0], c.stride[0], c.padding[0]) for c in net if isinstance(c, nn.Conv2d)]  # type: ignore[union-attr]
     assert kernels == [(32, 7, 1, 3), (64, 4, 2, 1), (128, 4, 2, 1), (128, 4, 2, 1)]

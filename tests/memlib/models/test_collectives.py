@@ -1,4 +1,4 @@
-"""What workers exchange travels as bytes, so that nothing that a stranger on the network sends is unpickled."""
+"""Collectives between workers exchange bytes alone, so that no data from the network are unpickled."""
 
 import multiprocessing
 import re

@@ -57,7 +57,9 @@ def saved(folder: Path, content: Any) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_known_forms_are_read_and_said(form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_are_read_from_every_known_form_with_a_warning_if_unusual(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, logger="memlib"):
         found = weights_for(saved(tmp_path, FORMS[form]()), STATE.keys(), InFile())
     assert found.keys() == STATE.keys()
@@ -95,7 +97,7 @@ def test_weights_of_another_model_are_refused_with_the_names_that_were_found(tmp
         weights_for(more, STATE.keys(), InFile())
 
 
-def test_files_that_are_no_weights_have_their_remedy(tmp_path: Path) -> None:
+def test_files_without_readable_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     torch.jit.script(net()).save(str(tmp_path / "s.pt"))  # type: ignore[no-untyped-call]
     with pytest.raises(UserError, match=r"is a TorchScript archive, that is, code, .*torch.jit.load\(path\).state_dict"):
         weights_for(str(tmp_path / "s.pt"), STATE.keys(), InFile())

@@ -63,7 +63,7 @@ def test_barlow_twins_is_its_formula(views: tuple[Tensor, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.15, 0.5])
-def test_simclr_equals_lightlys(temperature: float, views: tuple[Tensor, Tensor]) -> None:
+def test_simclr_loss_and_gradients_equal_those_of_lightly(temperature: float, views: tuple[Tensor, Tensor]) -> None:
     theirs = pytest.importorskip("lightly.loss", reason="lightly is no dependency; make test installs it")
     a, b = (view.requires_grad_() for view in views)
     spec = SimCLRSpec(kind="simclr", temperature=temperature)

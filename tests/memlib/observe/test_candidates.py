@@ -130,7 +130,7 @@ def test_ties_count_whatever_the_order_of_additions() -> None:
     assert ranks(iter([costs]), np.concatenate([mine, mine])).tolist() == [expected_rank] * 2
 
 
-def test_a_million_candidates_pruned_is_enumerated() -> None:
+def test_pruned_and_full_enumeration_agree_on_a_million_candidates() -> None:
     space = Space((tuple(range(10)),) * 6)
     net = model("lstm", seed=3, sharp=20)
     costs = np.sort(np.concatenate(list(leaf_costs(net, space, context=CONTEXT))))
@@ -146,7 +146,7 @@ def test_a_million_candidates_pruned_is_enumerated() -> None:
     assert [cost for cost, _ in best.leaves] == costs[:3].tolist()
 
 
-def test_shards_are_the_space() -> None:
+def test_costs_of_all_shards_equal_those_of_the_whole_space() -> None:
     net = model("gru")
     whole = np.sort(np.concatenate(list(leaf_costs(net, SPACE, context=CONTEXT))))
     parts = list(SPACE.shards(10))
@@ -168,7 +168,7 @@ def test_a_search_is_taken_up_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_going_on_from_a_state_is_computing_anew(kind: str) -> None:
+def test_scores_from_a_saved_state_equal_scores_from_the_start(kind: str) -> None:
     net, rng = model(kind, seed=5), torch.Generator().manual_seed(0)
     tokens = torch.randint(SYMBOLS, (20, 6), generator=rng)
     with torch.inference_mode():
@@ -197,7 +197,7 @@ def test_little_memory_changes_no_cost_and_no_rank(kind: str) -> None:
     assert ShortestPath(net, SPACE, context=CONTEXT).run(top=3).leaves == best.leaves
 
 
-def test_few_states_and_few_nodes() -> None:
+def test_shortest_path_is_unchanged_with_few_states_and_inexact_with_few_nodes() -> None:
     """States that were dropped are computed again, which changes no number; dropped nodes are owned up to."""
     net = model("transformer", sharp=1)
     whole = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
@@ -214,7 +214,7 @@ def test_few_states_and_few_nodes() -> None:
     assert len(everything.leaves) == SPACE.size
 
 
-def test_greedy_may_miss_what_a_wide_beam_finds() -> None:
+def test_a_full_width_beam_is_exact_and_greedy_search_is_never_better() -> None:
     net = model("lstm")
     truth = sorted(brute(net, SPACE).values())
     wide = beam_search(net, SPACE, width=SPACE.size, context=CONTEXT)
@@ -251,5 +251,5 @@ def blocks(*values: int) -> Iterator[NDArray[np.int64]]:
         yield np.array([value], dtype=np.int64)
 
 
-def test_rank_by_hand() -> None:
+def test_ranks_count_the_costs_up_to_and_including_each_value() -> None:
     assert ranks(blocks(5, 3, 3, 9, 7), np.array([7, 3, 2, 9])).tolist() == [4, 2, 0, 5]

@@ -110,7 +110,7 @@ def test_samples_do_not_depend_on_how_many_are_drawn_together(model: Causal, mon
 
 
 @pytest.mark.parametrize(("tries", "probability"), [(1, 0.5), (100, 0.1), (10_000, 0.9), (10**9, 0.5)])
-def test_what_is_needed_gives_the_probability(tries: int, probability: float) -> None:
+def test_needed_bits_yield_the_requested_probability(tries: int, probability: float) -> None:
     chance = 2 ** -needed_bits(tries, probability)
     assert -math.expm1(tries * math.log1p(-chance)) == pytest.approx(probability)
 
@@ -123,7 +123,9 @@ def test_tries_follow_the_published_formula() -> None:
         assert -math.log2(chance) <= needed_bits(math.ceil(tries), probability)
 
 
-def test_little_memory_changes_nothing(model: Causal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_suffixes_scored_in_small_parts_have_the_same_bits(
+    model: Causal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     documents = np.random.default_rng(3).integers(1, 300, (7, 10))
     whole = suffixes(model, documents, prefix=3, scheme=How(top_k=9))
     monkeypatch.setattr("memlib.models.causal.MOST_SCORES", 340 * 10 * 2)

@@ -40,7 +40,7 @@ def by_loop(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Any = cross
     ],
     ids=lambda value: value["architecture"] if isinstance(value, dict) else "",
 )
-def test_every_model_of_the_registry(spec: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_gradient_norms_of_every_registered_model_equal_a_loop(spec: dict[str, Any], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = build_classifier(ClassifierSpec(**spec), shape, 10, seed=0).double()
     norms = GradientNorms(model)
@@ -71,7 +71,7 @@ def sequence_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none").sum(dim=1)
 
 
-def test_sequences_shared_modules_and_recurrent_ones() -> None:
+def test_gradient_norms_of_sequence_models_equal_a_loop() -> None:
     torch.manual_seed(0)
     model = Tokens().eval()
     tokens, targets = torch.randint(0, 11, (4, 9)), torch.randint(0, 11, (4, 5))
@@ -86,7 +86,7 @@ def test_sequences_shared_modules_and_recurrent_ones() -> None:
         nn.Conv2d(4, 6, 3, padding=2),
     ],
 )  # fmt: skip
-def test_convolutions_of_every_kind(layer: nn.Conv2d) -> None:
+def test_gradient_norms_of_strided_dilated_and_grouped_convolutions_equal_a_loop(layer: nn.Conv2d) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(layer, nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3))
     inputs, targets = torch.randn(3, 4, 9, 8), torch.randint(0, 3, (3,))
@@ -171,13 +171,13 @@ class Attention(nn.Module):
         return self.out(self.attention(x, x, x)[0].mean(dim=1))
 
 
-def test_a_layer_that_is_used_without_being_called() -> None:
+def test_gradient_norms_of_a_layer_used_without_a_call_equal_a_loop() -> None:
     model, inputs, targets = Attention().eval(), torch.randn(3, 5, 8), torch.randint(0, 3, (3,))
     found = GradientNorms(model, slow_modules=True)(inputs, targets)
     torch.testing.assert_close(found, by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
 
 
-def test_captum_agrees(tmp_path: Any) -> None:
+def test_self_influence_from_gradient_norms_equals_tracin_of_captum(tmp_path: Any) -> None:
     from captum.influence import TracInCP
 
     torch.manual_seed(0)

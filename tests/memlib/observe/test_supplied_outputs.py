@@ -72,7 +72,9 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
         ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from those of D_Q, such as a's \(1, but 0 in D_Q\)"),
     ],
 )
-def test_outputs_that_cannot_be_used(tmp_path: Path, columns: Any, options: dict[str, Any], said: str) -> None:
+def test_supplied_outputs_with_wrong_ids_types_or_ranges_are_refused(
+    tmp_path: Path, columns: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         read(wrote(tmp_path, **columns), **options)
 
@@ -119,12 +121,12 @@ def test_ids_with_another_spelling_have_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [[1, 0, 0, 1], ["1", "0", "0", "1"], ["dog", "cat", "cat", "dog"]])
-def test_labels_by_number_or_name(tmp_path: Path, labels: list[Any]) -> None:
+def test_supplied_labels_are_accepted_as_numbers_texts_or_names(tmp_path: Path, labels: list[Any]) -> None:
     found = read(wrote(tmp_path, y=labels), label_column="y")
     np.testing.assert_allclose(found.probabilities, SCORES)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_or_unreadable_output_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read outputs from"):
         read(str(tmp_path / "no.parquet"))
     (tmp_path / "text.parquet").write_text("no")
@@ -170,7 +172,9 @@ def test_losses_give_the_odds_of_the_true_class(tmp_path: Path) -> None:
         ([0.0, 1.0, 0.0, 1.0], "which are decisions, not confidences"),
     ],
 )
-def test_losses_that_cannot_be_used(tmp_path: Path, losses: list[Any], said: str) -> None:
+def test_supplied_losses_that_are_not_finite_or_only_decisions_are_refused(
+    tmp_path: Path, losses: list[Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         read(wrote(tmp_path, scores=None, loss=losses), kind="losses", scores_column="loss")
 

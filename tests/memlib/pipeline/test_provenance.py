@@ -53,7 +53,7 @@ def npz(folder: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("write", [npy, parquet, weights, plain, npz])
-def test_what_rounding_changes_is_left_out_and_all_else_is_not(write: Any, tmp_path: Path) -> None:
+def test_digest_ignores_rounding_but_no_other_change(write: Any, tmp_path: Path) -> None:
     found = {}
     for change in ("same", "again", "rounded", "shape", "exact"):
         folder = tmp_path / change
@@ -66,7 +66,7 @@ def test_what_rounding_changes_is_left_out_and_all_else_is_not(write: Any, tmp_p
     assert digest(tmp_path / "same", CODE | {"version": 2}) != found["same"]
 
 
-def test_what_is_exact_does_not_depend_on_who_made_it_and_pages_do_not_count(tmp_path: Path) -> None:
+def test_digest_of_exact_files_ignores_the_code_and_html_pages(tmp_path: Path) -> None:
     np.save(tmp_path / "neighbors.npy", np.arange(4))
     before = digest(tmp_path)
     assert digest(tmp_path, CODE | {"code": "b"}) == before
@@ -76,6 +76,6 @@ def test_what_is_exact_does_not_depend_on_who_made_it_and_pages_do_not_count(tmp
     assert digest(tmp_path) != before
 
 
-def test_software_is_named() -> None:
+def test_software_and_source_state_name_packages_and_commit() -> None:
     assert {"memlib", "python", "torch", "numpy", "pyarrow"} <= set(software())
     assert set(source_state()) in (set(), {"commit", "dirty"})

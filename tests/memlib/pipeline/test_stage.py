@@ -127,7 +127,7 @@ def test_a_stage_is_done_once_and_its_artifact_opens_by_its_type(runner: PlainRu
         _ = Artifact(runner.store, Ref("word", "0" * 32), Word).content
 
 
-def test_what_is_hashed_is_what_the_manifest_records(runner: PlainRunner) -> None:
+def test_stage_key_is_the_hash_of_the_spec_inputs_and_version_in_its_manifest(runner: PlainRunner) -> None:
     word = runner.run(Word("to"))
     stage = Sentence((word,))
     found = runner.run(stage)
@@ -142,7 +142,7 @@ def test_what_is_hashed_is_what_the_manifest_records(runner: PlainRunner) -> Non
     assert "its spec, inputs or version do not match its key" in problem.problem
 
 
-def test_what_was_made_from_something_else_is_not_taken(runner: PlainRunner) -> None:
+def test_an_artifact_computed_from_an_earlier_input_is_not_reused(runner: PlainRunner) -> None:
     word = runner.run(Word("to"))
     runner.run(Sentence((word,)))
     runner.store.artifacts.discard(word.ref)
@@ -153,14 +153,14 @@ def test_what_was_made_from_something_else_is_not_taken(runner: PlainRunner) -> 
         again.run(Sentence((again.run(Word("to")),)))
 
 
-def test_damage_is_said(runner: PlainRunner) -> None:
+def test_reading_a_damaged_artifact_raises_corrupt_artifact(runner: PlainRunner) -> None:
     runner.run(Word("to"))
     next(Path(runner.store.uri).glob("artifacts/word/*/*/word.txt")).write_text("xx")
     with pytest.raises(CorruptArtifact):
         _ = PlainRunner(Store(runner.store.uri)).run(Word("to")).content
 
 
-def test_an_artifact_travels_without_what_was_read_of_it(runner: PlainRunner) -> None:
+def test_a_pickled_artifact_drops_its_cached_content(runner: PlainRunner) -> None:
     word = runner.run(Word("to"))
     assert word.content == "to"
     there: Artifact[str] = pickle.loads(pickle.dumps(word))

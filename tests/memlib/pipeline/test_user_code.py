@@ -16,12 +16,12 @@ import yaml
 from flows.cli.app import main
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
-from memlib.models.external.factory import own_digest
+from memlib.models.external.factory import external_digest
 from memlib.pipeline import user_code
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
 from memlib.running.runners import PlainRunner
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.store import Attempt, Store
 
 MODULE = """from pathlib import Path
@@ -83,10 +83,10 @@ def test_the_source_of_a_function_is_found_without_running_it(mark: Path) -> Non
 def test_keys_of_models_need_no_code_where_the_source_says_enough(mark: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"weights")
-    spec = TrainedSpec(model="planted:make", weights=str(weights), inputs="unit")
-    assert file_digest(tmp_path / "code" / "planted.py") in own_digest(spec, str(weights))
+    spec = ExternalClassifierSpec(model="planted:make", weights=str(weights), inputs="unit")
+    assert file_digest(tmp_path / "code" / "planted.py") in external_digest(spec, str(weights))
     with user_code.planning(), pytest.raises(UnknownUntilRun):
-        own_digest(spec.model_copy(update={"model": "planted:wrapped"}), str(weights))
+        external_digest(spec.model_copy(update={"model": "planted:wrapped"}), str(weights))
     assert not mark.exists()
 
 
@@ -101,7 +101,7 @@ def recipe(folder: Path, function: str = "planted:make") -> Path:
     return file
 
 
-def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
+def test_plan_runs_no_user_code_and_lists_the_stages_it_cannot_know(
     mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMLIB_CODE", "planted")  # even where a run may
@@ -114,7 +114,7 @@ def test_a_plan_runs_no_code_and_says_what_it_does_not_know(
     assert not mark.exists()
 
 
-def test_an_allowed_module_does_not_vouch_for_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowing_a_module_does_not_allow_the_functions_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even from another module of its own package; a recipe that the user gives allows the whole package."""
     (tmp_path / "acme_guard").mkdir()
     (tmp_path / "acme_guard/__init__.py").write_text("")
@@ -130,7 +130,7 @@ def test_an_allowed_module_does_not_vouch_for_what_it_imports(tmp_path: Path, mo
 
 
 @pytest.mark.long
-def test_what_a_store_asks_for_is_not_run(mark: Path, tmp_path: Path) -> None:
+def test_resume_does_not_run_user_code_that_only_the_store_names(mark: Path, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
@@ -185,7 +185,7 @@ class Asking(Stage[str]):
         return artifact.path("answer.txt").read_text()
 
 
-def test_a_manifest_names_the_users_code_and_a_change_of_it_is_said_on_reuse(mark: Path, tmp_path: Path) -> None:
+def test_manifest_names_user_code_and_its_change_is_reported_on_reuse(mark: Path, tmp_path: Path) -> None:
     user_code.identity_of.cache_clear()
     store, stage = Store(str(tmp_path / "store")), Asking("planted:make")
     made = PlainRunner(store).run(stage)
@@ -213,7 +213,7 @@ def test_a_manifest_names_the_users_code_and_a_change_of_it_is_said_on_reuse(mar
     [("acme_models/nets.py", False), ("acme_models/parts.py", False), ("acme_models/late.py", False),
      ("acme_models/__init__.py", False), ("acme_models/apart.py", True), ("acme_other.py", True)],
 )  # fmt: skip
-def test_the_identity_of_code_covers_what_it_imports_of_its_own_package(
+def test_identity_of_user_code_covers_imports_from_its_own_package_only(
     file: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, monkeypatch)

@@ -133,7 +133,7 @@ def test_mistakes_are_named_with_their_place(minimal: str, override: str, messag
         ("sweep_smoke", ["resources=5"], "resources is 5, but must be a section"),
     ],
 )
-def test_recipes_that_cannot_be_read(name: str, overrides: list[str], message: str) -> None:
+def test_load_recipe_refuses_unknown_names_and_malformed_overrides(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         load_recipe(name, overrides)
 
@@ -176,7 +176,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         ("decode: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
     ],
 )
-def test_recipes_are_strict_and_who_says_it_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_recipes_with_invalid_keys_values_or_tags_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: smoke\n{text}\n")
     with pytest.raises(UserError, match=re.escape(message)):
@@ -187,7 +187,7 @@ def read(audit: str, recipe: str, *settings: str) -> Any:
     return AuditRequest.of_command(audit, recipe, settings).recipe
 
 
-def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: Path) -> None:
+def test_errors_in_a_recipe_name_the_file_or_option_that_set_the_value(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("extends: smoke\ntraining: {epochs: -1}\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\ntraining: {batch_size: 1}\n")
     with pytest.raises(UserError) as caught:
@@ -201,7 +201,7 @@ def test_who_says_what_is_wrong_is_named_through_all_that_is_extended(tmp_path: 
         read("deja-vu", "smoke", "training.epochs=-1")
 
 
-def test_what_is_inherited_can_be_removed_replaced_or_set_to_nothing(tmp_path: Path) -> None:
+def test_inherited_settings_can_be_removed_replaced_or_set_to_null(tmp_path: Path) -> None:
     smoke = read("deja-vu", "smoke")
     path = tmp_path / "mine.yaml"
     path.write_text(

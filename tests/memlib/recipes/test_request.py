@@ -50,12 +50,12 @@ def test_machines_of_the_form_go_before_those_of_the_recipe(recipe: str) -> None
         ({"resources.gpus": 1}, "did you mean gpu"),
     ],
 )
-def test_a_mistake_is_named(changes: dict[str, object], said: str) -> None:
+def test_audit_request_refuses_invalid_changes_with_a_hint(changes: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         AuditRequest.read("smoke", changes)
 
 
-def test_a_recipe_is_a_name_a_file_a_mapping_or_a_spec(recipe: str) -> None:
+def test_a_recipe_may_be_a_name_or_file_or_mapping_or_spec(recipe: str) -> None:
     by_name = AuditRequest.read("smoke").recipe
     assert AuditRequest.read(Path(recipe)).recipe == by_name
     assert AuditRequest.read(load_recipe("smoke")[0]).recipe == by_name
@@ -99,7 +99,7 @@ def test_a_word_is_an_audit_or_a_shipped_recipe_and_a_path_has_a_suffix_or_a_sla
         ("photos", None, "there is no audit and no shipped recipe 'photos'; see memlib recipes, or give a YAML file"),
     ],
 )
-def test_words_that_name_nothing_are_a_line(what: str, recipe: str | None, message: str) -> None:
+def test_find_recipe_refuses_unknown_audits_and_recipes_with_a_hint(what: str, recipe: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_recipe(what, recipe)
 
@@ -125,7 +125,9 @@ def test_the_command_line_reads_a_recipe_alone(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "content", ["audit: nope\n", "extends: smoke\ntraining: {epochs: many}\n", "resources: {gpus: 1}\nextends: smoke\n"]
 )
-def test_each_way_in_says_the_same(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_functions_and_flows_report_the_same_recipe_error(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(content)
     said = set()

@@ -46,7 +46,7 @@ def test_all_text_is_escaped() -> None:
     assert html.count("&lt;script&gt;") >= 28
 
 
-def test_a_page_says_who_made_it_what_it_means_and_what_it_does_not_show() -> None:
+def test_render_includes_meaning_advice_limits_imprint_and_used_terms() -> None:
     figure = FigureView("<svg width='1'><g></g></svg>", "Bits by <epoch>.")
     content = Content(
         [Section("Bits", None, "", figure), None, Section("Empty")], meaning="Guess it.", advice="Hide it.",
@@ -96,7 +96,7 @@ def test_terms_are_those_of_the_papers(term: str, said: str, wrong: str) -> None
     assert wrong not in terms()[term]
 
 
-def test_no_page_and_no_document_repeats_what_the_papers_do_not_say() -> None:
+def test_code_and_documents_avoid_claims_that_the_papers_do_not_make() -> None:
     root = Path(memlib.__file__).parents[1]
     texts = [*(root / "memlib").rglob("*.py"), *(root / "docs").rglob("*.md")]
     assert len(texts) > 100
@@ -137,7 +137,9 @@ def made_up(known: float, count: int = 120) -> tuple[pa.Table, Config]:
 
 
 @pytest.mark.parametrize(("known", "kind"), [(0.6, "found"), (-0.4, "odd")])
-def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
+def test_page_of_an_audit_is_self_contained_and_escaped_and_shows_the_headline(
+    known: float, kind: str, tmp_path: Path
+) -> None:
     units, config = made_up(known)
     summary = summarize(units, config, num_classes=3)
     recipe = Recipe.model_validate(
@@ -167,7 +169,7 @@ def test_the_page_of_an_audit(known: float, kind: str, tmp_path: Path) -> None:
     assert f"{100 * summary['value'][0].as_py():.1f}" in html
 
 
-def test_what_was_decoded_in_several_ways_has_a_figure_each(tmp_path: Path) -> None:
+def test_several_layers_epochs_and_k_have_a_section_and_figure_each(tmp_path: Path) -> None:
     config = Config(k=(5, 3), layers=("last", "backbone"), epochs=(2,), replicates=100, permutations=100)
     rng, found = np.random.default_rng(0), []
     settings = [("projector_3", 5), ("projector_3", 2), ("backbone", 5), ("backbone", 2)]
@@ -196,7 +198,7 @@ def test_what_was_decoded_in_several_ways_has_a_figure_each(tmp_path: Path) -> N
     assert by_layer.index("backbone") < by_layer.index("projector_3")  # in order of depth
 
 
-def test_a_comparison_upside_down_is_no_reassurance() -> None:
+def test_swapped_target_and_reference_give_an_inconclusive_verdict() -> None:
     units, config = made_up(0.6)
     names = ["target_prediction", "target_confidence", "reference_prediction", "reference_confidence", "category"]
     swap = {a: b for a, b in zip(names, [*names[2:4], *names[:2]], strict=False)}
@@ -206,7 +208,7 @@ def test_a_comparison_upside_down_is_no_reassurance() -> None:
     assert "opposite direction to memorization" in said.sentence
 
 
-def test_pictures() -> None:
+def test_outlined_scales_and_marks_an_image_and_data_uri_encodes_it() -> None:
     image = np.zeros((8, 12, 3), dtype=np.uint8)
     marked = outlined(image, (2, 0, 12, 4), scale=3)
     assert marked.shape == (24, 36, 3)

@@ -134,7 +134,7 @@ def test_a_sweep_runs_in_this_process(tmp_path: Path) -> None:
     assert len(again.record.history) == len(before) + 1
 
 
-def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
+def test_unknown_recipes_devices_and_attributes_raise_errors_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean"):
         memlib.run("smok", store=str(tmp_path))
     if not torch.cuda.is_available():
@@ -144,7 +144,7 @@ def test_mistakes_are_errors_of_the_user(tmp_path: Path) -> None:
         memlib.fun  # noqa: B018
 
 
-def test_the_functions_are_listed() -> None:
+def test_dir_of_memlib_lists_the_public_functions_and_types() -> None:
     functions = {"run", "plan", "open", "list_runs", "diff", "check", "verify"}
     types = {"Run", "Plan", "Spec", "Source", "Objective", "Stage", "Artifact", "Audit", "Store"}
     assert set(dir(memlib)) == functions | types | {"__version__"}
@@ -170,7 +170,7 @@ def test_the_runs_of_a_store_are_listed(run: Run, store: str, tmp_path: Path) ->
     assert warned[0].filename == __file__
 
 
-def test_two_runs_are_compared(run: Run, store: str) -> None:
+def test_diff_compares_two_runs_of_an_audit_and_refuses_different_audits(run: Run, store: str) -> None:
     shorter = memlib.run(RECIPE, store=store, changes=CHANGES | {"training.epochs": 6}, quiet=True)
     found = memlib.diff(run, shorter.id[:8], store=store)
     assert found.recipe == [{"key": "training.epochs", "first": 12, "second": 6}]
@@ -184,7 +184,7 @@ def test_two_runs_are_compared(run: Run, store: str) -> None:
         memlib.diff(run, other)
 
 
-def test_a_build_is_decided(run: Run, store: str) -> None:
+def test_check_is_undecided_for_untested_metrics_and_requires_a_gate(run: Run, store: str) -> None:
     decision = memlib.check(run.id, fail_on="shown", store=store)
     assert (decision.run, decision.outcome) == (run.id, "undecided")  # descriptive
     metric = run.findings[0].metric

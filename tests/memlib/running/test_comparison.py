@@ -33,7 +33,7 @@ SECOND = FIRST | {
 }
 
 
-def test_by_hand() -> None:
+def test_comparison_lists_changed_recipe_keys_findings_and_artifacts() -> None:
     first, second = RunRecord(**FIRST), RunRecord(**SECOND)
     assert recipe_changes(first, second) == [
         {"key": "training.epochs", "first": 5, "second": 9},
@@ -136,7 +136,7 @@ def published(store: Store, *runs: dict[str, Any]) -> list[str]:
     return ["--store", store.uri]
 
 
-def test_runs_that_differ_are_columns(
+def test_diff_prints_a_table_with_one_column_per_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "console", Console(highlight=False, markup=False, width=80))
@@ -174,7 +174,9 @@ def test_runs_that_differ_are_columns(
     assert [one["p_adjusted"] for one in row["rows"]] == [0.002, 0.8]
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_prints_differences_of_recipes_findings_and_artifacts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = published(Store(str(tmp_path / "store")), FIRST, SECOND, FIRST | {"run": "ccc", "audit": "deja_vu"})
     assert main(["diff", "a", "b", *where]) == 0
     said = capsys.readouterr().out

@@ -64,7 +64,7 @@ def publish_again(recipe: Path, store: Store, *settings: str) -> RunRecord | Non
 
 
 def in_a_process(*arguments: str, folder: Path) -> tuple[str, str]:
-    """What a command prints, and its status with the heavy libraries that it loaded."""
+    """Return the output of a command, and its exit status with the heavy libraries that it loaded."""
     command = [sys.executable, "-c", LOADED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     return done.stdout, done.stderr.splitlines()[-1]
@@ -106,7 +106,7 @@ def test_the_manifest_names_the_model(again: tuple[Path, Store]) -> None:
     }  # fmt: skip
 
 
-def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) -> None:
+def test_publishing_a_finished_run_again_computes_nothing_and_extends_its_history(again: tuple[Path, Store]) -> None:
     recipe, store = again
     before = list_runs(store).entries[0]["run"]
     found = publish_again(recipe, store)
@@ -117,7 +117,7 @@ def test_a_finished_run_is_published_again_and_noted(again: tuple[Path, Store]) 
     assert not list(Path(store.root).glob("status/*"))
 
 
-def test_what_was_published_is_not_written_again(again: tuple[Path, Store]) -> None:
+def test_publishing_again_keeps_intact_files_and_restores_spoilt_ones(again: tuple[Path, Store]) -> None:
     recipe, store = again
     run = list_runs(store).entries[0]["run"]
     page, results = Path(store.root, "runs", run, "report.html"), Path(store.root, "results")
@@ -162,19 +162,23 @@ def test_a_finished_run_far_away_is_a_few_requests(ran: tuple[Path, Path], tmp_p
     assert len(of_artifacts) <= 3 * len(found.reused)
 
 
-def test_the_title_is_another_page(again: tuple[Path, Store]) -> None:
+def test_a_run_with_a_changed_title_is_not_published_without_a_new_page(again: tuple[Path, Store]) -> None:
     recipe, store = again
     assert publish_again(recipe, store, "title=another") is None  # the page has to be drawn
 
 
 @pytest.mark.parametrize("settings", [("training.epochs=3",), ("data.source.num_examples=41",)])
-def test_another_question_has_not_been_answered(again: tuple[Path, Store], settings: tuple[str, ...]) -> None:
+def test_a_recipe_with_changed_settings_is_not_published_from_an_earlier_run(
+    again: tuple[Path, Store], settings: tuple[str, ...]
+) -> None:
     assert publish_again(*again, *settings) is None
 
 
 @pytest.mark.parametrize("stage", ["decode", "hold_out", "train", "report"])
 @pytest.mark.parametrize("fault", ["gone", "broken"])
-def test_what_is_missing_or_damaged_is_left_to_the_flow(again: tuple[Path, Store], stage: str, fault: str) -> None:
+def test_publish_again_declines_if_an_artifact_is_missing_or_damaged(
+    again: tuple[Path, Store], stage: str, fault: str
+) -> None:
     recipe, store = again
     manifest = next(Path(store.root, "artifacts").glob(f"**/{stage}/*/manifest.json"))
     manifest.unlink() if fault == "gone" else manifest.write_text("{")
@@ -182,7 +186,7 @@ def test_what_is_missing_or_damaged_is_left_to_the_flow(again: tuple[Path, Store
     assert not list(Path(store.root).glob("requests/*"))
 
 
-def test_what_was_made_from_another_input_is_left_to_the_flow(again: tuple[Path, Store]) -> None:
+def test_publish_again_declines_if_an_input_has_other_content(again: tuple[Path, Store]) -> None:
     recipe, store = again
     manifest = next(Path(store.root, "artifacts").glob("**/hold_out/*/manifest.json"))
     told: dict[str, Any] = json.loads(manifest.read_text())
@@ -241,7 +245,7 @@ def test_a_cell_without_its_page_is_carried_out(again: tuple[Path, Store]) -> No
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_neither_command_loads_what_is_heavy(again: tuple[Path, Store], command: str) -> None:
+def test_plan_and_run_of_a_finished_audit_load_no_heavy_library(again: tuple[Path, Store], command: str) -> None:
     recipe, store = again
     asked = (command, "self-influence", "--recipe", str(recipe), "--store", str(store.root), "--json")
     printed, loaded = in_a_process(*asked, folder=Path(store.root).parent)
@@ -251,7 +255,7 @@ def test_neither_command_loads_what_is_heavy(again: tuple[Path, Store], command:
 
 
 @pytest.mark.parametrize("recipe", ["smoke", "exposure_smoke", "forgetting_smoke", "two_moons"])
-def test_planning_an_audit_of_which_nothing_is_there_loads_nothing_heavy(recipe: str, tmp_path: Path) -> None:
+def test_planning_in_an_empty_store_loads_no_heavy_library(recipe: str, tmp_path: Path) -> None:
     audit = str(load_recipe(recipe)[0]["audit"]).replace("_", "-")
     _, loaded = in_a_process("plan", audit, "--recipe", recipe, "--store", str(tmp_path / "s"), folder=tmp_path)
     assert loaded.split()[0] == "0"

@@ -36,7 +36,7 @@ def test_costs_are_those_of_the_most_alike_by_unit(store: Store) -> None:
     assert costs.estimate("embed", {}, 1) is None
 
 
-def test_a_plan_says_what_is_there_and_where_it_cannot_look_further(store: Store) -> None:
+def test_plan_lists_hits_misses_and_the_stages_blocked_by_a_missing_artifact(store: Store) -> None:
     there, absent = Ref("decode", "0" * 32), Ref("split", "1" * 32)
     commit(store, there, {}, 1, 1)
     plan = Plan(store)
@@ -57,7 +57,7 @@ def test_a_plan_says_what_is_there_and_where_it_cannot_look_further(store: Store
     assert forced.parts[there].seconds == 1
 
 
-def test_what_is_missing_says_which_it_is(store: Store) -> None:
+def test_missing_artifact_error_carries_its_reference(store: Store) -> None:
     with pytest.raises(MissingArtifact) as missing:
         store.artifacts.manifest(Ref("train", "0" * 32))
     assert missing.value.ref == Ref("train", "0" * 32)
@@ -74,7 +74,7 @@ def test_a_plan_that_knows_no_stage_estimates_nothing(store: Store) -> None:
     assert plan.cost in str(plan)
 
 
-def test_what_is_unknown_is_not_free(store: Store) -> None:
+def test_cost_is_unknown_or_a_lower_bound_where_similar_artifacts_are_missing(store: Store) -> None:
     there, known, unknown = Ref("decode", "0" * 32), Ref("decode", "1" * 32), Ref("train", "2" * 32)
     commit(store, there, {}, 30, 1)
     plan = Plan(store)
@@ -112,5 +112,5 @@ def test_a_plan_that_stops_early_is_a_lower_bound(store: Store) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "less than 1 s"), (0.6, "1 s"), (119, "119 s"), (180, "3 min"), (7200, "2.0 h")]
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_in_time_prints_seconds_minutes_or_hours(seconds: float, text: str) -> None:
     assert in_time(seconds) == text

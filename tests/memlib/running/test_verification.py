@@ -165,7 +165,7 @@ def test_a_sweep_is_checked_against_its_cells(
     assert "its cell one" in capsys.readouterr().out
 
 
-def test_what_cannot_be_checked_is_neither_whole_nor_changed(swept: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_a_sweep_returns_3_for_parts_it_cannot_check(swept: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = sweep_of(swept)
     page = f"runs/{run.run}/report.html"
     reseal_sweep(swept, cell_digests={})  # as sweeps of an earlier version have none
@@ -296,7 +296,7 @@ def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
     assert f"part-0.parquet: does not match run {run.run}" in said
 
 
-def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_a_manifest_changed_by_hand(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     text = (store.published(f"runs/{run.run}/manifest.json") or b"").replace(b'"value": 0.2', b'"value": 0.0')
     store.publish(f"runs/{run.run}/manifest.json", text)
@@ -304,7 +304,7 @@ def test_a_manifest_that_was_changed_by_hand_is_no_run(store: Store, capsys: pyt
     assert "has been changed since it was written" in capsys.readouterr().out
 
 
-def test_artifacts_that_are_gone_made_again_or_not_what_their_key_says(store: Store, tmp_path: Path) -> None:
+def test_verify_reports_missing_recomputed_and_mismatched_artifacts(store: Store, tmp_path: Path) -> None:
     manifest = Path(store.uri) / "artifacts" / str(SCORES) / "manifest.json"
     said = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(sealed(said | {"spec": {"alpha": 0.9}})))
@@ -388,7 +388,7 @@ def test_a_signature_is_of_one_run_by_one_key(
     assert "has a signature that cannot be read" in problem.problem
 
 
-def test_keys_that_are_none_or_others_can_read(store: Store, keys: dict[str, Path], tmp_path: Path) -> None:
+def test_unusable_keys_and_keys_readable_by_others_are_refused(store: Store, keys: dict[str, Path], tmp_path: Path) -> None:
     run = only_run(store)
     wrong = tmp_path / "wrong.pem"
     wrong.write_bytes(
@@ -424,7 +424,7 @@ def said_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return caught.out + caught.err
 
 
-def test_a_manifest_must_name_what_the_run_rests_on_and_publishes(
+def test_verify_and_sign_refuse_manifests_with_missing_pages_or_pins(
     store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = only_run(store)
@@ -448,7 +448,7 @@ def test_a_manifest_must_name_what_the_run_rests_on_and_publishes(
 
 
 @pytest.mark.parametrize("recorded", ["as an input", "as read"])
-def test_what_a_run_rests_on_must_be_there_and_pinned(
+def test_verify_and_sign_refuse_runs_with_missing_or_unpinned_inputs(
     store: Store, keys: dict[str, Path], recorded: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = only_run(store)
@@ -527,7 +527,9 @@ def test_a_key_inside_the_store_vouches_for_nothing(
 
 
 @pytest.mark.parametrize("place", ["results/manifest.json", "runs/{run}/extra/manifest.json", "{table}/manifest.json"])
-def test_a_manifest_elsewhere_is_no_manifest(store: Store, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_a_manifest_in_an_unexpected_place(
+    store: Store, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = only_run(store).run
     table = results_path("summary", "deja_vu", run, 1)
     path = place.format(run=run, table=table)
@@ -578,7 +580,9 @@ def test_files_of_no_run_are_named(store: Store, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "what", ["artifacts", "runs", "results", "runs/RUN", "runs/RUN/manifest.json", f"artifacts/{SCORES}"]
 )
-def test_nothing_hides_behind_a_link(store: Store, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_in_a_store_are_reported_and_stop_gc(
+    store: Store, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """verify names the link, and gc deletes nothing."""
     path = what.replace("RUN", only_run(store).run)
     place, away = Path(store.uri) / path, tmp_path / "away"
@@ -600,7 +604,7 @@ def test_gc_gives_up_a_run_without_a_manifest_only_if_told(store: Store, capsys:
     assert store.published(results_path("summary", "deja_vu", run)) is None
 
 
-def test_a_key_that_occurs_twice_is_no_json(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_a_manifest_that_names_a_key_twice(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     path = f"runs/{run.run}/manifest.json"
     text = (store.published(path) or b"").decode()

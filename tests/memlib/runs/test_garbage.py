@@ -55,7 +55,7 @@ def paths(found: list[Garbage]) -> set[tuple[str, str]]:
     return {(item.kind, item.path) for item in found}
 
 
-def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
+def test_garbage_finds_and_clear_deletes_only_old_unreferenced_artifacts(store: Store) -> None:
     assert garbage.committed(store) == [SECRET, USED, UNUSED]
     assert garbage.garbage(store, days=EARLIER) == []  # somebody may be at it
     found = garbage.garbage(store, days=LATER)
@@ -67,7 +67,7 @@ def test_what_no_run_refers_to_is_found_when_it_is_old(store: Store) -> None:
     assert garbage.garbage(store, days=LATER) == []
 
 
-def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> None:
+def test_clear_deletes_runs_that_are_not_kept_with_their_exclusive_artifacts(store: Store) -> None:
     found = garbage.garbage(store, keep=[FIRST], days=LATER)
     assert ("run", f"runs/{SECOND}/manifest.json") in paths(found)
     assert ("run", f"results/table=summary/audit=exposure/run={SECOND}/part-0.parquet") in paths(found)
@@ -76,7 +76,7 @@ def test_runs_that_are_not_kept_go_with_what_is_theirs_alone(store: Store) -> No
     assert garbage.committed(store) == [USED]
 
 
-def test_broken_attempts_and_what_was_left_to_resume(store: Store, tmp_path: Path) -> None:
+def test_garbage_finds_broken_attempts_ray_notes_and_resume_states(store: Store, tmp_path: Path) -> None:
 
     def put(path: str, data: bytes) -> None:
         store.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -139,7 +139,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return status, said.out, said.err
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_and_gc_report_problems_and_delete_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path / "store"))
     for ref in (USED, UNUSED):
         with store.artifacts.write(ref) as attempt:
@@ -220,7 +220,7 @@ def test_when_the_newest_of_runs_that_ask_the_same_is_taken_out_the_one_before_i
     assert current() == {FIRST: True, SECOND: True}
 
 
-def test_what_is_new_is_left_even_of_runs_that_are_not_kept(store: Store) -> None:
+def test_garbage_leaves_new_files_even_of_runs_that_are_not_kept(store: Store) -> None:
     assert garbage.garbage(store, keep=[], days=EARLIER) == []  # another driver may be publishing it
 
 
@@ -232,7 +232,7 @@ def note_of(run: str, **more: Any) -> bytes:
 REQUEST, STATUS = f"requests/{THIRD}-0123abcd.json", f"status/{THIRD}.json"
 
 
-def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
+def test_garbage_leaves_old_artifacts_of_a_run_whose_heartbeat_is_recent(tmp_path: Path) -> None:
     store, day, now = Store(str(tmp_path / "store")), 86_400, time.time()
     with store.artifacts.write(UNUSED) as attempt:
         attempt.path("data.bin").write_text("made by the run")
@@ -246,7 +246,7 @@ def test_what_a_run_under_way_has_made_is_left(tmp_path: Path) -> None:
     assert garbage.garbage(store, keep=[], days=7) == []
 
 
-def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tmp_path: Path) -> None:
+def test_garbage_leaves_all_artifacts_and_resume_states_while_a_run_is_under_way(store: Store, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "note").write_text("{}")
     store.resume.save("e" * 32, 7, tmp_path / "state")
@@ -257,7 +257,7 @@ def test_what_a_run_under_way_may_use_is_left_however_old_it_is(store: Store, tm
     assert {"artifact", "resume"} <= {item.kind for item in garbage.garbage(store, keep=[], days=LATER)}
 
 
-def test_a_run_that_ends_while_the_store_is_listed_keeps_what_it_reused(
+def test_garbage_leaves_artifacts_of_a_run_that_ends_while_the_store_is_listed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.publish(REQUEST, note_of(THIRD))
@@ -326,7 +326,9 @@ def test_a_run_that_begins_waits_for_the_end_of_the_clearing(store: Store, monke
     assert len(said) == 1
 
 
-def test_what_is_written_to_just_before_its_deletion_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_keeps_an_artifact_that_is_written_to_just_before_deletion(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = garbage.garbage(store, keep=[], days=LATER)
     assert len(found) > 2
     written = store.listing("artifacts")

@@ -25,7 +25,7 @@ def put(store: Store, run: str, content: Any) -> None:
     store.publish(f"runs/{run}/manifest.json", data)
 
 
-def test_runs_are_listed_newest_first_and_what_cannot_be_read_is_named(store: Store) -> None:
+def test_list_runs_sorts_newest_first_and_names_unreadable_manifests(store: Store) -> None:
     put(store, "r1", manifest("r1", 1.0, artifacts={"scores": "score/a"}, computed=["score/a", "split/b"]))
     put(store, "r2", manifest("r2", 2.0))
     put(store, "foreign", {"name": "x"})
@@ -83,7 +83,7 @@ def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, m
         b'{"format": 1, "refs": [], "entries": {"r1": {"mark": [1, 2.0], "problem": ["x"]}}}',
     ],
 )
-def test_an_index_that_is_damaged_is_made_again(store: Store, index: bytes) -> None:
+def test_a_damaged_or_missing_index_is_rebuilt(store: Store, index: bytes) -> None:
     put(store, "r1", manifest("r1"))
     whole = list_runs(store)
     store.publish(INDEX, index)
@@ -92,7 +92,7 @@ def test_an_index_that_is_damaged_is_made_again(store: Store, index: bytes) -> N
     assert list_runs(store) == whole
 
 
-def test_what_was_written_just_before_the_index_is_read_again(tmp_path: Path) -> None:
+def test_a_manifest_rewritten_just_before_the_index_is_read_again(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     put(store, "r1", manifest("r1", title="a"))
     list_runs(store)

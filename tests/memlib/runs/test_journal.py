@@ -56,7 +56,7 @@ def test_after_an_outage_the_status_is_written_again(store: Store, monkeypatch: 
     assert tries[-1] == 161.5
 
 
-def test_there_may_be_no_status_or_a_broken_one(store: Store, tmp_path: Path) -> None:
+def test_read_status_returns_none_for_missing_and_broken_files(store: Store, tmp_path: Path) -> None:
     assert read_status(store, "r1") is None
     (tmp_path / "store" / "status").mkdir(parents=True)
     (tmp_path / "store" / "status" / "r1.json").write_text("{")

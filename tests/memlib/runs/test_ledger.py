@@ -15,7 +15,7 @@ def run(
     }  # fmt: skip
 
 
-def test_what_came_before_is_recorded_at_first_publication() -> None:
+def test_ledger_records_earlier_audits_of_the_same_data() -> None:
     store = [run("b", "d", 2.0, p=0.01, word="shown"), run("a", "d", 1.0), run("c", "other", 3.0), run("e", "d", 4.0, p=None)]
     made = entry(store, "new", Ledger(data="d", look="new"))
     assert [one.run for one in made.earlier] == ["a", "b", "e"]

@@ -40,7 +40,9 @@ def recipe() -> Recipe:
         (KeyboardInterrupt(), [], 1),
     ],
 )
-def test_what_did_not_end_is_left(store: Store, ended: BaseException | None, computed: list[str], left: int) -> None:
+def test_a_request_note_is_kept_only_if_resuming_could_succeed(
+    store: Store, ended: BaseException | None, computed: list[str], left: int
+) -> None:
     try:
         with announced(store, "exposure", recipe(), Resources(), computed) as run:
             store.publish(f"requests/{run}.json.0123.part", b'{"run": ')  # of a killed driver, before tmp/ was there
@@ -72,7 +74,7 @@ def test_the_notes_of_drivers_that_died_go_with_the_run_that_ends_well(store: St
         known = [path] if stays else []
 
 
-def test_a_finished_run_is_made_anew_on_the_machines_it_had(
+def test_resume_recomputes_a_finished_run_with_its_recorded_resources(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resources = Resources(ray_address="auto", max_failures=7).model_dump(mode="json")
@@ -87,7 +89,7 @@ def test_a_finished_run_is_made_anew_on_the_machines_it_had(
     assert asked[0][0].resources == Resources(max_failures=7)  # a store chooses no cluster
 
 
-def test_a_damaged_record_of_a_run_is_written_anew(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_record_of_a_run_is_replaced(store: Store, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"run": "abcd')
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
     (entry,) = _history(store, Work(), "abcdef")

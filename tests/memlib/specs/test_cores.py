@@ -19,7 +19,7 @@ def own(folder: Path, text: str) -> Path:
     return folder / "own"
 
 
-def test_affinity_and_the_scheduler_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_limited_by_affinity_and_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = own(tmp_path, "")
     assert cores(tmp_path, nothing) == 8
     for text, expected in (("4", 4), ("64", 8), ("0", 1), ("many", 8)):
@@ -38,7 +38,7 @@ def test_the_quota_of_a_cgroup_or_of_one_above_it_limits(quota: str, expected: i
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("300000", 3), ("-1", 8)])
-def test_cgroups_of_the_first_version(quota: str, expected: int, tmp_path: Path) -> None:
+def test_cores_are_limited_by_the_quota_of_cgroups_version_1(quota: str, expected: int, tmp_path: Path) -> None:
     folder = tmp_path / "cpu,cpuacct/slurm/job_7"
     folder.mkdir(parents=True)
     (folder / "cpu.cfs_quota_us").write_text(quota)

@@ -16,7 +16,7 @@ def drawn(rng: np.random.Generator, count: int = 120) -> Design:
 
 
 @pytest.mark.parametrize("shift", [0.0, 2.0])
-def test_sides_are_told_where_their_features_differ_and_not_by_chance(shift: float) -> None:
+def test_sides_are_told_apart_by_features_that_differ_and_not_by_chance(shift: float) -> None:
     found, aucs = 0, []
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -34,7 +34,7 @@ def test_sides_are_told_where_their_features_differ_and_not_by_chance(shift: flo
         assert found <= most_of(60, 0.05)
 
 
-def test_a_constant_feature_tells_nothing() -> None:
+def test_constant_features_give_a_p_value_of_1() -> None:
     design = drawn(np.random.default_rng(0))
     told = tell_sides(np.ones((120, 2)), design, design.group % 4, redraws=19, seed=0)
     assert told.p_value == 1.0

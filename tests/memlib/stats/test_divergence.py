@@ -21,7 +21,7 @@ def test_the_gap_lies_where_the_distributions_are_furthest_apart() -> None:
 
 
 @given(pairs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8), seed=st.integers(0, 9))
-def test_weights_are_repetitions(pairs: list[tuple[int, int]], seed: int) -> None:
+def test_weighted_ks_equals_the_gap_of_repeated_values(pairs: list[tuple[int, int]], seed: int) -> None:
     a, b = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
     counts = np.random.default_rng(seed).multinomial(len(a), np.full(len(a), 1 / len(a)), size=5)
     found = weighted_ks(a, b, counts.astype(np.float32))

@@ -7,18 +7,18 @@ import scipy.stats
 from memlib.stats.multiplicity import benjamini_hochberg, combined_p, holm, max_t_p
 
 
-def test_holm_by_hand() -> None:
+def test_holm_equals_values_computed_by_hand() -> None:
     np.testing.assert_allclose(holm([0.01, 0.04, 0.03]), [0.03, 0.06, 0.06])
     np.testing.assert_allclose(holm([0.5, 0.9]), [1.0, 1.0])
     assert len(holm([])) == 0
 
 
-def test_benjamini_hochberg_by_hand() -> None:
+def test_benjamini_hochberg_equals_values_computed_by_hand() -> None:
     np.testing.assert_allclose(benjamini_hochberg([0.01, 0.02, 0.9]), [0.03, 0.03, 0.9])
     assert len(benjamini_hochberg([])) == 0
 
 
-def test_combined_is_fishers() -> None:
+def test_combined_p_equals_the_method_of_fisher_in_scipy() -> None:
     p = [0.2, 0.03, 0.5]
     assert combined_p(p) == pytest.approx(scipy.stats.combine_pvalues(p, method="fisher").pvalue)
     assert combined_p([1.0, 1.0]) == 1.0

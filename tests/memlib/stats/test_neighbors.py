@@ -25,7 +25,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", ["faiss", "torch"])
-def test_neighbors_are_the_nearest(vectors: tuple[np.ndarray, np.ndarray], backend: str) -> None:
+def test_neighbours_are_the_nearest(vectors: tuple[np.ndarray, np.ndarray], backend: str) -> None:
     queries, public = vectors
     ids = np.arange(700)
     found, distances = nearest_neighbors(queries, [(ids, public)], 20, backend=backend)
@@ -123,7 +123,7 @@ def test_a_query_that_is_not_settled_is_asked_for_more_and_in_the_end_for_all() 
         assert asked.calls == (widened if most is None else widened[:2])
 
 
-def test_more_neighbors_than_examples_are_refused() -> None:
+def test_more_neighbours_than_examples_are_refused() -> None:
     one = np.zeros((1, 3), dtype=np.float32)
     with pytest.raises(UserError, match="k is 4, but the public set has only 3"):
         nearest_neighbors(one, [(np.arange(3), np.zeros((3, 3), dtype=np.float32))], 4)

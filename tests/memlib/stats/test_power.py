@@ -48,7 +48,7 @@ def test_an_effect_that_differs_from_no_draw_is_not_promised() -> None:
     assert detectable_shift(one_side, np.arange(9.0), alpha=0.05, seed=0) is None
 
 
-def test_it_grows_with_the_spread_and_shrinks_with_the_level() -> None:
+def test_detectable_shift_grows_with_the_spread_and_with_a_stricter_level() -> None:
     design, values = made("plain", np.random.default_rng(3))
     one, two = (detectable_shift(design, scale * values, alpha=0.05, seed=0) for scale in (1.0, 2.0))
     strict = detectable_shift(design, values, alpha=0.01, seed=0)

@@ -15,7 +15,7 @@ TRAIN = np.arange(3000) < 2000
 
 
 @pytest.mark.parametrize("cuts", [[3000], [1, 1234, 3000]])
-def test_rows_in_parts_are_one_below_the_other(cuts: list[int]) -> None:
+def test_rows_of_several_arrays_equal_their_concatenation(cuts: list[int]) -> None:
     rows = Rows(np.split(VECTORS, cuts[:-1]), LABELS, TRAIN)
     x, y = rows.whole()
     assert len(rows) == 2000
@@ -27,7 +27,7 @@ def test_rows_in_parts_are_one_below_the_other(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_it_fits_as_scikit_learn_does(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_accuracies_equal_those_of_scikit_learn(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not whole:
         monkeypatch.setattr(probe, "WHOLE", 100)
         monkeypatch.setattr(probe, "BLOCK_ROWS", 700)

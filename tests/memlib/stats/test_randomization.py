@@ -90,7 +90,7 @@ def test_tails_are_counted_exactly(seed: int, groups: bool) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=9), share=st.floats(0, 1))
-def test_the_distribution_of_a_sum_without_replacement(values: list[int], share: float) -> None:
+def test_sum_distribution_equals_an_enumeration_of_all_subsets(values: list[int], share: float) -> None:
     chosen = round(share * len(values))
     found, lowest = sum_distribution(np.array(values), chosen)
     sums = [sum(part) for part in itertools.combinations(values, chosen)]
@@ -150,7 +150,7 @@ def test_a_group_on_two_sides_is_refused() -> None:
         Design.of(np.array([True, False]), np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64))
 
 
-def test_home_labels_and_two_sided_p() -> None:
+def test_home_labels_are_most_frequent_and_two_sided_p_counts_both_tails() -> None:
     assert home_labels(np.array([2, 1, 1, 3, 2]), np.array([0, 0, 0, 1, 1])).tolist() == [1, 2]
     null = np.arange(-50, 50) * 1.0
     assert two_sided_p(0.0, null) == 1.0
@@ -158,13 +158,13 @@ def test_home_labels_and_two_sided_p() -> None:
     assert two_sided_p(-60.0, null) == pytest.approx(2 / 101)
 
 
-def test_what_is_detectable() -> None:
+def test_detectable_equals_the_normal_quantiles_for_a_power_of_80_percent() -> None:
     assert detectable(1.0, 0.05) == pytest.approx(1.6449 + 0.8416, abs=1e-3)
     assert detectable(1.0, 0.05, two_sided=True) == pytest.approx(1.9600 + 0.8416, abs=1e-3)
     assert detectable(0.0, 0.05) is None
 
 
-def test_the_attributable_bound_by_hand() -> None:
+def test_attributable_bound_of_20_pairs_is_at_least_4_and_none_without_right_answers() -> None:
     """All own answers right and all other answers right: removing a of them leaves a losses, 2^-a."""
     first = np.arange(40) < 20
     design = Design(first, np.arange(40) % 20, np.arange(40))  # pairs, one on each side
@@ -203,7 +203,7 @@ def test_persons_of_unequal_size_keep_the_level_and_no_rejection_points_away_fro
     assert rejected <= most_of(200, 0.05)
 
 
-def test_a_model_that_is_better_everywhere_is_no_evidence_whatever_the_sizes() -> None:
+def test_difference_and_p_value_ignore_a_constant_added_to_all_values() -> None:
     design, ease = persons_of(0)
     values = np.random.default_rng(0).integers(-1, 2, len(ease))
     assert design.difference(values + 7) == pytest.approx(design.difference(values))
@@ -211,7 +211,7 @@ def test_a_model_that_is_better_everywhere_is_no_evidence_whatever_the_sizes() -
 
 
 @pytest.mark.parametrize("pair", [True, False])
-def test_what_is_said_to_be_detected_is_found_four_times_out_of_five(pair: bool) -> None:
+def test_detectable_answers_are_found_with_a_power_near_80_percent(pair: bool) -> None:
     found = tries = 0
     for draw in range(30):
         rng = np.random.default_rng([draw, int(pair)])

@@ -9,7 +9,7 @@ from memlib.stats.tails import SkewNormal, fit_skew_normal, goodness_of_fit
 
 
 @pytest.mark.parametrize("shape", [-6.0, -1.0, 0.0, 0.7, 4.0])
-def test_the_law_is_scipys(shape: float) -> None:
+def test_skew_normal_density_and_cdf_equal_those_of_scipy(shape: float) -> None:
     law = SkewNormal(30.0, 4.0, shape)
     x = np.linspace(18, 45, 50)
     scipys = scipy.stats.skewnorm(shape, loc=30, scale=4)
@@ -19,7 +19,7 @@ def test_the_law_is_scipys(shape: float) -> None:
 
 @pytest.mark.parametrize("shape", [-3.0, 0.0, 2.0])
 @pytest.mark.parametrize("sigmas", [6.0, 12.0, 60.0])
-def test_the_deep_tail_is_the_integral(shape: float, sigmas: float) -> None:
+def test_deep_tail_of_the_skew_normal_equals_a_numerical_integral(shape: float, sigmas: float) -> None:
     """Also where the probability is below 2^-1074."""
     law = SkewNormal(0.0, 2.0, shape)
     x = -2.0 * sigmas
@@ -54,6 +54,6 @@ def test_a_wrong_law_is_seen_and_the_right_one_is_not() -> None:
     assert goodness_of_fit(two_humps, replicates=40, seed=0) < 0.05
 
 
-def test_too_little_is_refused() -> None:
+def test_fit_skew_normal_refuses_constant_values() -> None:
     with pytest.raises(ValueError, match="20 finite values that are not all equal"):
         fit_skew_normal(np.zeros(100))

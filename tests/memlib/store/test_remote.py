@@ -4,8 +4,6 @@ import io
 import json
 import pickle
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -13,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 from PIL import Image
 
 from memlib.data.datasets import open_source
@@ -25,31 +22,13 @@ from memlib.store import Ref, Store
 REF = Ref("decode", "0" * 32)
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    fsspec.filesystem("s3").clear_instance_cache()
-    name = f"audits-{uuid.uuid4().hex[:8]}"
-    fsspec.filesystem("s3").mkdir(name)
-    yield f"s3://{name}"
-    fsspec.filesystem("s3").clear_instance_cache()
-    server.stop()
-
-
 def png(value: int) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.full((20, 20, 3), value, dtype=np.uint8)).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-def test_artifacts_on_s3(bucket: str, tmp_path: Path) -> None:
+def test_artifacts_on_s3_are_committed_once_and_damage_is_found(bucket: str, tmp_path: Path) -> None:
     store = Store(f"{bucket}/some/prefix", cache=str(tmp_path / "cache"))
     store.check_writable()
     assert store.artifacts.lookup(REF.stage, REF.key) is None
@@ -72,7 +51,7 @@ def test_artifacts_on_s3(bucket: str, tmp_path: Path) -> None:
     assert fresh.artifacts.lookup(REF.stage, REF.key) is None
 
 
-def test_resume_states_and_runs_on_s3(bucket: str, tmp_path: Path) -> None:
+def test_resume_states_and_runs_round_trip_on_s3(bucket: str, tmp_path: Path) -> None:
     store = Store(bucket, cache=str(tmp_path / "cache"))
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
@@ -109,7 +88,7 @@ def test_a_listing_on_s3_is_that_of_s3fs_page_after_page(bucket: str, prefix: st
     assert store.listing("nothing") == {}
 
 
-def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
+def test_image_folders_and_parquet_on_s3_are_read_and_digested(bucket: str, tmp_path: Path) -> None:
     s3 = fsspec.filesystem("s3")
     s3.pipe({f"{bucket}/photos/cat/1.png": png(1), f"{bucket}/photos/dog/2.png": png(2)})
     source = open_source(ImageFolderSource(kind="image_folder", path=f"{bucket}/photos"))
@@ -126,7 +105,7 @@ def test_images_and_tables_on_s3(bucket: str, tmp_path: Path) -> None:
     assert table.content_digest().endswith(":2")  # nobody has looked at them
 
 
-def test_a_bucket_that_is_not_there_is_named(bucket: str) -> None:
+def test_a_missing_bucket_is_refused_by_name(bucket: str) -> None:
     for call in (Store.check_writable, Store.check_known, list_runs):  # a bucket that is not there is no empty store
         with pytest.raises(StoreRefused, match="no bucket .*s3://nowhere"):
             call(Store("s3://nowhere/audits"))

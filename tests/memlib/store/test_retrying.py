@@ -55,14 +55,14 @@ PASSING = [
 
 
 @pytest.mark.parametrize("failure", PASSING, ids=repr)
-def test_what_can_pass_is_waited_for(failure: Exception, pauses: list[float]) -> None:
+def test_passing_failures_are_retried_with_growing_pauses(failure: Exception, pauses: list[float]) -> None:
     flaky = Flaky(failure, failure, failure)
     assert PatientFileSystem(flaky, "s3://b", 60).cat_file("a") == b"a"
     assert flaky.calls == 4
     assert pauses == [0.5, 1.0, 2.0]
 
 
-def test_an_outage_that_lasts_is_said(pauses: list[float]) -> None:
+def test_a_lasting_outage_raises_store_unreachable_within_the_patience(pauses: list[float]) -> None:
     flaky = Flaky(*[TimeoutError("slow")] * 100)
     with pytest.raises(StoreUnreachable, match="s3://b could not be reached for 60 s .*slow.*run the same command"):
         PatientFileSystem(flaky, "s3://b", 60).cat_file("a")
@@ -101,13 +101,13 @@ def missing_bucket() -> FileNotFoundError:
         (missing_bucket(), "no bucket"),
     ],
 )
-def test_refusals_are_said_at_once(failure: Exception, said: str, pauses: list[float]) -> None:
+def test_refusals_raise_store_refused_without_retrying(failure: Exception, said: str, pauses: list[float]) -> None:
     with pytest.raises(StoreRefused, match=said):
         PatientFileSystem(Flaky(failure), "s3://b", 60).cat_file("a")
     assert not pauses
 
 
-def test_what_is_no_call_is_passed_through() -> None:
+def test_attributes_that_are_not_callable_are_passed_through() -> None:
     class Named:
         protocol: Any = ("s3", "s3a")
 

@@ -41,7 +41,7 @@ def test_threads_of_the_command_and_of_workers_sleep_while_they_wait() -> None:
 
 
 @pytest.mark.parametrize("code", ["import memlib; memlib.run, memlib.plan", "import flows; flows.run"])
-def test_the_environment_of_a_users_own_python_stays_as_it_is(code: str) -> None:
+def test_importing_memlib_or_flows_leaves_the_environment_of_the_user_unchanged(code: str) -> None:
     assert seen_by(code) == dict.fromkeys(OWN, "")
 
 

@@ -35,7 +35,7 @@ def stored(store: Store, name: str, ref: Ref = REF) -> str:
     return f"{store.root}/artifacts/{ref.stage}/{ref.key}/{store.artifacts.manifest(ref).attempt}/{name}"
 
 
-def test_what_was_committed_is_found_and_read(store: Store) -> None:
+def test_committed_artifacts_are_found_and_read(store: Store) -> None:
     assert store.artifacts.lookup(REF.stage, REF.key) is None
     commit(store)
     assert store.artifacts.lookup(REF.stage, REF.key) == REF
@@ -88,7 +88,7 @@ def test_of_two_racing_writers_the_first_to_commit_wins_whole(store: Store) -> N
 @pytest.mark.parametrize(
     ("mode", "file", "folder"), [("private", 0o600, 0o700), ("group", 0o660, 0o770), ("open", 0o600, 0o700)]
 )
-def test_files_are_as_open_as_the_stores_mode_from_the_first_byte(
+def test_file_permissions_never_exceed_the_store_mode_even_while_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, file: int, folder: int
 ) -> None:
     monkeypatch.setenv("MEMLIB_STORE_MODE", mode)
@@ -128,7 +128,7 @@ def test_a_folder_that_its_group_writes_to_is_the_groups(tmp_path: Path) -> None
     assert (tmp_path / "store/artifacts").stat().st_mode & 0o7777 == 0o2770
 
 
-def test_a_folder_of_other_things_is_no_store(tmp_path: Path) -> None:
+def test_folders_with_foreign_files_missing_paths_and_files_are_refused_as_stores(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     store = Store(str(tmp_path))
     for use in (store.check_writable, store.check_known, lambda: commit(store)):
@@ -160,7 +160,7 @@ def test_a_store_of_a_later_memlib_is_left_alone(store: Store) -> None:
         Store(store.uri).check_known()
 
 
-def test_what_a_killed_writer_left_is_swept_by_the_next_run(tmp_path: Path) -> None:
+def test_check_writable_removes_only_old_temporary_files_of_killed_writers(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     store.check_writable()
     for name, age in (("a" * 32, 7200), ("b" * 32, 0)):
@@ -312,7 +312,7 @@ def test_a_file_that_is_larger_than_all_copies_may_be_is_refused(tmp_path: Path)
         small.artifacts.local_path(REF, "data.bin")
 
 
-def test_room_that_is_given_away_is_not_given_twice(tmp_path: Path) -> None:
+def test_concurrent_fetches_never_reserve_the_same_cache_space(tmp_path: Path) -> None:
     copies, under_way, most = Copies(tmp_path, 2500), [0], [0]
     (tmp_path / "killed.room").write_bytes(b"")
     os.truncate(tmp_path / "killed.room", 2500)  # nobody holds it any more
@@ -332,7 +332,7 @@ def test_room_that_is_given_away_is_not_given_twice(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.room"))
 
 
-def test_what_was_left_to_resume_goes_when_the_artifact_is_committed(tmp_path: Path) -> None:
+def test_resume_state_is_removed_when_the_artifact_is_committed(tmp_path: Path) -> None:
     store, state = Store(str(tmp_path / "store")), tmp_path / "state"
     state.mkdir()
     (state / "frontier").write_text("far")
@@ -393,7 +393,7 @@ def test_addresses_that_lead_out_of_the_store_are_refused(stage: str, key: str) 
         Ref(stage, key)
 
 
-def test_what_an_artifact_took_is_in_its_manifest(store: Store) -> None:
+def test_manifest_records_units_bytes_memory_and_log_of_an_artifact(store: Store) -> None:
     commit(store)
     other = Ref("embed", "1" * 32)
     with recording(), store.artifacts.write(other, units=7) as attempt:
@@ -471,7 +471,7 @@ def test_settings_of_the_environment_are_checked(tmp_path: Path, monkeypatch: py
         Store(str(tmp_path))
 
 
-def test_what_was_made_here_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifacts_written_on_this_machine_are_read_without_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
@@ -482,7 +482,7 @@ def test_what_was_made_here_is_not_fetched_again(tmp_path: Path, monkeypatch: py
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_cache_that_does_not_keep_what_is_written_is_no_damage_of_the_store(tmp_path: Path) -> None:
+def test_a_cache_that_loses_or_alters_files_is_not_reported_as_store_damage(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     commit(Store("memory://bucket/store", cache=str(tmp_path / "made")))
@@ -520,7 +520,9 @@ def test_a_store_that_travels_takes_each_nodes_own_cache(tmp_path: Path, monkeyp
     assert pickle.loads(pickle.dumps(given)).backend._copies.folder == tmp_path / "given"
 
 
-def test_what_was_committed_stays_when_its_writer_is_interrupted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_stays_committed_if_its_writer_is_interrupted_afterwards(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     committing = Store.create
 
     def interrupted(self: Store, *arguments: Any, **named: Any) -> bool:
@@ -534,7 +536,7 @@ def test_what_was_committed_stays_when_its_writer_is_interrupted(store: Store, m
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_links_that_are_there_but_denied_and_links_that_cannot_be(
+def test_commits_succeed_where_hard_links_fail_or_are_reported_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bool
 ) -> None:
     store, link = Store(str(tmp_path / "store")), os.link

@@ -26,7 +26,7 @@ def test_nothing_drawn_changes_nothing(images: torch.Tensor) -> None:
     assert torch.allclose(apply(images), images, atol=1e-5)
 
 
-def test_certain_flips_greys_and_solarizations(images: torch.Tensor) -> None:
+def test_flip_grey_and_solarize_of_probability_1_equal_their_formulas(images: torch.Tensor) -> None:
     assert torch.allclose(apply(images, flip=1.0), images.flip(3), atol=1e-5)
     grey = apply(images, grey=1.0)
     luma = torch.einsum("j,bjhw->bhw", torch.tensor([0.299, 0.587, 0.114]), images)

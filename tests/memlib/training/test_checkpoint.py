@@ -42,7 +42,7 @@ def test_an_unknown_tensor_is_refused_by_name(tmp_path: Path) -> None:
         load_weights(build_encoder(SMALL, num_classes=None, seed=0), tmp_path / "w.safetensors")
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_load_weights_refuses_unreadable_safetensors(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"hello")
     with pytest.raises(UserError, match="not a readable safetensors file"):
         load_weights(build_encoder(SMALL, num_classes=None, seed=0), tmp_path / "w.safetensors")

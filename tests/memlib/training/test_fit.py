@@ -172,7 +172,7 @@ def test_a_head_alone_is_trained_beside_a_backbone_that_stays(store: Store) -> N
         assert torch.equal(start[name], end[name]) == name.startswith("backbone."), name
 
 
-def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) -> None:
+def test_training_key_covers_examples_and_settings_but_not_the_split_artifact(store: Store) -> None:
     ref = make_job(store).identity.ref
     others = [
         make_job(store, roles=("reference", "shared")),
@@ -188,7 +188,7 @@ def test_the_key_names_the_examples_and_what_decides_the_result(store: Store) ->
     assert make_job(store, splits=Artifact(store, again, Split)).identity.ref == ref
 
 
-def test_the_manifest_says_what_was_run(store: Store) -> None:
+def test_manifest_of_a_training_records_workers_threads_and_examples(store: Store) -> None:
     manifest = store.artifacts.manifest(train(store, make_job(store)))
     assert manifest.facts["world_size"] == 1
     assert manifest.facts["threads"] == 1
@@ -268,7 +268,9 @@ def test_patience_without_validation_examples_is_refused(store: Store) -> None:
         train(store, make_job(store, patience=3))
 
 
-def test_what_cannot_be_trained_is_said_before_any_machine_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_jobs_refuses_untrainable_jobs_after_looking_at_one_of_each_kind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, small = ScenesSource(num_examples=120, size=16, digit_size=8), Ref("decode", "small")
     with store.artifacts.write(small) as attempt:
         write_shard(open_source(source), DataSpec(source=source, image_size=8), attempt.folder)

@@ -170,7 +170,7 @@ def test_without_shuffling_the_order_is_the_datas() -> None:
     assert seen == [data.labels[start : start + 8].tolist() for start in starts]
 
 
-def test_a_loss_that_is_not_finite_stops_with_what_led_there() -> None:
+def test_a_loss_that_is_not_finite_stops_training_with_the_preceding_means() -> None:
     class Bursting(Objective):
         steps = 0
 
@@ -217,7 +217,7 @@ def test_a_loss_that_is_waited_for_later_names_its_step(monkeypatch: pytest.Monk
     ("changes", "message"),
     [({"batch_size": 27}, "exceeds the 26 training examples"), ({"precision": "float16"}, "float16 needs a GPU")],
 )
-def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_training_refuses_too_large_batches_and_float16_without_a_gpu(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_training(**changes)
 

@@ -209,7 +209,7 @@ def test_keys_follow_the_files_and_not_the_folder(folder: Path, tmp_path: Path) 
     assert key(tmp_path / "elsewhere") != key(folder)
 
 
-def test_what_cannot_be_tuned_is_said_before_anything_is_trained(base: Artifact[Pretrained]) -> None:
+def test_check_jobs_refuses_unknown_lora_targets_and_too_long_windows(base: Artifact[Pretrained]) -> None:
     with pytest.raises(UserError, match="tuned: model.lora.targets names no layers"):
         check_jobs([make_job(base, LoraSpec(targets=("nothing",)))], Worker())
     long = make_job(base)
@@ -242,7 +242,7 @@ def private_job(base: Artifact[Pretrained], lora: LoraSpec | None = None) -> Tra
 
 
 @pytest.mark.parametrize("kind", ["opt", "falcon", "gemma"])
-def test_architectures_that_only_adapters_train_privately(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_unsupported_architectures_train_privately_only_with_adapters(kind: str, folder: Path, tmp_path: Path) -> None:
     import transformers
 
     shutil.copytree(folder, tmp_path / kind)

@@ -145,7 +145,7 @@ def test_a_private_training_resumes_to_the_same_weights_and_loads_as_a_plain_mod
     torch.testing.assert_close(plain(tokens), whole.model.eval()(tokens))
 
 
-def test_what_cannot_be_private_is_said() -> None:
+def test_models_and_settings_that_cannot_be_private_are_refused() -> None:
     with pytest.raises(UserError, match="lstm, gru, cnn, wavenet, encoder_decoder and mlp can"):
         training_of(small("transformer"), spec_of())
     with pytest.raises(ValidationError, match="whole batches"):

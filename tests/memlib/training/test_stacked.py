@@ -150,7 +150,7 @@ def test_a_net_that_has_stopped_cannot_stop_its_neighbours() -> None:
         stack._note(2, torch.tensor([1.0, 1.0, torch.nan]), torch.ones(3), torch.ones(3))
 
 
-def test_watching_sees_every_epoch_and_the_same_scores_whichever_way() -> None:
+def test_watch_gets_the_same_scores_every_epoch_whether_known_or_recomputed() -> None:
     data = points()
     probe = prepare(data.images[:7], CPU)
     seen: dict[str, dict[tuple[int, int], np.ndarray]] = {"full": {}, "again": {}}
@@ -196,7 +196,9 @@ def test_a_chunk_is_found_again_from_its_stacked_state() -> None:
         ({"optimizer": {"learning_rate": 1e12, "warmup_epochs": 0}}, RunError, "not finite in epoch"),
     ],
 )
-def test_what_cannot_be_trained(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_train_nets_refuses_unsupported_settings_and_non_finite_losses(
+    changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
     data = points()
     nets = jobs(2, data)
     data = Examples(data.images, data.labels, data.feature)

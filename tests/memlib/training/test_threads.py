@@ -38,7 +38,7 @@ def test_one_granted_thread_stays_one() -> None:
     torch.set_num_threads(2)
 
 
-def test_multiplications_are_counted_as_by_hand() -> None:
+def test_multiplications_of_layers_equal_counts_by_hand() -> None:
     mlp = build_classifier(ClassifierSpec(architecture="mlp", widths=(32, 8)), (1, 5, 5), 10, seed=0)
     weights_and_biases = 25 * 32 + 32 + 32 * 8 + 8 + 8 * 10 + 10
     assert multiplications_of(mlp, torch.zeros(1, 1, 5, 5)) == weights_and_biases
@@ -50,7 +50,7 @@ def test_multiplications_are_counted_as_by_hand() -> None:
     assert multiplications_of(lstm, torch.zeros(1, 12, dtype=torch.long)) == recurrent + 12 * (16 * 20 + 20)
 
 
-def test_counting_changes_neither_the_model_nor_later_draws() -> None:
+def test_counting_multiplications_changes_neither_the_model_nor_later_draws() -> None:
     model = nn.Sequential(
         build_encoder(ModelSpec(width=4, projector=(8,), input_size=8), num_classes=None, seed=0), nn.Dropout()
     )

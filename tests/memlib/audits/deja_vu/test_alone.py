@@ -57,7 +57,7 @@ def drawn(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
     return of_a
 
 
-def test_the_value_is_a_difference_of_differences() -> None:
+def test_share_excess_of_a_single_model_is_a_difference_of_differences_within_class() -> None:
     rng = np.random.default_rng(0)
     of_a = drawn(rng, 82)
     model, known = rng.random(82) < 0.6, rng.random(82) < 0.3
@@ -121,7 +121,7 @@ def test_memory_is_found_and_its_bound_and_interval_hold_it() -> None:
     assert min(held, inside) >= least_of(60, 0.95)
 
 
-def test_with_both_models_at_hand_the_two_halves_are_what_the_pair_says() -> None:
+def test_single_model_excesses_of_both_models_average_to_the_excess_of_the_pair() -> None:
     """One model of A and one of B, each alone, differ from the pair in nothing but whose training varies."""
     rng = np.random.default_rng(4)
     of_a, known = drawn(rng, 80), rng.random(80) < 0.3
@@ -144,7 +144,7 @@ def test_models_that_were_trained_apart_widen_the_interval() -> None:
     assert gains.gains.shape == (3, 80)
 
 
-def test_a_comparison_takes_the_same_value() -> None:
+def test_gains_for_a_comparison_give_the_headline_value() -> None:
     rng = np.random.default_rng(6)
     of_a = drawn(rng, 82)
     units = units_of(rng.random(82) < 0.6, rng.random(82) < 0.3, of_a)
@@ -197,7 +197,7 @@ def test_large_audits_are_scored_in_parts_alike(tmp_path: Path, monkeypatch: pyt
     assert [row.params for row in parts.findings] == [row.params for row in whole.findings]
 
 
-def test_visual_words_stand_for_a_second_model_too(tmp_path: Path) -> None:
+def test_visual_words_can_serve_as_the_reference_of_a_single_model(tmp_path: Path) -> None:
     _, run, _ = audited(tmp_path, "reference={kind: visual_words, words: 8, folds: 2}", "decode.crops=[maximal]")
     assert Findings.of_run(run).head.params["reference"] == "visual_words"
 
@@ -235,7 +235,7 @@ def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str], said: str) -> None:
+def test_recipes_for_a_single_model_refuse_contradictory_settings(tmp_path: Path, settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         audited(tmp_path, *settings)
 

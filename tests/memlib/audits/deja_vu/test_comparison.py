@@ -69,7 +69,7 @@ def test_the_audit_that_remembers_more_is_found_and_equal_ones_are_not_ranked_ap
     assert 0 < (apart.low or 0) < apart.value < (apart.high or 0)
 
 
-def test_what_cannot_be_ranked_says_why() -> None:
+def test_compare_states_why_two_cells_are_not_ranked() -> None:
     rng = np.random.default_rng(0)
     known, few = cell("known", drawn(rng, 0.6)), cell("few", drawn(rng, 0.2, pairs=1))
     ignorant = cell("ignorant", drawn(rng, 0.2), knowledge=0.15)
@@ -91,7 +91,7 @@ def test_what_cannot_be_ranked_says_why() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])
-def test_a_difference_that_is_not_there_is_rarely_shown_however_much_trainings_vary(spread: float) -> None:
+def test_comparison_of_equal_shares_keeps_its_level_if_trainings_vary(spread: float) -> None:
     rng, wrong, covered = np.random.default_rng(3), 0, 0
     for _ in range(400):
         sides = []

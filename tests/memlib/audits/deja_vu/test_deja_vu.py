@@ -70,7 +70,7 @@ def covers(row: Finding, value: float) -> bool:
     return bool(row.low <= value <= row.high)
 
 
-def test_an_example_by_hand() -> None:
+def test_units_and_summary_equal_an_example_computed_by_hand() -> None:
     # A: 4 images of classes 0 0 1 1; B: one image, class 1
     a = Decoding(
         "A", 0, "last", 1, "maximal", ["a", "b", "c", "d"], np.array([0, 0, 1, 1]),
@@ -99,7 +99,7 @@ def test_an_example_by_hand() -> None:
     assert 0.4 < values["deja_vu_score", 0.5, "both"] < 0.6  # B lacks class 0, which alone would give a positive score
 
 
-def test_the_four_categories() -> None:
+def test_categorize_names_the_four_combinations_of_target_and_reference() -> None:
     right = np.array([True, True, False, False])
     expected = ["correlated", "memorized", "misrepresented", "unassociated"]
     assert [CATEGORIES[number] for number in categorize(right, np.array([True, False, True, False]))] == expected
@@ -121,7 +121,7 @@ def test_planted_memory_is_found() -> None:
     assert shares[0] - shares[1] == pytest.approx(excess.value)
 
 
-def test_correlation_alone_is_no_memory() -> None:
+def test_correlation_without_memory_is_inconclusive() -> None:
     found = findings(common=0.5)
     assert (found["accuracy_reference@1", "both"].low or 0) > 0.2
     assert found["share_excess", "both"].verdict == "inconclusive"
@@ -190,7 +190,7 @@ def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
     assert covered >= least_of(100, 0.95)
 
 
-def test_the_same_k_twice_counts_once() -> None:
+def test_config_drops_repeated_k() -> None:
     assert Config(k=(3, 5, 3)).k == (3, 5)
 
 
@@ -205,7 +205,7 @@ def test_intervals_cover_planted_memory() -> None:
     assert covered >= least_of(60, 0.95)
 
 
-def test_three_pairs_speak_of_training() -> None:
+def test_three_pairs_give_intervals_over_examples_and_trainings() -> None:
     one, three = findings(known=0.2), findings(known=0.2, pairs=3)
     before, after = one["share_excess", "both"], three["share_excess", "both"]
     assert [row.interval and row.interval.over for row in (before, after)] == ["examples", "examples and trainings"]
@@ -215,7 +215,7 @@ def test_three_pairs_speak_of_training() -> None:
     assert after.n == before.n
 
 
-def test_several_k_come_from_the_same_neighbors() -> None:
+def test_several_k_come_from_the_same_neighbours() -> None:
     config = Config(k=(9, 5, 1), replicates=100, permutations=100)
     units = score(decodings(known=0.3), [f"c{i}" for i in range(5)], config)
     assert sorted(set(units["k"].to_pylist())) == [1, 5, 9]
@@ -277,7 +277,7 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
         ({"p": 1.5}, "less than or equal to 1"),
     ],
 )
-def test_recipes_that_ask_for_what_is_not_there(decode: dict[str, Any], message: str) -> None:
+def test_recipes_with_unknown_layers_epochs_or_settings_are_refused(decode: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Recipe.model_validate(
             {
@@ -359,7 +359,7 @@ def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() ->
     assert together <= 12
 
 
-def test_absence_is_not_claimed_for_free() -> None:
+def test_verdict_is_inconclusive_with_few_images_or_no_discordant_answers() -> None:
     """No discordant pair, or twenty images: nothing is bounded, and the page says that nothing could have been shown."""
     labels = np.repeat(np.arange(5), 4)
     rng = np.random.default_rng(0)
@@ -430,7 +430,7 @@ def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
 
 
 @pytest.mark.parametrize(("named", "word"), [(0.21, "inconclusive"), (0.6, "bounded")])
-def test_an_attack_that_names_nothing_bounds_nothing(named: float, word: str) -> None:
+def test_verdict_is_bounded_only_if_the_attack_recognizes_unseen_images(named: float, word: str) -> None:
     """A model that has learnt its training images by heart, and nothing of the classes, places unseen images anyhow."""
     labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
     same = np.repeat((rng.random(4000) < 0.2)[None], 2, axis=0)[None]

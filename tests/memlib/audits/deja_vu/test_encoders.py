@@ -23,11 +23,11 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.embedding import Embed
 from memlib.errors import UserError
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import OwnEncoder, load_own_encoder
+from memlib.models.external.encoders import ExternalNetwork, load_external_encoder
 from memlib.models.external.factory import encoder_digest
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import cut, embed
-from memlib.observe.encoders import OutsideEncoder, given_layers
+from memlib.observe.encoders import ExternalEncoder, given_layers
 from memlib.pipeline.stage import Artifact
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.finished import plan
@@ -37,7 +37,7 @@ from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.specs.encoders import (
     FactoryEncoder,
-    GivenEmbeddings,
+    SuppliedEmbeddings,
     TimmEncoder,
     TorchvisionEncoder,
     TransformersEncoder,
@@ -91,7 +91,7 @@ def exported(folder: Path, *settings: str) -> list[dict[str, str]]:
 
 @torch.inference_mode()
 def embedded_by_their_owner(images: list[dict[str, str]], folder: Path, encoder: Encoder, side: int) -> pa.Table:
-    """What an owner does who has nothing of memlib but its PNG files."""
+    """Embed images as an owner does who has nothing of memlib but its PNG files."""
     layers: dict[str, list[Any]] = {}
     for row in images[::-1]:  # in whatever order
         pixels = np.asarray(Image.open(folder / row["file"]).convert("RGB"))
@@ -178,9 +178,11 @@ def test_torchvisions_and_timms_checkpoints_have_backbone_and_classifier(tmp_pat
     )
     mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in (MEAN, STD))
     with torch.inference_mode():
-        found = dict(load_own_encoder(spec).all_layers(pixels))
+        found = dict(load_external_encoder(spec).all_layers(pixels))
         scores = model((pixels - mean) / std)
-        alone = dict(load_own_encoder(spec.model_copy(update={"weights": str(tmp_path / "backbone.pt")})).all_layers(pixels))
+        alone = dict(
+            load_external_encoder(spec.model_copy(update={"weights": str(tmp_path / "backbone.pt")})).all_layers(pixels)
+        )
         assert torch.allclose(found["classifier"], scores, atol=1e-5)
         assert torch.allclose(model.fc(found["backbone"]), scores, atol=1e-5)
     assert list(alone) == ["backbone"]
@@ -188,7 +190,9 @@ def test_torchvisions_and_timms_checkpoints_have_backbone_and_classifier(tmp_pat
     timm = pytest.importorskip("timm")
     body = timm.create_model("resnet10t", num_classes=5).eval()
     safetensors.torch.save_file(body.state_dict(), tmp_path / "timm.safetensors")
-    own = load_own_encoder(TimmEncoder(kind="timm", architecture="resnet10t", weights=str(tmp_path / "timm.safetensors")))
+    own = load_external_encoder(
+        TimmEncoder(kind="timm", architecture="resnet10t", weights=str(tmp_path / "timm.safetensors"))
+    )
     assert own.side == timm.data.resolve_model_data_config(body)["input_size"][-1]
     with torch.inference_mode():
         layers = dict(own.all_layers(pixels))
@@ -208,7 +212,7 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
     model.save_pretrained(tmp_path / "vit")
     prepared = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "do_normalize": True}
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared))
-    own = load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+    own = load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     pixels = torch.rand(2, 3, 16, 16)
     assert own.side == 16
     with torch.inference_mode():
@@ -224,7 +228,7 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
         ({"rescale_factor": 1 / 255}, 1.0),
     ):
         (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | more))
-        own = load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        own = load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
         with torch.inference_mode():
             expected = model((pixels * scale - 0.5) / 0.25).last_hidden_state[:, 0]
             assert torch.allclose(dict(own.all_layers(pixels))["cls"], expected, atol=1e-4)
@@ -233,24 +237,24 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
         assert digest != before  # its file is another one
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | {"rescale_factor": -1}))
     with pytest.raises(UserError, match="states rescale_factor -1"):
-        load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     for content, said in (('{"size": 16, "size": 32}', "vit names a key twice"), ("[]", "vit is no JSON object")):
         (tmp_path / "vit" / "preprocessor_config.json").write_text(content)
         with pytest.raises(UserError, match=f"preprocessor_config.json in .*{said}"):
-            load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+            load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     (tmp_path / "vit" / "preprocessor_config.json").write_text('{"size": 16, "size": 32}')
     with pytest.raises(UserError, match="names a key twice"):
         encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     (tmp_path / "vit" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"cannot load the Hugging Face encoder"):
-        load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
 
 
 @pytest.mark.parametrize("kind", ["masks anew", "dropout"])
 def test_an_encoder_that_answers_at_random_is_refused(kind: str, tmp_path: Path) -> None:
     """ViTMAE draws another mask for each pass, whatever the mode; a factory may leave functional dropout on."""
     if kind == "dropout":
-        own = OwnEncoder(
+        own = ExternalNetwork(
             Dropping(), name="mine", side=8, mean=(0.0,) * 3, std=(1.0,) * 3, read=lambda outputs: {"output": outputs}
         )
     else:
@@ -261,7 +265,7 @@ def test_an_encoder_that_answers_at_random_is_refused(kind: str, tmp_path: Path)
         )  # fmt: skip
         transformers.ViTMAEModel(config).save_pretrained(tmp_path)
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 16}}))
-        own = load_own_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path)))
+        own = load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path)))
     images = np.random.default_rng(0).integers(0, 256, size=(6, 16, 16, 3), dtype=np.uint8)
     with pytest.raises(
         UserError, match="embeds the same images differently each time .*: it draws random numbers in evaluation"
@@ -276,9 +280,9 @@ class Dropping(torch.nn.Module):
         return torch.nn.functional.dropout(images.flatten(1), p=0.5, training=True)
 
 
-def given(folder: Path, **columns: Any) -> GivenEmbeddings:
+def given(folder: Path, **columns: Any) -> SuppliedEmbeddings:
     pq.write_table(pa.table(columns), folder / "e.parquet")
-    return GivenEmbeddings(kind="embeddings", path=str(folder / "e.parquet"))
+    return SuppliedEmbeddings(kind="embeddings", path=str(folder / "e.parquet"))
 
 
 def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp_path: Path) -> None:
@@ -323,13 +327,13 @@ def test_vectors_of_which_most_are_equal_are_refused(tmp_path: Path) -> None:
     assert len(given_layers(given(tmp_path, id=names, v=halves), names, ["v"])["v"]) == 200
 
 
-def test_what_is_no_parquet_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_embeddings_that_are_missing_or_not_parquet_are_refused(tmp_path: Path) -> None:
     (tmp_path / "e.parquet").write_text("no table")
-    spec = GivenEmbeddings(kind="embeddings", path=str(tmp_path / "e.parquet"))
+    spec = SuppliedEmbeddings(kind="embeddings", path=str(tmp_path / "e.parquet"))
     with pytest.raises(UserError, match="cannot read embeddings"):
         given_layers(spec, ["a"], ["last"])
     with pytest.raises(UserError, match="there is no file"):
-        _ = OutsideEncoder(spec.model_copy(update={"path": str(tmp_path / "none")})).digest
+        _ = ExternalEncoder(spec.model_copy(update={"path": str(tmp_path / "none")})).digest
 
 
 class Shaped(nn.Module):
@@ -358,7 +362,7 @@ def test_factories_whose_models_give_no_embeddings_are_refused(
     monkeypatch.setenv("MEMLIB_CODE", __name__)
     spec = FactoryEncoder(kind="import", model=f"{__name__}:Shaped", options={"what": what}, version="1", side=8)
     with pytest.raises(UserError, match=message):
-        load_own_encoder(spec).all_layers(torch.rand(2, 3, 8, 8))
+        load_external_encoder(spec).all_layers(torch.rand(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -393,6 +397,6 @@ def test_a_layer_that_an_encoder_lacks_is_named(trained: Trained, tmp_path: Path
         audited(tmp_path / "store", f"encoders={pair}", "training=null", "decode.layers=[deepest]")
 
 
-def test_embed_of_an_encoder_from_elsewhere_is_near_nothing(tmp_path: Path) -> None:
-    spec = GivenEmbeddings(kind="embeddings", path=str(tmp_path / "e.parquet"))
-    assert Embed.near.fget(type("E", (), {"model": OutsideEncoder(spec)})()) is None  # type: ignore[attr-defined]
+def test_embed_with_an_external_encoder_has_no_preferred_node(tmp_path: Path) -> None:
+    spec = SuppliedEmbeddings(kind="embeddings", path=str(tmp_path / "e.parquet"))
+    assert Embed.near.fget(type("E", (), {"model": ExternalEncoder(spec)})()) is None  # type: ignore[attr-defined]

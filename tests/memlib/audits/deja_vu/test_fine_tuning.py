@@ -41,7 +41,7 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, RunRecord, pa.Ta
 
 
 @pytest.mark.long
-def test_arms_share_their_start_and_differ_in_what_follows(tmp_path: Path) -> None:
+def test_fine_tuning_arms_share_their_start_and_a_frozen_backbone_stays_unchanged(tmp_path: Path) -> None:
     store = tmp_path / "store"
     _, own, _ = audited(store)
     runner, extra, _ = audited(store, "training.on=[extra]")
@@ -130,6 +130,6 @@ def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
         (["decode.layers=[projector_1]"], "this model has backbone, classifier"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, settings: list[str], said: str) -> None:
+def test_recipes_for_fine_tuning_refuse_contradictory_settings(tmp_path: Path, settings: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         audited(tmp_path, *settings)

@@ -76,7 +76,9 @@ def test_sets_that_were_drawn_come_back_the_same_when_they_are_given(drawn: dict
 
 
 @pytest.mark.parametrize("reference", ["null", "{kind: visual_words, words: 8, folds: 2}"], ids=["two models", "one alone"])
-def test_without_chance_nothing_is_tested(drawn: dict[str, str], tmp_path: Path, reference: str) -> None:
+def test_given_sets_not_drawn_at_random_get_only_descriptive_findings(
+    drawn: dict[str, str], tmp_path: Path, reference: str
+) -> None:
     file = written(tmp_path / "sets.csv", drawn)
     run, _ = audited(
         tmp_path / "store",
@@ -101,7 +103,7 @@ def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: 
     assert {name: role for name, role in found.items() if role != "left_out"} == {n: named[s] for n, s in least.items()}
 
 
-def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_given_sets_that_do_not_fit_the_data_are_refused(drawn: dict[str, str], tmp_path: Path) -> None:
     cases: dict[str, Mapping[str, str]] = {
         "in 'Y'; sets are A .the model trained on it., B": {**drawn, "scene-0000001": "Y"},
         "names 1 example not in the data, such as 'no such'": {**drawn, "no such": "A"},
@@ -130,7 +132,7 @@ def test_what_does_not_fit_is_said_in_a_line(drawn: dict[str, str], tmp_path: Pa
         (["split.drawn_at_random=true"], "applies only to given sets"),
     ],
 )
-def test_contradictions_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:
+def test_settings_that_contradict_given_or_drawn_sets_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         roles(tmp_path / "store", *settings)
 
@@ -163,7 +165,7 @@ def test_an_image_that_lies_in_two_sets_is_held_out_of_neither() -> None:
     assert {name for name, (role, _) in found.items() if role != "left_out"} == {"1", "2", "3", "5", "6"}
 
 
-def test_groups_that_share_no_most_frequent_class_are_refused() -> None:
+def test_given_sets_are_refused_unless_groups_of_a_and_b_share_a_frequent_class() -> None:
     """Persons of A are mostly of one class and those of B mostly of the other, so no draw could exchange them."""
     labels, people = [0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0], np.repeat(np.arange(4), 3)
     index = pa.table(
@@ -222,7 +224,7 @@ def test_sets_that_differ_without_the_model_are_not_tested(drawn: dict[str, str]
     assert "the sets differ, although they were declared" in Path(run.report).read_text()
 
 
-def test_a_second_look_at_the_same_images_is_said_and_a_planned_one_is_paid_for(tmp_path: Path) -> None:
+def test_page_counts_looks_at_the_same_images_and_planned_looks_divide_alpha(tmp_path: Path) -> None:
     store = tmp_path / "store"
     first, _ = audited(store, *DRAWN)
     second, _ = audited(store, *DRAWN, "split.seed=1")

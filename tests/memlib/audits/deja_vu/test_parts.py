@@ -72,7 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watching, pa.Table,
     return carried_out(tmp_path_factory.mktemp("whole") / "store")
 
 
-def test_small_audits_have_no_parts(whole: tuple[Watching, pa.Table, set[str]]) -> None:
+def test_small_audits_keep_whole_embed_and_search_stages(whole: tuple[Watching, pa.Table, set[str]]) -> None:
     embeds = [stage for stage in whole[0].stages if isinstance(stage, Embed)]
     assert embeds
     assert all(stage.rows is None and "rows" not in stage.spec for stage in embeds)
@@ -125,7 +125,7 @@ def test_embeddings_of_fewer_digits_change_few_votes(
     assert not np.array_equal(mine, theirs) or stored == np.float16  # bfloat16 has eight bits
 
 
-def test_settings_scored_apart_say_the_same(
+def test_settings_scored_in_parts_give_the_same_units_summary_and_curves(
     whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "MOST_UNITS", 100)
@@ -156,7 +156,9 @@ def published(store: Store, table: str) -> pa.Table:
     return pq.ParquetFile(path).read().replace_schema_metadata()
 
 
-def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_an_embed_stage_cover_all_its_rows_once(
+    whole: tuple[Watching, pa.Table, set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = next(s for s in whole[0].stages if isinstance(s, Embed) and s.view.crop is not None)
     monkeypatch.setattr(embedding, "BLOCK_ROWS", 30)
     parts = stage.in_parts(["backbone"])
@@ -168,7 +170,7 @@ def test_a_part_shows_its_rows_alone(whole: tuple[Watching, pa.Table, set[str]],
     assert stage.view != View((PUBLIC,))
 
 
-def test_what_travels_is_what_a_stage_was_given(whole: tuple[Watching, pa.Table, set[str]]) -> None:
+def test_pickled_stages_are_small_and_keep_their_identity(whole: tuple[Watching, pa.Table, set[str]]) -> None:
     for stage in whole[0].stages:
         assert stage.identity  # worked out here
         sent = pickle.dumps(stage)
@@ -176,7 +178,7 @@ def test_what_travels_is_what_a_stage_was_given(whole: tuple[Watching, pa.Table,
         assert pickle.loads(sent).identity == stage.identity
 
 
-def test_public_parts_are_one_below_the_other() -> None:
+def test_search_over_public_parts_equals_search_over_their_concatenation() -> None:
     rng = np.random.default_rng(0)
     queries, public = rng.normal(size=(20, 8)).astype(np.float32), rng.normal(size=(300, 8)).astype(np.float32)
     cuts = [public[:1], public[1:150], public[150:]]
@@ -186,7 +188,7 @@ def test_public_parts_are_one_below_the_other() -> None:
         assert np.array_equal(found[1], whole_[1])
 
 
-def test_embeddings_that_were_let_go_are_made_again_for_who_reads_them(
+def test_evicted_embeddings_are_recomputed_only_where_a_stage_reads_them(
     whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path
 ) -> None:
     shutil.copytree(whole[0].store.uri, tmp_path / "store", symlinks=True)

@@ -60,7 +60,7 @@ def rows_of(compared: Compared, splits: pa.Table, **config: Any) -> Findings:
     return settle(stability_rows([compared], splits, ["last"], QUICK.model_copy(update=config)), alpha=0.05)
 
 
-def test_what_was_planted_is_found_and_its_share_is_right() -> None:
+def test_sslmem_of_planted_memory_is_shown_and_equals_the_normalized_mean() -> None:
     compared, splits = made_up(np.random.default_rng(0), 0.5)
     audited, disjoint = rows_of(compared, splits)
     assert (audited.metric, audited.verdict) == ("sslmem", "shown")
@@ -81,7 +81,7 @@ def role_order(compared: Compared) -> list[str]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.4])  # models that differ in scale differ on both sides alike
-def test_models_that_hold_nothing_together_are_rarely_accused(scale: float) -> None:
+def test_sslmem_test_keeps_its_level_without_memory(scale: float) -> None:
     rng = np.random.default_rng(1)
     wrong = 0
     for _ in range(200):
@@ -129,7 +129,7 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, Any]:
     return runner, body_of(AUDITS["deja-vu"])(runner, spec)
 
 
-def test_an_audit_measures_it_where_its_recipe_asks_and_untrained_models_show_none(
+def test_stability_is_measured_only_on_request_and_inconclusive_if_untrained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stability, "BLOCK_ROWS", 300)
@@ -150,7 +150,7 @@ def test_an_audit_measures_it_where_its_recipe_asks_and_untrained_models_show_no
     assert runner.store.uri == again.store.uri
 
 
-def test_it_cannot_be_had_from_embeddings_alone() -> None:
+def test_stability_is_refused_for_supplied_embeddings() -> None:
     pair = "[{a: {kind: embeddings, path: a}, b: {kind: embeddings, path: b}}]"
     with pytest.raises(UserError, match="runs the encoders on new views"):
         validate(
@@ -188,7 +188,9 @@ def headline(**changed: Any) -> Finding:
         ({}, -0.5, "inconclusive", "neither shown nor ruled out"),
     ],
 )
-def test_the_verdict_does_not_deny_what_views_show(excess: dict[str, Any], memory: float, word: str, sentence: str) -> None:
+def test_verdict_combines_the_headline_with_the_stability_of_views(
+    excess: dict[str, Any], memory: float, word: str, sentence: str
+) -> None:
     compared, splits = made_up(np.random.default_rng(0), memory)
     rows = [headline(**excess), *stability_rows([compared], splits, ["last"], QUICK)]
     said = verdict(settle(rows, alpha=0.05, headlines=HEADLINES))

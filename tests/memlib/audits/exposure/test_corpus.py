@@ -26,9 +26,7 @@ from memlib.store import Store
         (5, 199, ""),
     ],
 )
-def test_too_few_unseen_secrets_are_said_before_anything_is_trained(
-    tmp_path: Path, given: int, unseen: int, said: str
-) -> None:
+def test_missing_reports_too_few_unseen_secrets_before_training(tmp_path: Path, given: int, unseen: int, said: str) -> None:
     for name, numbers in (("given", range(given)), ("unseen", range(500, 500 + unseen))):
         (tmp_path / name).write_text("".join(f"pin {number:03d}\n" for number in numbers))
     files = {"file": str(tmp_path / "given") if given else None, "unseen": str(tmp_path / "unseen") if unseen else None}
@@ -39,7 +37,9 @@ def test_too_few_unseen_secrets_are_said_before_anything_is_trained(
     assert bool(missing) is bool(said)
 
 
-def test_a_text_is_stored_as_windows_and_one_of_before_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_is_stored_as_windows_npy_and_an_older_images_npy_is_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("0" * 64)
     (tmp_path / "secret").chmod(0o600)
     monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
@@ -86,7 +86,9 @@ def test_given_secrets_that_are_not_trained_on_are_reported(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("patience", "unseen", "count"), [(3, None, 1), (None, None, 0), (3, "others.txt", 0)])
-def test_a_hold_out_that_chooses_the_checkpoint_is_said(patience: int | None, unseen: str | None, count: int) -> None:
+def test_limits_report_that_the_hold_out_also_chooses_the_checkpoint(
+    patience: int | None, unseen: str | None, count: int
+) -> None:
     training = {"objective": {"kind": "language"}, "epochs": 5, "augment": None, "patience": patience}
     recipe = Recipe.model_validate(
         {

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memlib.audits.exposure.asking import beginnings, chosen_documents, shared_beginnings
 from memlib.audits.exposure.documents import GAP, SHARE, document_rows, said_of_documents
+from memlib.audits.exposure.observing import beginnings, chosen_documents, shared_beginnings
 from memlib.audits.exposure.recipe import DiscoverableSpec, Recipe
 from memlib.audits.exposure.report import _gained
 from memlib.audits.exposure.tables import DOCUMENTS
@@ -41,14 +41,14 @@ def settled(table: pa.Table) -> Findings:
     return settle(document_rows(table, HOW, alpha=0.05), alpha=0.05)
 
 
-def test_models_that_know_nothing_are_rarely_accused_and_nets_are_no_documents() -> None:
+def test_document_test_keeps_its_level_for_several_models_without_memory() -> None:
     rng = np.random.default_rng(0)
     tests = (next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05)) for _ in range(200))
     accused = sum(test.p_value is not None and test.p_value <= 0.05 for test in tests)
     assert accused <= most_of(200, 0.05)
 
 
-def test_memory_is_found_and_said_with_what_comes_out() -> None:
+def test_verdict_reports_remembered_documents_with_their_reproduced_share() -> None:
     rng = np.random.default_rng(1)
     rows = settled(pa.concat_tables([documents_of(rng, gap=25.0, variant="whole"), documents_of(rng, variant="private")]))
     whole = rows.first(GAP, variant="whole")
@@ -77,7 +77,7 @@ def test_memory_is_found_and_said_with_what_comes_out() -> None:
     assert said_of_documents(Findings([])) is None
 
 
-def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
+def test_verdict_reports_remembered_documents_where_given_secrets_have_no_null() -> None:
     content = {
         "data": {"source": {"kind": "text", "path": "text"}, "unit": "token"},
         "canaries": {"format": "{d4}", "file": "secrets.txt"},
@@ -100,7 +100,7 @@ def test_what_is_shown_is_said_where_given_secrets_have_no_null() -> None:
     assert nothing.sentence == f"{missing} It was not shown to remember documents that it was trained on."
 
 
-def test_who_is_shown_to_remember_documents_alone_gives_no_secrets_away() -> None:
+def test_gained_mentions_secrets_only_if_canaries_are_shown_as_well() -> None:
     rows = settled(documents_of(np.random.default_rng(1), gap=25.0))
     gained = _gained(rows)
     assert gained.startswith("Whoever knows the beginning of a document can let the model continue it")
@@ -161,7 +161,7 @@ def test_beginnings_that_are_shared_are_left_out_of_both_sides_wherever_windows_
         ({"data": {"source": {"kind": "topics"}, "unit": "token", "vocabulary": 9}}, "leave out data.vocabulary"),
     ],
 )
-def test_recipes_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:
+def test_recipes_with_contradictory_document_settings_are_refused(change: dict[str, Any], said: str) -> None:
     content = {
         "data": {"source": {"kind": "topics"}, "unit": "token"}, "model": {"kind": "huggingface", "path": "here"},
         "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None}, "discoverable": {},

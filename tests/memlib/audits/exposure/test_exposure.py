@@ -87,7 +87,7 @@ def page_of(models: list[Scored], said: Recipe, folder: Path, **config: Any) -> 
     return Page(said.title, "exposure", "a", "", Findings.read(tables["summary"]).verdict, content)
 
 
-def test_exposure_by_hand() -> None:
+def test_exposure_of_rank_equals_the_log_ratio_and_rejects_impossible_ranks() -> None:
     assert exposure_of_rank(1, 1024) == 10
     assert exposure_of_rank(1024, 1024) == 0
     assert exposure_of_rank(256, 1024) == 2
@@ -169,7 +169,7 @@ def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
     assert row["p_value"] == 1
 
 
-def test_null_and_planted_in_the_summary() -> None:
+def test_summary_calls_null_canaries_exposed_at_alpha_and_a_planted_one_shown() -> None:
     """Canaries at the quantiles of the references' law: 2^-exposure averages 1/2, at most alpha are called exposed.
 
     Only the 2,000 references are drawn: the mean of 2^-exposure deviates by .0065 (standard error), its interval reaches .028.
@@ -191,7 +191,7 @@ def test_null_and_planted_in_the_summary() -> None:
 
 
 @pytest.mark.long
-def test_the_page_says_what_exposure_means(tmp_path: Path) -> None:
+def test_page_explains_a_found_exposure_and_the_power_of_an_inconclusive_test(tmp_path: Path) -> None:
     models = [
         seen([40.0, 12.0], [0, 16], epoch=epoch, exact={0: ("enumerated", 500_000, 9), 1: ("enumerated", 1, 9)})
         for epoch in (2, 4)
@@ -223,7 +223,7 @@ def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
     assert wrong <= most_of(60, 0.05)
 
 
-def test_seeds_of_a_canary_are_no_further_canaries(tmp_path: Path) -> None:
+def test_several_seeds_of_a_canary_count_as_one_canary(tmp_path: Path) -> None:
     models = [
         seen([12.0, 40.0], [8, 0], seed=seed, exact={0: ("enumerated", 1, 1), 1: ("enumerated", 9000, 1)})
         for seed in range(3)
@@ -246,12 +246,12 @@ def tables_on(page: Page) -> list[TableView]:
     return [block for section in page.sections for block in section.blocks if isinstance(block, TableView)]
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_pareto_front_holds_every_undominated_point_in_order() -> None:
     points = {"a": (1.0, 9.0), "b": (1.2, 3.0), "c": (1.3, 3.0), "d": (2.0, 0.5), "e": (1.2, 3.0), "f": (2.0, 0.6)}
     assert pareto_front(points) == ["a", "b", "e", "d"]
 
 
-def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> None:
+def test_page_lists_the_privacy_budget_of_a_private_variant(tmp_path: Path) -> None:
     plain = replace(seen([12.0], [8], exact={0: ("enumerated", 1, 1)}), variant="plain")
     spent = [{"epsilon": epsilon, "delta": 1e-5, "noise": 1.5, "accountant": "rdp"} for epsilon in (1.0, 2.0)]
     private = [
@@ -284,7 +284,7 @@ def test_variants_are_compared_with_what_their_privacy_costs(tmp_path: Path) -> 
         ),
     ],
 )
-def test_recipes_that_make_no_sense_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_recipes_with_contradictory_settings_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         recipe(**changes)
 
@@ -298,7 +298,7 @@ def test_words_are_symbols_of_texts_of_words_and_characters_of_texts_of_characte
     assert recipe(canaries={"format": "the {w}", "alphabets": {"w": ["a", "p"]}}).canaries.alphabets["w"] == ("a", "p")
 
 
-def test_variants_are_cells() -> None:
+def test_cells_apply_the_settings_of_each_variant_to_the_recipe() -> None:
     found = recipe(variants={"plain": {}, "dropout": {"model.dropout": 0.5}, "8 bit": {"quantize": True}}).cells
     assert found["dropout"].model.dropout == 0.5
     assert found["8 bit"].quantize
@@ -334,7 +334,7 @@ def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArr
 
 @pytest.mark.usefixtures("no_law")
 @pytest.mark.long
-def test_secrets_of_a_kind_that_the_model_knows_are_no_finding() -> None:
+def test_secrets_from_a_skewed_law_that_the_model_knows_are_rarely_shown() -> None:
     """Of five secrets that it never saw, nothing is shown in more than alpha of audits; by rank in R nearly all would be."""
     law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
     uniform = -np.log2(law)[np.random.default_rng(1).integers(0, 10, size=(10_000, 9))].sum(axis=1)
@@ -386,7 +386,7 @@ def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path,
     assert not any("occurrences, as listed" in view.headings for view in tables_on(once))
 
 
-def test_without_unseen_secrets_nothing_can_be_said() -> None:
+def test_without_unseen_secrets_nothing_is_tested_and_the_verdict_inconclusive() -> None:
     model = given(np.array([1.0, 2.0]), [9, 9], np.zeros(0))
     rows = rows_of([model], recipe(canaries={"file": "secrets.txt"}), method="sampled")
     assert rows.verdict.word == "inconclusive"
@@ -397,7 +397,7 @@ def test_without_unseen_secrets_nothing_can_be_said() -> None:
     assert {unit["p_value"] for unit in units} == {None}
 
 
-def test_too_few_unseen_secrets_are_said() -> None:
+def test_few_unseen_secrets_are_shown_together_but_not_one_by_one() -> None:
     rng = np.random.default_rng(0)
     rows = rows_of([given(np.full(5, 1.0), [9] * 5, skewed_costs(rng, 20))], recipe(**OF_A_FILE), method="sampled")
     assert {row.smallest_p for row in rows.tests("canaries")} == {1 / 21}
@@ -407,7 +407,7 @@ def test_too_few_unseen_secrets_are_said() -> None:
 
 
 @pytest.mark.long
-def test_eight_variants_that_saw_nothing_are_one_family() -> None:
+def test_eight_variants_without_memory_keep_the_level_together() -> None:
     wrong = 0
     variants: dict[str, Any] = {f"v{number}": {} for number in range(8)}
     for seed in range(60):
@@ -447,7 +447,7 @@ def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own()
     assert wrong <= most_of(80, 0.05)
 
 
-def test_a_little_of_every_canary_is_shown_of_none_alone() -> None:
+def test_weak_traces_of_many_canaries_are_shown_together_but_of_no_single_canary() -> None:
     exact = dict.fromkeys(range(20), ("enumerated", SIZE // 40, 1))
     rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
     assert rows.head.verdict == "shown"
@@ -472,7 +472,7 @@ def test_a_walk_that_ends_only_for_low_ranks_keeps_the_level(ends: int) -> None:
         assert (p <= alpha).mean() * 0.01 <= alpha * 1.03
 
 
-def test_what_would_be_acceptable_bounds_the_verdict() -> None:
+def test_verdict_is_bounded_only_if_the_upper_limit_lies_below_the_given_bound() -> None:
     model = seen([40.0, 41.0], [1, 4], exact={0: ("enumerated", SIZE // 3, 9), 1: ("enumerated", SIZE // 2, 9)})
     said = recipe(score={"bound": 6})
     rows = rows_of([model], said)
@@ -481,7 +481,7 @@ def test_what_would_be_acceptable_bounds_the_verdict() -> None:
     assert rows_of([model], recipe(score={"bound": 1})).verdict.word == "inconclusive"
 
 
-def test_intervals_keep_to_what_is_possible() -> None:
+def test_intervals_of_mean_exposure_stay_in_range_and_need_several_canaries() -> None:
     exact = {0: ("enumerated", 1, 9), 1: ("enumerated", SIZE // 2, 9), 2: ("enumerated", SIZE // 3, 9)}
     rows = rows_of([seen([12.0, 40.0, 40.0], [4] * 3, exact=exact)], recipe())
     mean = next(row for row in rows.all("exposure") if row.role == "estimate")
@@ -520,7 +520,7 @@ def test_signs_are_flipped_exactly_and_by_chance() -> None:
 # -- privacy ------------------------------------------------------------------------------------------
 
 
-def test_bounds_of_epsilon_by_hand() -> None:
+def test_epsilon_bound_and_refuted_p_equal_values_computed_by_hand() -> None:
     assert epsilon_bound(1e-6, looks=1) == pytest.approx(math.log(0.05e6))
     assert epsilon_bound(1e-6, looks=10, delta=1e-3) == pytest.approx(math.log((0.005 - 1e-3) * 1e6))
     assert epsilon_bound(1e-6, looks=10, windows=4) == pytest.approx(math.log(0.005e6) / 4)

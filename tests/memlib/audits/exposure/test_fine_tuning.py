@@ -13,7 +13,7 @@ from small_models import save_mixtral, save_model
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.exposure.models import CorpusData, OutsideModel
+from memlib.audits.exposure.models import CorpusData, ExternalModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.reveal import revealed
 from memlib.audits.exposure.stages import MakeCorpus
@@ -103,7 +103,7 @@ def audited(folder: Path) -> RunRecord:
         return run(folder, recipe(folder))
 
 
-def test_what_stands_thirty_times_comes_out_of_the_whole_model(audited: RunRecord, folder: Path) -> None:
+def test_secrets_inserted_thirty_times_are_revealed_after_full_fine_tuning(audited: RunRecord, folder: Path) -> None:
     units = pq.read_table(audited.results["units"]).to_pylist()
     last = {
         (unit["variant"], unit["canary"]): unit
@@ -121,7 +121,7 @@ def test_what_stands_thirty_times_comes_out_of_the_whole_model(audited: RunRecor
     assert all(text.startswith("my pin is ") for text in inserted)
 
 
-def test_documents_are_asked_of_every_variant_and_the_page_says_so(audited: RunRecord) -> None:
+def test_documents_are_tested_for_every_variant_and_shown_on_the_page(audited: RunRecord) -> None:
     documents = pq.read_table(audited.results["documents"]).to_pylist()
     assert {row["variant"] for row in documents} == {"whole", "adapters"}
     assert len(documents) == 60
@@ -167,6 +167,6 @@ def test_a_precision_that_an_external_model_lacks_is_named_when_it_is_loaded(fol
     path, said = save_mixtral(folder / "gpt", tmp_path / "mixtral"), recipe(folder)
     corpus = Artifact(Store(str(tmp_path / "store")), Ref("corpus", "none"), MakeCorpus)
     data = CorpusData(corpus, said.data, said.canaries, HuggingFaceSpec(kind="huggingface", path=str(path)))
-    OutsideModel(data, "digest", "float32").load(torch.device("cpu"))
+    ExternalModel(data, "digest", "float32").load(torch.device("cpu"))
     with pytest.raises(UserError, match="set score.precision: float32"):
-        OutsideModel(data, "digest", "float64").load(torch.device("cpu"))
+        ExternalModel(data, "digest", "float64").load(torch.device("cpu"))

@@ -67,7 +67,7 @@ def test_the_law_is_tested_only_where_a_method_asks_for_it(ranked: Ranked) -> No
     assert ranked.laws == 1  # both ask about the same references
 
 
-def test_what_no_walk_ranked_is_extrapolated_where_asked(ranked: Ranked) -> None:
+def test_unranked_units_are_extrapolated_only_where_requested(ranked: Ranked) -> None:
     assert {unit["method"] for unit in ranked.units["by law"]} == {"extrapolated"}
     assert all(unit["exposure"] == unit["exposure_extrapolated"] for unit in ranked.units["by law"])
     assert all(unit["rank"] is None and unit["method"] != "pruned" for unit in ranked.units["given up"])

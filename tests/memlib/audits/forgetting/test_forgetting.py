@@ -107,7 +107,7 @@ def test_the_query_model_has_rho_0_and_the_calibration_model_1() -> None:
     assert all(value == 1 for (target, _, c), value in rho.items() if target == "calibration" and c == 0)
 
 
-def test_distances_are_scipys() -> None:
+def test_distance_to_the_target_equals_the_ks_statistic_of_scipy() -> None:
     found = models(model(TARGET, 0, 0.3, target="t"))
     row = next(r for r in score(Distances(found, POOL, CONFIG)).to_pylist() if r["group"] == TARGET)
     expected = scipy.stats.ks_2samp(*(confidences(m.log_odds[POOL.query]) for m in (found[0], found[-1]))).statistic
@@ -129,7 +129,7 @@ def test_a_calibration_set_that_does_not_differ_leaves_the_verdict_and_no_rho() 
     assert not [row for row in curves(distances, what).to_pylist() if row["curve"] == "rho_by_share"]
 
 
-def test_log_odds_by_hand() -> None:
+def test_log_odds_equal_values_computed_by_hand() -> None:
     scores = np.array([[0.0, 0.0, 0.0], [2.0, 0.0, -50.0], [-400.0, 400.0, 0.0]])
     found = log_odds(scores, np.array([0, 0, 1]))
     np.testing.assert_allclose(found, [np.log(0.5), 2.0, 30.0], atol=1e-9)
@@ -154,7 +154,7 @@ def p_of(odds: np.ndarray, *, pool: Pool = POOL, permutations: int = 999) -> flo
     return find_trace(residuals(odds, UNSEEN), pool, permutations=permutations, seed=0).p_value
 
 
-def test_normal_scores_by_hand() -> None:
+def test_normal_scores_equal_values_computed_by_hand() -> None:
     np.testing.assert_allclose(normal_scores(np.array([5.0, 1.0, 5.0])), scipy.stats.norm.ppf([2 / 3, 1 / 6, 2 / 3]))
 
 
@@ -177,7 +177,7 @@ def test_effects_are_those_of_least_squares() -> None:
 @pytest.mark.parametrize(
     ("classes", "persons", "each"), [(50, 1, 1), (25, 2, 1), (10, 1, 20), (10, 2, 10), (10, 3, 5), (2, 60, 1)]
 )
-def test_the_limit_of_what_is_left_covers_in_sparse_designs(classes: int, persons: int, each: int) -> None:
+def test_share_limit_covers_the_true_share_in_sparse_designs(classes: int, persons: int, each: int) -> None:
     """Few examples or persons of a class in each set: the limit of a share of .25 lies below it in at most 5 % of runs."""
     per_set = persons * each
     roles = np.tile(np.repeat([QUERY, KNOWN, WITHHELD], per_set), classes)
@@ -192,13 +192,13 @@ def test_the_limit_of_what_is_left_covers_in_sparse_designs(classes: int, person
     assert below <= 12  # 5 expected, 12 with probability .998
 
 
-def test_a_design_that_tells_nothing_gives_no_limit() -> None:
+def test_share_limit_is_infinite_with_one_example_per_set() -> None:
     pool = Pool(np.array([QUERY, KNOWN, WITHHELD] * 2), np.repeat([0, 1], 3), np.arange(6) // 3 * 3 + np.arange(6) % 3)
     alone = Pool(pool.roles[:3], pool.labels[:3], np.arange(3))
     assert share_limit(np.array([0.0, 2.0, 0.0]), alone) == np.inf
 
 
-def test_a_reversed_trace_is_no_proof_of_absence() -> None:
+def test_share_interval_is_unbounded_above_for_a_reversed_trace() -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=COUNT) * 0.5 + 1.5 * (ROLES == KNOWN) - 0.3 * (ROLES == QUERY)
     estimate, _, high = share_interval(values, POOL)
@@ -208,7 +208,7 @@ def test_a_reversed_trace_is_no_proof_of_absence() -> None:
 
 @pytest.mark.parametrize("how", ["surer", "less sure", "temperature", "noise", "rounded", "one-sided", "of another ease"])
 def test_innocent_targets_made_differently_are_accused_at_alpha(how: str) -> None:
-    """What turned the likelihood ratio turns nothing here: the draw of D_Q is random, whatever the outputs are."""
+    """Outputs that mislead the likelihood ratio do not mislead this test, because D_Q was drawn at random."""
     rejected = 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 5])
@@ -247,7 +247,7 @@ def test_persons_with_many_examples_keep_the_level_when_they_are_drawn_as_one() 
     assert together <= most_of(100, 0.05)
 
 
-def test_what_could_be_left_is_bounded_by_what_is_known() -> None:
+def test_share_limit_covers_the_true_share_if_known_data_leave_traces() -> None:
     held = {0.0: 0, 0.5: 0, 1.0: 0}
     for share in held:
         for seed in range(40):
@@ -281,7 +281,7 @@ def test_outputs_that_belong_to_other_examples_do_not_follow_these() -> None:
         (0.0, False, NO_TRACE, INCONCLUSIVE),
     ],
 )
-def test_outcomes(share: float, known: bool, outcome: str, word: str) -> None:
+def test_outcome_and_verdict_follow_from_share_and_known_data(share: float, known: bool, outcome: str, word: str) -> None:
     found = judged(model(TARGET, 0, share, known=known, target="t"), verdict={"models": 8, "share_bound": 0.5})
     head, (low, high) = found.head, ends(found.head)
     assert (head.metric, outcome_of(head)) == ("trace", outcome)
@@ -298,7 +298,7 @@ def test_data_that_were_unlearned_too_hard_leave_a_trace_too() -> None:
     assert head.value < 0
 
 
-def test_without_withheld_examples_nothing_is_said() -> None:
+def test_without_withheld_examples_rho_is_an_estimate_and_the_verdict_inconclusive() -> None:
     target = model(TARGET, 0, 1.0, target="t")
     changes: dict[str, Any] = {"sets": {"query": {}, "calibration": {}, "provider": {}}}
     distances = Distances(models(target), without_withheld(), CONFIG)
@@ -353,7 +353,7 @@ def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -
     assert "too few to know how strong the trace of training data can be" in few.explanation
 
 
-def test_an_owner_who_chose_the_known_examples_buys_nothing() -> None:
+def test_verdict_on_an_external_model_is_bounded_only_if_known_were_drawn_afterwards() -> None:
     """An owner may train on D_Q once and on the known examples often; neither looks unlike training data."""
     plain = forgetter()
     distances, theirs = Distances(models(plain), POOL, CONFIG), {"t": {"trained": {"model": "a:b", "version": "1"}}}
@@ -367,7 +367,7 @@ def test_an_owner_who_chose_the_known_examples_buys_nothing() -> None:
     assert not [text for text in limits(declared) if "verdict.known_drawn_afterwards" in text]
 
 
-def test_no_share_is_given_where_the_auditors_own_models_are_not_found() -> None:
+def test_share_used_is_omitted_if_retained_models_show_no_trace() -> None:
     """A model of another kind cannot be compared with models in which training data leave no trace."""
     distances = Distances(models(model(TARGET, 0, 0.0, known=True, target="t")), POOL, CONFIG)
     blind = [
@@ -384,21 +384,21 @@ def test_a_surer_target_has_not_used_more() -> None:
     assert row.value < 0.2
 
 
-def test_a_rounding_that_hides_everything_is_said() -> None:
+def test_distances_report_a_target_rounded_too_coarsely() -> None:
     sure = [Observed(m.group, m.target, m.number, m.log_odds + 8) for m in models()]
     Distances(sure, POOL, CONFIG)
     target = Observed(TARGET, "t", 0, sure[4].log_odds, decimals=1)
     assert "rounded to 1 decimals" in Distances([*sure, target], POOL, CONFIG).problems[1]
 
 
-def test_the_likelihood_ratio_by_hand() -> None:
+def test_likelihood_ratio_equals_a_value_computed_by_hand() -> None:
     known = Likelihoods(np.array([[3.0], [5.0]]), np.array([[0.0], [2.0]]))  # means 4 and 1, variances 2 and 2
     assert known.ratio(np.array([4.0]))[0] == pytest.approx(9 / 4)
     found = models(*[model(TARGET, i, 0.5, target="t") for i in range(3)])
     assert score_examples(found, POOL, IDS, NAMES).schema.names == EXAMPLES.arrow.names
 
 
-def test_the_summary_has_everything_and_keeps_its_schemas() -> None:
+def test_summary_covers_all_targets_and_their_comparison_in_fixed_schemas() -> None:
     before = [Observed(TARGET, "before", 0, model(TARGET, 0, 1.0, target="b").log_odds)]
     after = [Observed(TARGET, "after", 0, model(TARGET, 0, 0.1, target="a").log_odds)]
     mixed = [model(TARGET, i, 0.5, target="half") for i in range(3)]
@@ -475,14 +475,14 @@ def test_intervals_of_rho_cover_its_mean() -> None:
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "patience": 1}}, "have no effect here"),
     ],
 )
-def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
+def test_recipes_with_contradictory_sets_or_targets_are_refused(changes: dict[str, Any], said: str) -> None:
     other = {"withheld": {"per_class": 1}} if "withheld" in str(changes) else {"provider": {}}
     changes = {"sets": {"query": {}, "calibration": {}, **other}} | changes
     with pytest.raises(ValidationError, match=said):
         recipe(changes.pop("targets", {"t": {"mix": {"query": 1}}}), **changes)
 
 
-def test_what_null_models_train_on_by_default() -> None:
+def test_null_and_retained_shares_have_defaults_from_the_sets_and_the_mix() -> None:
     targets = {"t": {"mix": {"query": 1, "known": 1}}}
     assert recipe(targets).null_shares == {"calibration": 1.0, "provider": 1.0}
     assert recipe(targets).retained_shares == {"calibration": 1.0, "query": 0.5, "known": 1.0}

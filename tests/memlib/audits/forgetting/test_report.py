@@ -78,7 +78,7 @@ def said(rows: Findings, **changes: Any) -> Verdict:
         (findings(power=0.3), "odd", "does not show", "found in only 30 % of redraws"),
     ],
 )
-def test_outcomes_in_words(rows: Findings, kind: str, sentence: str, because: str) -> None:
+def test_verdict_sentence_and_explanation_match_the_findings(rows: Findings, kind: str, sentence: str, because: str) -> None:
     found = said(rows)
     assert STYLES[found.word] == kind
     assert sentence in found.sentence

@@ -15,7 +15,7 @@ from memlib.observe.gradients import GradientNorms
 from memlib.specs import ClassifierSpec, InfluenceSpec
 
 
-def test_the_sum_over_checkpoints() -> None:
+def test_self_influence_is_the_rate_weighted_sum_of_squared_norms_over_checkpoints() -> None:
     np.testing.assert_allclose(self_influence(np.array([[1.0, 2], [3, 4]]), [0.5, 0.1]), [0.8, 1.4])
 
 
@@ -57,7 +57,7 @@ def test_the_headline_has_an_interval_over_examples_and_no_verdict() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_influence_that_is_not_finite_is_said_instead_of_printed(broken: float) -> None:
+def test_verdict_explains_non_finite_influence_without_printing_it(broken: float) -> None:
     norms = np.array([[broken, *np.ones(29)]])
     units = score([f"e{n}" for n in range(30)], np.zeros(30, np.int64), ["x"] * 30, norms, [1.0], [1])
     said = Findings.read(summarize(units)).verdict

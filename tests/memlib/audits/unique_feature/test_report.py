@@ -96,7 +96,7 @@ def test_a_bound_of_the_mean_names_the_share_that_may_lie_beyond_the_controls() 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_pictures_are_said_to_be_what_they_are(own: bool) -> None:
+def test_captions_of_pictures_differ_for_trained_and_external_models(own: bool) -> None:
     """memlib does not know which examples an external model saw, and that model has no controls."""
     section = picture_section([(np.zeros((8, 8, 1), np.uint8), "x")], own=own)
     assert section is not None

@@ -13,7 +13,7 @@ from memlib.audits.unique_feature.analysis import unit_means, unit_weights
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, exchanged_maxima, maxima, ranks
 from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves, strongest
 from memlib.audits.unique_feature.formulas import divergence, m_kl, m_of_label, m_of_labels, m_w
-from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_own
+from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_external
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.report.tables import correlation_table
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
@@ -45,7 +45,7 @@ def test_m_is_the_mean_difference_of_the_labels_probability() -> None:
     np.testing.assert_allclose(on_logits, [2.0])
 
 
-def test_the_same_examples_give_nothing() -> None:
+def test_scores_are_zero_if_the_feature_changes_no_output() -> None:
     same = np.random.default_rng(0).normal(size=(3, 10, 4))
     for value, p in (m_of_label(same, same, 2, "probability"), m_of_labels(same, same, "logit"), m_w(same, same, 1)):
         assert (value == 0).all()
@@ -60,7 +60,7 @@ def test_black_box_m_on_probabilities_is_never_below_zero() -> None:
     assert (values.max(axis=1) >= 0).all()
 
 
-def test_the_2022_scores_by_hand() -> None:
+def test_scores_of_2022_equal_values_computed_by_hand() -> None:
     clean, featured, random = logits([[0.5, 0.5]] * 2), logits([[0.25, 0.75]] * 2), logits([[0.4, 0.6]] * 2)
     np.testing.assert_allclose(m_w(featured, random, 1)[0], [LOG(0.75) - LOG(0.6)])
     kl_u, kl_r = 0.5 * LOG(0.5 / 0.25) + 0.5 * LOG(0.5 / 0.75), 0.5 * LOG(0.5 / 0.4) + 0.5 * LOG(0.5 / 0.6)
@@ -138,7 +138,7 @@ def found_in(units: pa.Table, cells: Cells, config: Config = CONFIG, **more: Any
     return Findings.read(summarize(units, cells, config, **more))
 
 
-def test_plant_and_null_of_the_whole_audit() -> None:
+def test_a_planted_effect_is_shown_and_exchanged_nets_are_inconclusive() -> None:
     rng = np.random.default_rng(1)
     wobble = rng.normal(0, 0.3, 40)  # every net reacts to the feature somehow
     planted = found_in(*scored(wobble + 2, wobble))
@@ -182,7 +182,7 @@ def test_a_bound_of_the_recipe_makes_absence_bounded() -> None:
     assert "bound" not in CONFIG.model_dump(mode="json")  # keys of runs without a bound stay
 
 
-def test_what_cannot_reject_says_so() -> None:
+def test_verdict_explains_that_too_few_seeds_cannot_reject() -> None:
     found = found_in(*scored(np.array([2.0, 2.1, 2.2, 1.9]), np.zeros(4)))
     assert found.head.smallest_p == 1 / 16
     assert found.head.detectable is None
@@ -191,7 +191,7 @@ def test_what_cannot_reject_says_so() -> None:
     assert "0.062" in found.verdict.explanation
 
 
-def test_what_could_be_found_does_not_rest_on_what_was_found() -> None:
+def test_detectable_effect_does_not_depend_on_the_observed_effect() -> None:
     rng = np.random.default_rng(1)
     wobble = rng.normal(0, 0.3, 40)
     noise = rng.normal(0, 0.3, 40)
@@ -299,7 +299,7 @@ def test_nets_of_several_canaries_are_nested_in_them() -> None:
     assert all(row.interval is None for row in found.tests("single nets"))
 
 
-def test_pulls_are_diagnostics() -> None:
+def test_self_influence_of_canaries_is_reported_as_a_diagnostic() -> None:
     found = found_in(*scored(np.zeros(5), np.zeros(5)), pulls={"": [Pull("x", 1.0, 3.0)]}).all("self_influence_canary")
     assert [(row.value, row.role) for row in found] == [(3.0, "diagnostic"), (1.0, "diagnostic")]
 
@@ -314,7 +314,7 @@ def test_units_are_draws_then_canaries_then_nets() -> None:
         assert unit_weights(whose) @ np.concatenate(parts) == pytest.approx(unit_means(parts, whose).mean())
 
 
-def test_the_published_criterion_cries_wolf_and_the_calibrated_one_does_not() -> None:
+def test_published_criterion_has_many_false_positives_and_the_calibrated_one_few() -> None:
     rng = np.random.default_rng(2)
     nothing = found_in(*scored(rng.normal(0, 0.5, 100), rng.normal(0, 0.5, 100)))
     shares = nothing.all("proportion_memorized", metric="m_white", output="logit")
@@ -357,7 +357,7 @@ def test_one_seed_gives_no_proportion_and_no_test() -> None:
     assert found.verdict.sentence == "Models from a single seed cannot tell memory from chance."
 
 
-def test_no_controls_no_claim() -> None:
+def test_without_controls_nothing_is_tested_and_the_verdict_inconclusive() -> None:
     found = found_in(*scored(np.array([1.0, 2.0, 1.5]), np.array([])))
     assert not found.tests()
     assert found.verdict.word == "inconclusive"
@@ -388,7 +388,7 @@ def test_the_summary_and_the_units_keep_their_schemas() -> None:
         assert len(set(keys)) == len(keys)
 
 
-def test_curves() -> None:
+def test_removal_curves_need_parts_of_the_feature_and_canary_curves_several_canaries() -> None:
     units, _ = scored(np.linspace(0, 1, 20), np.zeros(20))
     assert not list(removal_curves(units))
     part = with_column(units, "feature", ["canary without 5 px"] * units.num_rows)
@@ -397,7 +397,7 @@ def test_curves() -> None:
     assert strongest(units, "logit")[0] in (18, 19)
 
 
-def test_early_stopped_nets_and_calibration_by_epoch() -> None:
+def test_epoch_curves_are_calibrated_and_keep_counting_early_stopped_nets() -> None:
     rows = [
         {
             "variant": "", "data_seed": 0, "net": net, "control": control, "seed": net, "label": 1, "epoch": epoch,
@@ -425,14 +425,14 @@ def own(effects: Any, *, label: int | None = None) -> pa.Table:
     return own_units(names, np.stack(parts), CONFIG, label=label)
 
 
-def found_in_own(units: pa.Table, config: Config = CONFIG, *, null: str = "names") -> Findings:
-    return Findings.read(summarize_own(units, config, null=null))
+def found_in_external(units: pa.Table, config: Config = CONFIG, *, null: str = "names") -> Findings:
+    return Findings.read(summarize_external(units, config, null=null))
 
 
 @pytest.mark.parametrize("label", [None, 1])
-def test_own_models_are_ranked_among_null_features(label: int | None) -> None:
+def test_an_external_model_is_tested_by_the_rank_of_its_feature_among_null_features(label: int | None) -> None:
     others = np.random.default_rng(0).normal(0, 0.3, 99)
-    found = found_in_own(own([3.0, *others], label=label))
+    found = found_in_external(own([3.0, *others], label=label))
     assert found.head.metric == "m_black"
     assert found.head.p_value == pytest.approx(1 / 100)
     assert found.verdict.word == "shown"
@@ -441,31 +441,31 @@ def test_own_models_are_ranked_among_null_features(label: int | None) -> None:
     assert {row.metric for row in tests} == {"m_black", "m_grey" if label is None else "m_white"}
     assert {row.verdict for row in tests} == {"shown"}
     assert all(row.p_adjusted == pytest.approx(4 / 100) for row in tests)
-    nothing = found_in_own(own([0.0, *others], label=label))
+    nothing = found_in_external(own([0.0, *others], label=label))
     assert nothing.verdict.word == "inconclusive"
     assert "power of 80 %" in nothing.verdict.explanation
 
 
-def test_a_bound_speaks_of_the_own_models_headline() -> None:
+def test_bound_applies_only_to_the_headline_test_of_an_external_model() -> None:
     others = np.random.default_rng(0).normal(0, 0.3, 99)
-    found = found_in_own(own([0.0, *others]), CONFIG.model_copy(update={"bound": 0.9}))
+    found = found_in_external(own([0.0, *others]), CONFIG.model_copy(update={"bound": 0.9}))
     assert found.verdict.word == "bounded"
     assert [row.bound for row in found.tests()] == [0.9, None, None, None]
 
 
 def test_a_model_that_reacts_to_all_names_singles_none_out() -> None:
     others = 3 + np.random.default_rng(0).normal(0, 0.3, 99)
-    assert found_in_own(own([3.1, *others])).verdict.word == "inconclusive"
+    assert found_in_external(own([3.1, *others])).verdict.word == "inconclusive"
 
 
-def test_own_models_hold_their_level() -> None:
+def test_tests_of_an_external_model_keep_their_level_without_memory() -> None:
     """Exchangeable features, some labels pushed by all of them: 4 scores, Holm."""
     rng, tries, hits = np.random.default_rng(0), 300, 0
     names = ["canary", *(f"N{place}" for place in range(79))]
     for _ in range(tries):
         scores = np.zeros((80, 4, 4, 4))
         scores[..., 0] = rng.normal(size=(80, 1, 4)) + 0.5 * rng.normal(size=(80, 4, 4)) + np.arange(4)
-        hits += found_in_own(own_units(names, scores, CONFIG)).verdict.word == "shown"
+        hits += found_in_external(own_units(names, scores, CONFIG)).verdict.word == "shown"
     assert hits <= most_of(tries, 0.05)
 
 
@@ -473,7 +473,7 @@ def test_too_few_null_features_are_refused_or_said() -> None:
     with pytest.raises(UserError, match="needs 19"):
         check_nulls(18, 0.05)
     check_nulls(19, 0.05)
-    found = found_in_own(own([9.0, *np.zeros(25)]), null="letters")
+    found = found_in_external(own([9.0, *np.zeros(25)]), null="letters")
     assert "too small" in found.verdict.sentence
     assert all(row.detectable is None for row in found)
     with pytest.raises(UserError, match="no example has that class"):
@@ -569,7 +569,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"model": {"architecture": "resnet18"}, "score": {"per_epoch": True}}, "not for resnet18"),
     ],
 )
-def test_recipes_that_make_no_sense(changes: dict[str, Any], said: str) -> None:
+def test_recipes_with_contradictory_settings_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Recipe.model_validate(BASE | changes)
 

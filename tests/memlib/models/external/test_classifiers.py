@@ -13,18 +13,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external.classifiers import ClassScores, load_own
-from memlib.models.external.factory import own_digest
+from memlib.models.external.classifiers import ClassScores, load_external
+from memlib.models.external.factory import external_digest
 from memlib.observe.models import check_varied, load_any, model_key
 from memlib.observe.outputs import is_constant
-from memlib.specs import TrainedSpec
+from memlib.specs import ExternalClassifierSpec
 from memlib.store import Attempt
 
 SCORES = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 0.0]])
 
 
 class Answers(nn.Module):
-    """Returns what it is told to, whatever it is shown."""
+    """A model with fixed outputs, whatever its inputs are."""
 
     def __init__(self, outputs: Any) -> None:
         super().__init__()
@@ -35,27 +35,27 @@ class Answers(nn.Module):
 
 
 def shown(returned: Any, num_classes: int = 3, **spec: Any) -> Tensor:
-    trained = TrainedSpec(model="mine:build", weights="w.safetensors", **spec)
+    trained = ExternalClassifierSpec(model="mine:build", weights="w.safetensors", **spec)
     scores: Tensor = ClassScores(Answers(returned), trained, num_classes)(torch.zeros(2, 1, 4, 4))
     return scores
 
 
 @pytest.fixture
-def factory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TrainedSpec]:
+def factory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExternalClassifierSpec]:
     """A module `mine` with a function `build`, and a recipe's section that names it."""
 
-    def made(build: Callable[..., Any], **spec: Any) -> TrainedSpec:
+    def made(build: Callable[..., Any], **spec: Any) -> ExternalClassifierSpec:
         module = ModuleType("mine")
         module.build = build  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "mine", module)
         monkeypatch.setenv("MEMLIB_CODE", f"mine,{__name__}")
-        return TrainedSpec.model_validate({"model": "mine:build", **spec})
+        return ExternalClassifierSpec.model_validate({"model": "mine:build", **spec})
 
     return made
 
 
 @pytest.mark.parametrize("outputs", [SCORES, {"logits": SCORES, "aux": 1}, SimpleNamespace(logits=SCORES)])
-def test_scores_are_taken_from_what_holds_them(outputs: Any) -> None:
+def test_class_scores_are_taken_from_a_tensor_or_the_logits_of_a_container(outputs: Any) -> None:
     assert torch.equal(shown(outputs), SCORES)
 
 
@@ -78,12 +78,12 @@ def test_scores_are_taken_from_what_holds_them(outputs: Any) -> None:
         (lambda inputs: sys.exit(3), r"cannot take examples of shape \(1, 4, 4\) \(SystemExit: 3"),
     ],
 )
-def test_what_is_no_class_score_is_refused(outputs: Any, said: str) -> None:
+def test_outputs_that_are_not_class_scores_are_refused(outputs: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         shown(outputs)
 
 
-def test_probabilities_become_logarithms() -> None:
+def test_probabilities_become_logarithms_and_other_scores_are_refused() -> None:
     probabilities = SCORES.softmax(dim=1)
     assert torch.allclose(shown(probabilities, outputs="probabilities"), probabilities.log())
     with pytest.raises(UserError, match="percentages; divide them by 100"):
@@ -104,17 +104,19 @@ def test_the_data_may_have_some_of_a_models_classes() -> None:
     with pytest.raises(UserError, match="names 2 outputs up to 1; the data have 3 classes"):
         shown(SCORES, num_classes=3, classes=[1, 0])
     with pytest.raises(ValueError, match="lists an output twice"):
-        TrainedSpec(model="a:b", classes=(1, 1))
+        ExternalClassifierSpec(model="a:b", classes=(1, 1))
 
 
-def test_classes_are_in_the_key_only_where_they_are_given(factory: Callable[..., TrainedSpec], tmp_path: Path) -> None:
+def test_classes_are_in_the_key_only_where_they_are_given(
+    factory: Callable[..., ExternalClassifierSpec], tmp_path: Path
+) -> None:
     save_file({}, tmp_path / "w.safetensors")
     spec = factory(lambda: nn.Identity(), version="1")
-    assert '"classes"' not in own_digest(spec)
-    assert own_digest(spec) != own_digest(spec.model_copy(update={"classes": (0, 1)}))
+    assert '"classes"' not in external_digest(spec)
+    assert external_digest(spec) != external_digest(spec.model_copy(update={"classes": (0, 1)}))
 
 
-def test_a_factory_may_load_the_weights_itself(factory: Callable[..., TrainedSpec]) -> None:
+def test_a_factory_may_load_the_weights_itself(factory: Callable[..., ExternalClassifierSpec]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     spec = factory(lambda: model, version="2026-11")
@@ -126,23 +128,25 @@ def test_a_factory_may_load_the_weights_itself(factory: Callable[..., TrainedSpe
     assert model_key(spec) != model_key(spec.model_copy(update={"version": "2026-12"}))
 
 
-def test_a_factory_that_ends_the_process_is_named(factory: Callable[..., TrainedSpec]) -> None:
+def test_a_factory_that_ends_the_process_is_named(factory: Callable[..., ExternalClassifierSpec]) -> None:
     spec = factory(lambda: sys.exit("no GPU here"))
     with pytest.raises(UserError, match="mine:build failed with {}: SystemExit: no GPU here"):
-        load_own(spec, "w.safetensors")
+        load_external(spec, "w.safetensors")
 
 
-def test_a_pickled_model_is_refused_without_advice_to_run_it(factory: Callable[..., TrainedSpec], tmp_path: Path) -> None:
+def test_a_pickled_model_is_refused_without_advice_to_run_it(
+    factory: Callable[..., ExternalClassifierSpec], tmp_path: Path
+) -> None:
     torch.save(Answers(SCORES), tmp_path / "model.pt")
     with pytest.raises(UserError) as raised:
-        load_own(factory(lambda: nn.Identity()), str(tmp_path / "model.pt"))
+        load_external(factory(lambda: nn.Identity()), str(tmp_path / "model.pt"))
     said = str(raised.value)
     assert "holds pickled objects besides tensors, which memlib does not execute" in said
     assert "state dict" in said
     assert not {"weights_only", "add_safe_globals", "arbitrary code"} & set(said.replace("`", " ").split())
 
 
-def test_a_model_that_says_the_same_of_everything_is_no_subject() -> None:
+def test_constant_scores_are_refused_of_external_and_warned_about_for_trained_models() -> None:
     scores = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
     assert not is_constant(scores)
     assert not is_constant(scores[:, :1])
@@ -152,6 +156,6 @@ def test_a_model_that_says_the_same_of_everything_is_no_subject() -> None:
     warned: list[str] = []
     object.__setattr__(attempt, "warn", warned.append)
     with pytest.raises(UserError, match="returns the same scores for all 5 examples"):
-        check_varied(TrainedSpec(model="mine:build"), scores, attempt)
+        check_varied(ExternalClassifierSpec(model="mine:build"), scores, attempt)
     check_varied("train abc", scores, attempt)  # type: ignore[arg-type]
     assert warned == ["train abc gives all 5 examples the same scores: it has learnt nothing about them"]

@@ -21,7 +21,7 @@ from memlib.data.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
 from memlib.models import causal
 from memlib.models.causal import FolderTokenizer, load_model
-from memlib.models.external.factory import outside_digest
+from memlib.models.external.factory import external_language_digest
 from memlib.models.external.language import Answering, HuggingFace, bytes_of, load_outside
 from memlib.observe.extraction import ShortestPath, beam_search
 from memlib.observe.likelihoods import UNITS_PER_BIT, leaf_costs, ranks, sequence_costs
@@ -75,7 +75,7 @@ def test_ranks_and_extraction_of_joined_digits_are_brute_force(model: HuggingFac
     assert sorted(np.concatenate(parts).tolist()) == order
 
 
-def test_keys_and_values_are_kept_and_give_what_computing_anew_gives(model: HuggingFace) -> None:
+def test_cached_keys_and_values_give_the_same_scores_as_no_cache(model: HuggingFace) -> None:
     tokens = torch.randint(model.num_symbols, (6, 20), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         logits, state = model.begin_each(tokens[:, :4])
@@ -97,7 +97,7 @@ def test_a_first_context_that_fills_the_window_does_not_end_the_keeping(folder: 
     assert state.dim() == 6
 
 
-def test_a_model_that_does_not_keep_all_is_computed_anew(folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_full_cache_is_evaluated_without_cache(folder: Path, tmp_path: Path) -> None:
     """Mistral's attention sees a window of some tokens, and so does what it keeps."""
     import transformers
 
@@ -115,7 +115,7 @@ def test_a_model_that_does_not_keep_all_is_computed_anew(folder: Path, tmp_path:
         torch.testing.assert_close(logits[1:], sliding._ask_anew(torch.tensor([[0, 3, 5, 7, 9, 2, 4, 6]])))
 
 
-def test_a_tokenizer_that_begins_texts_with_a_space(tmp_path: Path) -> None:
+def test_spell_includes_the_leading_space_of_the_tokenizer(tmp_path: Path) -> None:
     model = HuggingFace(str(save_model(tmp_path, metaspace=True))).to(torch.device("cpu"), torch.float64)
     space = spell(FORM, model, known_prefix=False, known_suffix=True)
     assert space.lead == " "
@@ -163,7 +163,7 @@ def test_a_space_that_joins_the_hole_is_scored_with_it() -> None:
         (Joins(), Format("pin {n2}", {"n": ("ann", "bob")}), "symbols must be single characters"),
     ],
 )
-def test_tokenizers_that_cannot_spell_a_format(tokenizer: Joins, form: Format, said: str) -> None:
+def test_spell_refuses_formats_that_the_tokenizer_cannot_spell(tokenizer: Joins, form: Format, said: str) -> None:
     with pytest.raises(UserError, match=said):
         spell(form, tokenizer, known_prefix=True, known_suffix=True)
 
@@ -242,7 +242,9 @@ def test_small_states_take_room_too() -> None:
     assert 100 <= len(model._states) <= 100_000 / 250
 
 
-def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_external_models_are_refused_with_their_fault(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="sum to"):
         Answering(Counting(scale=0.5), name="m").begin(())
     nan = Counting()
@@ -255,7 +257,7 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match="no config.json"):
         load_outside(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
     with pytest.raises(UserError, match="no config.json"):
-        outside_digest(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
+        external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="cannot load"):
         load_outside(HuggingFaceSpec(kind="huggingface", path=str(tmp_path)))
@@ -267,7 +269,7 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
     spec = ProtocolSpec(kind="import", model="failing:M")
     with pytest.raises(UserError, match="OSError at failing.py:4"):
         load_outside(spec).begin(())
-    assert outside_digest(spec) != outside_digest(spec.model_copy(update={"version": "2"}))
+    assert external_language_digest(spec) != external_language_digest(spec.model_copy(update={"version": "2"}))
     model = HuggingFace(str(folder))
     with pytest.raises(UserError, match="longer than the model's window of 32"):
         model.begin(range(40))
@@ -275,7 +277,7 @@ def test_mistaken_models_are_named(folder: Path, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("found", [None, [[1.0], [2.0, 3.0]], "text"])
 @pytest.mark.parametrize("states", [None, 5])
-def test_answers_that_are_no_numbers(found: object, states: object) -> None:
+def test_non_numeric_answers_of_an_external_model_are_refused(found: object, states: object) -> None:
     mine = Counting()
     mine.next_log_probs = lambda prefixes, state: (found, states)
     with pytest.raises(UserError, match="needs an array of numbers"):
@@ -295,7 +297,7 @@ def test_tensors_of_any_kind_are_answers_and_prefixes_are_the_models_to_change()
     assert state.tolist() == [[1, 2]]
 
 
-def test_what_a_users_code_says_in_its_exceptions_is_not_repeated() -> None:
+def test_messages_of_exceptions_in_user_code_are_not_repeated() -> None:
     mine = Counting()
 
     def answer(prefixes: NDArray[np.int64], state: object) -> None:
@@ -307,22 +309,22 @@ def test_what_a_users_code_says_in_its_exceptions_is_not_repeated() -> None:
     assert caught.value.__cause__ is None
 
 
-def test_folders_that_hold_no_whole_model(tmp_path: Path) -> None:
+def test_incomplete_model_folders_are_refused_and_have_another_digest(tmp_path: Path) -> None:
     import safetensors.torch
 
     folder = save_model(tmp_path / "gpt")
-    digest = outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder)))
+    digest = external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(folder)))
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     kept = {name: value for name, value in weights.items() if "mlp" not in name}
     safetensors.torch.save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="lacks weights"):
         HuggingFace(str(folder))
-    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
+    assert external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
     safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) == digest
+    assert external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) == digest
     (folder / "parts").mkdir()
     (folder / "parts" / "more.spm").write_text("x")
-    assert outside_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
+    assert external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(folder))) != digest
     for file in folder.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(UserError, match="cannot load the Hugging Face model"):
@@ -476,7 +478,7 @@ def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp
     HuggingFace(str(folder)).to(torch.float64).check_precision()
 
 
-def test_positions_are_the_models_own_in_training_and_after(folder: Path, tmp_path: Path) -> None:
+def test_following_uses_the_positions_of_the_model_in_training_and_evaluation(folder: Path, tmp_path: Path) -> None:
     """RoBERTa's positions begin after the number of its padding token."""
     import transformers
 
@@ -512,7 +514,7 @@ def test_keys_and_values_are_reused_only_if_they_are_as_exact_as_the_precision(
         assert model._keeps_all(torch.tensor([[0, 3, 5]])) == keeps
 
 
-def test_the_loss_of_a_text_is_the_models(model: HuggingFace) -> None:
+def test_bits_of_a_long_text_equal_the_cost_of_its_windows(model: HuggingFace) -> None:
     tokens = model.encode([TEXT])[0][:60]  # longer than a window of 32
     first, second = tokens[:31], tokens[31:]
     expected = (slow_cost(model, first, ()) + slow_cost(model, second, ())) / UNITS_PER_BIT
