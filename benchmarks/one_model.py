@@ -26,7 +26,7 @@ from memlib.findings import Findings
 from memlib.runs.index import list_runs, read_run
 from memlib.runs.records import RunRecord
 from memlib.stats.inference import paired_t
-from memlib.stats.totals import resampled_totals
+from memlib.stats.totals import resampled_differences
 from memlib.store import Store
 
 TITLE = "One model alone against two"
@@ -61,7 +61,7 @@ def main() -> None:
                 pairs = [runs[_cell(TWO, split, trained)] for split in range(options.splits)]
                 many = _apart(runs[_cell(name, None, trained)], runs[_cell(TWO, None, trained)])
                 differences = [_apart(one, two) for one, two in zip(audits, pairs, strict=True)]
-                cells += _compared(differences, float(many.gains.mean(axis=1).std(ddof=1)))
+                cells += _compared(differences, float(np.std([many.design.difference(pair) for pair in many.gains], ddof=1)))
             print(f"| {' | '.join(cells)} |")
 
 
@@ -81,23 +81,27 @@ def _compared(apart: Sequence[Gains], between: float) -> list[str]:
     These are the mean difference and its interval, its p-value, the standard deviation between trainings, and how many
     intervals of single splits contain 0.
     """
-    values = np.array([gains.gains.mean() for gains in apart])
+    values = np.array([_excess(gains) for gains in apart])
     half = scipy.stats.t.ppf(0.975, len(values) - 1) * scipy.stats.sem(values)
     low, high = values.mean() - half, values.mean() + half
     p = 2 * min(float(paired_t(side)[1]) for side in (values, -values))
     held = 0
     for number, gains in enumerate(apart):
-        column = scipy.sparse.csr_array(gains.gains.mean(axis=0)[:, None].astype(np.float32))
-        replicates = resampled_totals(column, gains.strata, REPLICATES, seed=number)[:, 0] / len(gains.strata)
+        column = gains.gains.mean(axis=0)[:, None]
+        replicates = resampled_differences(column, gains.design, REPLICATES, seed=number)[:, 0]
         reach = np.hypot(scipy.stats.norm.ppf(0.975) * replicates.std(ddof=1), scipy.stats.t.ppf(0.975, 18) * between)
-        held += abs(gains.gains.mean()) <= reach
+        held += abs(_excess(gains)) <= reach
     return [f"{values.mean():.3f} ({low:.3f} to {high:.3f})", f"{p:.2g}", f"{between:.3f}", f"{held} of {len(values)}"]
+
+
+def _excess(gains: Gains) -> float:
+    return gains.design.difference(gains.gains.mean(axis=0))
 
 
 def _apart(one: RunRecord, other: RunRecord) -> Gains:
     first, second = (gains_of(Findings.of_run(run).head, pq.ParquetFile(run.results["units"]).read()) for run in (one, other))
     assert first.images.equals(second.images), "the audits are of different images"
-    return Gains(first.images, first.strata, first.gains - second.gains)
+    return Gains(first.images, first.design, first.gains - second.gains)
 
 
 def _cell(name: str, split: int | None, trained: bool) -> str:

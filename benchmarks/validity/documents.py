@@ -117,6 +117,6 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = (
     Part(
         "exposure-documents", "Is a transformer said to remember documents, although it was fine-tuned on others?",
-        lambda: [f"{kind}/{number}" for number in range(NETS) for kind in EPOCHS], compute, report,
+        lambda: [f"{kind}/{number}" for number in range(NETS) for kind in (*PLANTS, *NULLS)], compute, report,
     ),
 )  # fmt: skip

@@ -35,6 +35,7 @@ from memlib.objectives import build_objective
 from memlib.observe.likelihoods import UNITS_PER_BIT, candidate_costs, leaf_costs
 from memlib.specs import LanguageSpec, SecretsSpec, TextSpec, TopicsSource, TrainingSpec
 from memlib.stats.multiplicity import combined_p
+from memlib.stats.tails import goodness_of_fit
 from memlib.training import loop
 from memlib.training.loop import Training, TrainingSet
 from memlib.training.privacy import make_private
@@ -357,7 +358,8 @@ def intervals_unit(unit: str) -> Row:
     for _ in range(FITTED):
         references = np.round((60 + 4 * rng.normal(size=count)) * UNITS_PER_BIT).astype(np.int64)
         canary = np.array([round((60 + 4 * cost) * UNITS_PER_BIT)], dtype=np.int64)
-        model = Scored("", 0, 1, (0,), ("inserted",), (1,), canary, references, 1.0, {})
+        fit = goodness_of_fit(np.sort(references) / UNITS_PER_BIT, replicates=20, seed=0)
+        model = Scored("", 0, 1, (0,), ("inserted",), (1,), canary, references, 1.0, {}, fit_p=fit)
         (row,) = score([model], 10**12, Config(replicates=20)).to_pylist()
         accepted += row["method"] == "extrapolated"
         at_least += row["method"] == "extrapolated" and row["ci_low"] <= truth and row["ci_high"] is None

@@ -295,6 +295,13 @@ def judge(target: NDArray[np.float64], pool: Pool, at: World, seed: int) -> Row:
     return {"retained": found, "raw": raw, "powered": powered, "forgotten": forgotten, "limit": limit}
 
 
+BY_SHARE = (
+    '"Forgotten" is here the verdict by the share alone, without the comparison of the control\'s strength with that of retained '
+    "models and without the declaration that known examples were drawn after the training "
+    "(`verdict.known_drawn_afterwards`): both can only withhold it."
+)
+
+
 def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
     names = list(dict.fromkeys(row["kind"] for row in rows))
     summed = {
@@ -306,6 +313,8 @@ def report_guilty(rows: Sequence[Row]) -> Iterator[str]:
         for name in names
     }
     yield f"|D_Q| = {10 * SIZE}, as many known and withheld examples, alpha {ALPHA:g} for one target, share bound {SHARE_BOUND:g}."
+    yield ""
+    yield f"{BY_SHARE} See `forgetting-bought` for what they change."
     yield ""
     yield from table(
         (
@@ -355,6 +364,8 @@ def report_clean(rows: Sequence[Row]) -> Iterator[str]:
         total = sum(row["targets"] for row in of_kind)
         cells = [rate(sum(row[key] for row in of_kind), total) for key in ("retained", "forgotten", "powered")]
         lines.append((name, *cells))
+    yield BY_SHARE
+    yield ""
     yield from table(("target without D_Q", "falsely said to retain it", "called forgotten", "control found"), lines)
 
 

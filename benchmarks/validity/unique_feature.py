@@ -20,7 +20,7 @@ from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.unique_feature.analysis import Analysis, settings, unit_means
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima, settings_of
 from memlib.audits.unique_feature.exchange import Score, exchange
-from memlib.audits.unique_feature.own import own_units, summarize_own
+from memlib.audits.unique_feature.own import own_units, summarize_external
 from memlib.audits.unique_feature.recipe import HEADLINE, Config
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, score, score_by_label
 from memlib.audits.unique_feature.summary import summarize
@@ -448,7 +448,7 @@ def _own(draw: Draw, job: NetJob, names: Sequence[str], kind: str) -> Row:
         )
         for label in (None, draw.label):
             units = own_units(list(features), scores, CONFIG, label=label)
-            word = Findings.read(summarize_own(units, CONFIG, null=nulls)).verdict.word
+            word = Findings.read(summarize_external(units, CONFIG, null=nulls)).verdict.word
             result[f"{nulls}{'' if label is None else ', label known'}"] = word == "shown"
         if nulls == "letters":
             result["before"] = _own_before(scores)
