@@ -31,7 +31,7 @@ from memlib.models.encoder import Encoder
 from memlib.observe.embeddings import embed
 from memlib.observe.search import search
 from memlib.specs import DataSpec, ModelSpec
-from memlib.training.augment import normalise
+from memlib.training.augment import normalize
 from memlib.training.fit import build_model
 
 SIDE, PHOTO = 64, (500, 375)
@@ -110,7 +110,7 @@ def compare_embed(repeats: int, folder: Path) -> None:
         model, outputs = encoder.to(memory_format=torch.channels_last).eval(), []
         for start in range(0, len(rows), 256):
             batch = torch.from_numpy(images[rows[start : start + 256]]).permute(0, 3, 1, 2).float() / 255
-            outputs.append(dict(model.layers(normalise(batch)))["backbone"].numpy())
+            outputs.append(dict(model.layers(normalize(batch)))["backbone"].numpy())
         np.save(folder / "plain.npy", np.concatenate(outputs))
 
     def ours() -> None:

@@ -40,8 +40,8 @@ class GlobalBatchNorm(_BatchNorm):
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
-        normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
-        output: Tensor = normalised * self.weight.view(shape) + self.bias.view(shape)
+        normalized = centred * torch.rsqrt(variance + self.eps).view(shape)
+        output: Tensor = normalized * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
 
 

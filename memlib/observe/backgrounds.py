@@ -16,7 +16,7 @@ from memlib.models.encoder import build_encoder
 from memlib.observe.embeddings import cut
 from memlib.specs.backgrounds import CropNetwork, VisualWords
 from memlib.stats.randomization import home_labels
-from memlib.training.augment import normalise, pixels
+from memlib.training.augment import normalize, pixels
 from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.threads import multiplications_of, threads_for
 
@@ -100,7 +100,7 @@ def name_with_network(
         _fit(network, spec, crops, labels, seed=seed, device=device, progress=progress)
     with torch.inference_mode():
         parts = [
-            network(normalise(part.to(device).float().div_(255))).double().softmax(dim=1).cpu().numpy()
+            network(normalize(part.to(device).float().div_(255))).double().softmax(dim=1).cpu().numpy()
             for part in torch.split(torch.from_numpy(asked), BATCH_ROWS)
         ]
     return np.concatenate(parts) if parts else np.empty((0, num_classes))
@@ -127,7 +127,7 @@ def _fit(
         if step % per_epoch == 0:
             order = torch.randperm(len(crops), generator=rng)
         rows = order[step % per_epoch * batch :][:batch]
-        shown = normalise(stored[rows].to(device).float().div_(255))
+        shown = normalize(stored[rows].to(device).float().div_(255))
         mirrored = (torch.rand(len(rows), generator=rng) < 0.5).to(device)[:, None, None, None]
         scores = network(torch.where(mirrored, shown.flip(3), shown))
         loss = F.cross_entropy(scores, targets[rows].to(device))

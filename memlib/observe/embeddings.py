@@ -15,7 +15,7 @@ from memlib.models.encoder import Encoder
 from memlib.models.external.encoders import ExternalNetwork
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision
-from memlib.training.augment import normalise
+from memlib.training.augment import normalize
 
 
 @torch.inference_mode()
@@ -88,7 +88,7 @@ def outputs_of(encoder: Encoder | ExternalNetwork, views: Tensor, layers: Sequen
     Raises:
         UserError: when an external encoder lacks a layer.
     """
-    views = normalise(views) if isinstance(encoder, Encoder) else views
+    views = normalize(views) if isinstance(encoder, Encoder) else views
     outputs = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
     named = dict(outputs) | {LAST: outputs[-1][1]}
     missing = [layer for layer in layers if layer not in named]

@@ -57,7 +57,7 @@ def view_distances(
         embedded: dict[str, list[Tensor]] = {layer: [] for layer in layers}
         for view in range(views):
             draws = draw_view(augment, batch=len(batch), seed=seed, step=number, view=view)
-            shown = _unnormalised(apply_view(scaled, draws, side=input_size, max_shift=augment.shift))
+            shown = _unnormalized(apply_view(scaled, draws, side=input_size, max_shift=augment.shift))
             for layer, values in outputs_of(encoder, shown, layers):
                 embedded[layer].append(values.double())
         for layer, points in embedded.items():
@@ -73,7 +73,7 @@ def _mean_distances(points: Tensor) -> Tensor:
     return total / (count * (count - 1))
 
 
-def _unnormalised(views: Tensor) -> Tensor:
+def _unnormalized(views: Tensor) -> Tensor:
     """Convert normalized views back to pixels in [0, 1], as `outputs_of` expects them."""
     if views.shape[1] == 1:  # grey images stay in [0, 1]
         return views

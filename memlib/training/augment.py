@@ -131,7 +131,7 @@ def apply_view(images: Tensor, draws: ViewDraws, *, side: int, max_shift: int = 
     if bool(draws.solarize.any()):
         solarize = draws.solarize.to(device)[:, None, None, None]
         views = torch.where(solarize & (views >= 0.5), 1 - views, views)
-    return normalise(views)
+    return normalize(views)
 
 
 def resized_crops(images: Tensor, boxes: Tensor, *, side: int) -> Tensor:
@@ -175,7 +175,7 @@ def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
     """
     if examples.ndim == 2:
         return torch.from_numpy(np.ascontiguousarray(examples)).float().to(device)
-    return normalise(pixels(torch.from_numpy(np.ascontiguousarray(examples)), device))
+    return normalize(pixels(torch.from_numpy(np.ascontiguousarray(examples)), device))
 
 
 def pixels(images: Tensor, device: torch.device) -> Tensor:
@@ -183,7 +183,7 @@ def pixels(images: Tensor, device: torch.device) -> Tensor:
     return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(255)
 
 
-def normalise(images: Tensor) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     """Subtract ImageNet's mean and divide by its standard deviation, per channel; leave grey images in [0, 1]."""
     if images.shape[1] == 1:
         return images

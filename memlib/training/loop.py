@@ -30,7 +30,7 @@ from memlib.models.causal import Causal
 from memlib.models.collectives import share, share_files
 from memlib.objectives import Objective
 from memlib.specs import TrainingSpec
-from memlib.training.augment import apply_view, draw_view, normalise, pixels
+from memlib.training.augment import apply_view, draw_view, normalize, pixels
 from memlib.training.checkpoint import kept_state, load_kept
 from memlib.training.optim import build_optimizer, learning_rate
 from memlib.training.privacy import Spent, make_private, plan, poisson_sample, use_private_layers
@@ -360,7 +360,7 @@ class Training:
         scaled = pixels(images, self.worker.device)
         if scaled.shape[2] != self.input_size:
             scaled = F.interpolate(scaled, size=(self.input_size, self.input_size), mode="bilinear", antialias=True)
-        return normalise(scaled).contiguous(memory_format=torch.channels_last)
+        return normalize(scaled).contiguous(memory_format=torch.channels_last)
 
     def _divergence(self, step: int, values: Mapping[str, float]) -> str:
         done = step % self.steps_per_epoch

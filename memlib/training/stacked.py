@@ -22,7 +22,7 @@ from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
 from memlib.specs import ClassifierSpec, SupervisedSpec, TrainingSpec
-from memlib.training.augment import ViewDraws, apply_view, draw_view, normalise, pixels, prepare
+from memlib.training.augment import ViewDraws, apply_view, draw_view, normalize, pixels, prepare
 from memlib.training.loop import epoch_order
 from memlib.training.optim import build_adamw, learning_rate
 from memlib.training.threads import multiplications_of, threads_for
@@ -104,7 +104,7 @@ class StackedNet:
         if isinstance(layer, nn.Conv2d):
             return self._convolve(self.state[f"{name}.weight"], self.state.get(f"{name}.bias"), x)
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            return self._normalise(layer, name, x, training=draws is not None)
+            return self._normalize(layer, name, x, training=draws is not None)
         if isinstance(layer, nn.ReLU):
             return F.relu(x)
         if isinstance(layer, nn.Flatten):
@@ -126,7 +126,7 @@ class StackedNet:
         out = F.conv2d(flat, weight.flatten(0, 1), None if bias is None else bias.flatten(), groups=len(weight))
         return out.reshape(len(out), len(weight), -1, *out.shape[2:]).transpose(0, 1)
 
-    def _normalise(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str, x: Tensor, *, training: bool) -> Tensor:
+    def _normalize(self, layer: nn.BatchNorm1d | nn.BatchNorm2d, name: str, x: Tensor, *, training: bool) -> Tensor:
         """Apply batch norm with separate statistics per network and channel: networks become channels."""
         part = {key: self.state[f"{name}.{key}"].flatten() for key in ("weight", "bias", "running_mean", "running_var")}
         flat = x.transpose(0, 1).flatten(1, 2)
@@ -442,7 +442,7 @@ class _Stack:
         total = torch.zeros(len(self.active))
         for part in torch.split(self.validation, VALIDATION_BATCH):
             inputs = self.pool.inputs[part]
-            scores = self.evaluate(normalise(inputs) if self.training.augment is not None else inputs)
+            scores = self.evaluate(normalize(inputs) if self.training.augment is not None else inputs)
             labels = self.pool.labels[part].expand(len(self.active), -1)
             losses = F.cross_entropy(scores.transpose(1, 2), labels, reduction="none", label_smoothing=self.label_smoothing)
             total += losses.sum(dim=1).cpu()

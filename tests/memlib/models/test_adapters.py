@@ -181,7 +181,7 @@ def refused(said: str, folder: Path, adapter: Path) -> None:
     [
         ({}, "has no weights"),
         (factors("model.layers.0.q_proj", 16, 16, 2), "has weights for model.layers.0.q_proj.weight, which the model lacks"),
-        (factors(ATTENTION, 16, 16, 2), r"of shape \(16, 16\), not \(16, 48\); set path to the model that it was trained on"),
+        (factors(ATTENTION, 16, 16, 2), r"of shape \(16, 16\), not \(16, 48\); set path to the base model of the adapter"),
         (factors("transformer.h.0.ln_1", 16, 16, 2), "adapts transformer.h.0.ln_1, a LayerNorm, which memlib cannot merge"),
         ({f"{HEAD}{OUTPUT}.lora_A.weight": drawn(2, 16)}, "has only one of two factors for transformer.h.0.attn.c_proj"),
         ({f"{HEAD}{OUTPUT}.lora_magnitude_vector": drawn(16)}, "lora_magnitude_vector, which the model lacks"),

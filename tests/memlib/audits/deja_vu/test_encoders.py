@@ -43,7 +43,7 @@ from memlib.specs.encoders import (
     TransformersEncoder,
 )
 from memlib.store import Ref, Store
-from memlib.training.augment import normalise
+from memlib.training.augment import normalize
 from memlib.training.fit import Train, TrainedModel
 
 SETTINGS = [
@@ -96,7 +96,7 @@ def embedded_by_their_owner(images: list[dict[str, str]], folder: Path, encoder:
     for row in images[::-1]:  # in whatever order
         pixels = np.asarray(Image.open(folder / row["file"]).convert("RGB"))
         view = cut(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255, None, side=side)
-        for name, values in encoder.layers(normalise(view)):
+        for name, values in encoder.layers(normalize(view)):
             layers.setdefault(name, []).append(values[0].numpy())
     return pa.table({"id": [row["id"] for row in images[::-1]], **layers})
 
