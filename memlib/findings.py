@@ -168,9 +168,7 @@ class Findings(Sequence[Finding]):
     @classmethod
     def read(cls, summary: pa.Table) -> "Findings":
         """Return the findings and the verdict in a table of schema tables.SUMMARY."""
-        rows = summary.to_pylist()
-        first = rows[0]
-        return cls(map(Finding.of, rows), Verdict(first["conclusion"], first["sentence"], first["explanation"]))
+        return cls(map(Finding.of, summary.to_pylist()), verdict_of(summary))
 
     @classmethod
     def of_run(cls, run: "RunRecord") -> "Findings":
@@ -210,6 +208,10 @@ class Findings(Sequence[Finding]):
         """Return the tests that show an effect."""
         return Findings(row for row in self if row.verdict == SHOWN)
 
+    def strongest(self) -> Finding:
+        """Return the finding with the smallest adjusted p-value, the first of equal ones; there must be one."""
+        return min(self, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted)
+
     def table(self, verdict: Verdict) -> pa.Table:
         """Return the findings as tables.SUMMARY, with the verdict on the first row."""
         rows = [row.row() for row in self]
@@ -231,6 +233,12 @@ class Findings(Sequence[Finding]):
     def __iter__(self) -> Iterator[Finding]:
         """Yield the findings, the headline first."""
         return iter(self._rows)
+
+
+def verdict_of(summary: pa.Table) -> Verdict:
+    """Return the verdict in the first row of a table of schema tables.SUMMARY."""
+    (first,) = summary.slice(0, 1).to_pylist()
+    return Verdict(first["conclusion"], first["sentence"], first["explanation"])
 
 
 def estimate(metric: str, params: Mapping[str, Any], value: float, *, n: int, interval: Interval | None = None) -> Finding:

@@ -61,7 +61,7 @@ class PageStage(Stage[Path]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
         from memlib.audits import AUDITS, audit_of  # which audits list their packages
-        from memlib.findings import Findings
+        from memlib.findings import verdict_of
         from memlib.report.imprint import signed
         from memlib.report.page import render  # matplotlib is slow to load
         from memlib.report.read import what_was_read
@@ -70,7 +70,7 @@ class PageStage(Stage[Path]):
         content = self.compose(attempt)
         page = signed(
             replace(content, sections=(*content.sections, what_was_read(self.read))),
-            Findings.read(self.scores.content["summary"]).verdict,
+            verdict_of(self.scores.content["summary"]),
             audit=audit.name, question=audit.question, recipe=self.recipe, run=self.run, store=self.scores.store,
             read=self.read,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from memlib.audits import tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
 from memlib.errors import RunError
-from memlib.findings import Findings
+from memlib.findings import verdict_of
 from memlib.identity import VERSION, file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
@@ -98,7 +98,7 @@ def publish_audit(
         title=recipe.title,
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(Findings.read(table).verdict)),
+        verdict=VerdictRecord(**asdict(verdict_of(table))),
         ledger=looked,
         findings=[FindingRecord(**row) for row in findings_of(summary)],
         results=results,

@@ -25,7 +25,7 @@ from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.findings import Findings, Verdict
+from memlib.findings import Verdict, verdict_of
 from memlib.identity import KEY_LENGTH, VERSION, canonical_json
 from memlib.pipeline.provenance import source_state
 from memlib.pipeline.stage import Identity, Known
@@ -332,7 +332,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     except (CorruptArtifact, KeyError) as error:  # or the manifest is another artifact's
         yield f"its findings cannot be checked: {error}"
         return
-    yield from _said_otherwise(run, findings_of(summary.to_pylist()), Findings.read(summary).verdict, "scores")
+    yield from _said_otherwise(run, findings_of(summary.to_pylist()), verdict_of(summary), "scores")
     published = published_tables()
     for table in published.keys() & run.results.keys():
         try:

@@ -82,7 +82,7 @@ def verdict(rows: Findings) -> Verdict:
     names, views = _of_names(rows), rows.tests(STABILITY)
     if not views:
         return names
-    row = min(views, key=lambda row: row.p_adjusted or 0.0)
+    row = views.strongest()
     sentence = _together(names, rows.head, row.verdict == SHOWN)
     return Verdict(word_of(rows, HEADLINES), sentence, f"{names.explanation} {_of_views(row)}")
 

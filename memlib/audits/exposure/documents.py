@@ -92,7 +92,7 @@ def said_of_documents(rows: Findings) -> Verdict | None:
     if not tests:
         return None
     if not shown:
-        least = strongest(tests)
+        least = tests.strongest()
         missed = (
             "so few documents could not have shown anything"
             if least.detectable is None or cannot_reject(least)
@@ -118,8 +118,3 @@ def said_of_documents(rows: Findings) -> Verdict | None:
         f"tries, {percent(trained.value, 0)} of the documents that it was trained on are reproduced with a probability of "
         f"at least {trained.params['probability']:g}, and {percent(held_out.value, 0)} of the held-out documents.",
     )
-
-
-def strongest(tests: Findings) -> Finding:
-    """Return the test with the smallest adjusted p-value."""
-    return min(tests, key=lambda row: row.p_adjusted or 0.0)

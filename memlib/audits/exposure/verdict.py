@@ -2,7 +2,7 @@
 
 import math
 
-from memlib.audits.exposure.documents import said_of_documents, strongest
+from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.evidence import largest
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
@@ -136,7 +136,7 @@ def _count(singles: Findings) -> int:
 
 def _p(heads: Findings) -> str:
     adjusted = f" (adjusted for {len(heads)} variants)" if len(heads) > 1 else ""
-    return f"p = {format_p(strongest(heads).p_adjusted)}{adjusted}"
+    return f"p = {format_p(heads.strongest().p_adjusted)}{adjusted}"
 
 
 def _how_exposed(heads: Findings, singles: Findings, noun: str, recipe: Recipe, size: int) -> str:
@@ -144,7 +144,7 @@ def _how_exposed(heads: Findings, singles: Findings, noun: str, recipe: Recipe, 
     if not shown:
         return together
     most = max(shown, key=lambda row: row.value)
-    alone = _outsider(most, recipe, size) if noun == "canary" else _stands_out(most, strongest(heads), recipe)
+    alone = _outsider(most, recipe, size) if noun == "canary" else _stands_out(most, heads.strongest(), recipe)
     return f"{together} {alone}"
 
 
@@ -177,7 +177,7 @@ def _outsider(most: Finding, recipe: Recipe, size: int) -> str:
 
 def _missed(heads: Findings, singles: Findings, noun: str, recipe: Recipe) -> str:
     """State what was tested and what would have been found; finding nothing is no proof of absence."""
-    head, total = strongest(heads), _count(singles)
+    head, total = heads.strongest(), _count(singles)
     too_small = cannot_reject(head, len(heads))
     more = " List more unseen secrets." if noun == "secret" else " Raise score.references or the size of the format."
     parts = [f"{total} {plural(noun, total)}{f' in {recipe.seeds} models each' if recipe.seeds > 1 else ''}: {_p(heads)}."]
@@ -223,7 +223,7 @@ def _of_privacy(rows: Findings) -> Verdict | None:
     refuted = rows.all("privacy_claim").shown()
     if not refuted:
         return None
-    worst = strongest(refuted)
+    worst = refuted.strongest()
     claim = worst.params
     name = f" of variant {claim['variant']!r}" if claim.get("variant") else ""
     return Verdict(

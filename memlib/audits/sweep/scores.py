@@ -1,7 +1,6 @@
 """The findings of all cells of a sweep side by side, and the sweep's verdict."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,8 +43,9 @@ class Outcome:
     def headline(self) -> Finding:
         """The test of its headline families with the smallest p-value, else the first finding; not of a failed cell."""
         assert self.run is not None
-        tests = self.findings.tests(*AUDITS[audit_of(self.run.audit)].headlines or ("",))
-        return min(tests, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted, default=self.findings.head)
+        families = AUDITS[audit_of(self.run.audit)].headlines
+        tests = Findings(row for row in self.findings.tests() if row.family in families)
+        return tests.strongest() if tests else self.findings.head
 
 
 def score(
