@@ -11,6 +11,7 @@ from typing import Any
 from deployments.local.processes import Unexpected, wait_for
 
 TERMINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+BUSY = 10  # times that a request is repeated while the server's database is locked (503), as Prefect's own client does
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Api:
     def ask(self, path: str, content: Any = None, method: str | None = None) -> Any:
         """Return the response to a GET, or to a POST (or another method) if there is content.
 
+        A server that is busy (503) has done nothing, and is asked again.
+
         Raises:
             Unexpected: if the server refuses, with its response.
         """
@@ -30,11 +33,14 @@ class Api:
         headers = {"Content-Type": "application/json", "Authorization": f"Basic {code}"}
         body = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(self.url + path, body, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.loads(answer.read() or "null")
-        except urllib.error.HTTPError as error:
-            raise Unexpected(f"{path} was refused ({error.code}): {error.read().decode()[:1000]}") from error
+        for again in reversed(range(BUSY + 1)):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or not again:
+                    raise Unexpected(f"{path} was refused ({error.code}): {error.read().decode()[:1000]}") from error
+            time.sleep(1)
 
     def healthy(self) -> bool:
         """Return whether the server answers and is healthy."""

@@ -550,8 +550,8 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     console.print(run.title, style="italic", soft_wrap=True)
     _print_findings(rows)
     if verdict is not None:
-        console.print(f"\n{verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
-    if head.is_test and (said := ledger.look_in_words(run.ledger, run.audit)):
+        console.print(f"\n{verdict.word.capitalize()}. {verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
+    if said := audit.said_of_look(run.ledger, findings):
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)

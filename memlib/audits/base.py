@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.runs.records import RunRecord
+from memlib.findings import Finding, Findings
+from memlib.runs.ledger import look_in_words
+from memlib.runs.records import Ledger, RunRecord
 from memlib.specs import Spec
 from memlib.store import Store
 from memlib.tables import Table
 
 if TYPE_CHECKING:
-    from memlib.findings import Finding
     from memlib.runs.run import Run
 
 Params = Mapping[str, Any]
@@ -128,3 +129,13 @@ class Audit:
     def field(self) -> str:
         """The audit's name in recipes, results and module names."""
         return self.name.replace("-", "_")
+
+    def decisive(self, findings: Findings) -> Finding:
+        """Return the test of the headline families with the smallest adjusted p-value, else the first finding."""
+        tests = findings.tests(*self.headlines) if self.headlines else Findings([])
+        return tests.strongest() if tests else findings.head
+
+    def said_of_look(self, ledger: Ledger, findings: Findings) -> str:
+        """Return which look at its data a run is, and what that does to its result; "" for a first one, or without a test."""
+        test = self.decisive(findings)
+        return look_in_words(ledger, self.field, test.p_adjusted, test.alpha) if test.is_test else ""

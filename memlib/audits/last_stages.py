@@ -61,18 +61,18 @@ class PageStage(Stage[Path]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
         from memlib.audits import AUDITS, audit_of  # which audits list their packages
-        from memlib.findings import verdict_of
+        from memlib.findings import Findings
         from memlib.report.imprint import signed
         from memlib.report.page import render  # matplotlib is slow to load
         from memlib.report.read import what_was_read
 
         audit = AUDITS[audit_of(self.recipe.model_dump()["audit"])]
-        content = self.compose(attempt)
+        content, findings = self.compose(attempt), Findings.read(self.scores.content["summary"])
         page = signed(
             replace(content, sections=(*content.sections, what_was_read(self.read))),
-            verdict_of(self.scores.content["summary"]),
-            audit=audit.name, question=audit.question, recipe=self.recipe, run=self.run, store=self.scores.store,
-            read=self.read,
+            findings.verdict,
+            level=audit.decisive(findings).alpha, audit=audit.name, question=audit.question, recipe=self.recipe,
+            run=self.run, store=self.scores.store, read=self.read,
         )  # fmt: skip
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 

@@ -76,8 +76,16 @@ def format_settings(varying: Iterable[str], params: Mapping[str, Any]) -> str:
 
 
 def format_p(value: float | None) -> str:
-    """Return a p-value with two digits; "" for none."""
-    return "" if value is None else f"{value:.2g}"
+    """Return a p-value with two digits; "" for none. One that is smaller than rounding errors is not printed as 0."""
+    if value is None:
+        return ""
+    return f"<{ROUNDING:g}" if value < ROUNDING else f"{value:.2g}"
+
+
+def say_p(value: float | None) -> str:
+    """Return a p-value as an equation, or as an inequality where it is too small to print."""
+    text = format_p(value)
+    return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
 
 
 def finding_rows(rows: Sequence[Finding]) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Imprint of a page: author, time, code version and data, for readers who know nothing else about its origin."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -18,25 +18,24 @@ DIGITS = 16  # hexadecimal digits shown of each digest
 
 
 def signed(
-    content: Content, verdict: Verdict, *, audit: str, question: str, recipe: Spec, run: str, store: Store,
-    read: Sequence[AnyArtifact] = (),
+    content: Content, verdict: Verdict, *, level: float | None, audit: str, question: str, recipe: Spec, run: str,
+    store: Store, read: Sequence[AnyArtifact] = (),
 ) -> Page:  # fmt: skip
     """Return the page of a run: what the audit says, below its heading and verdict, with an imprint.
 
     Args:
         content: what the audit says.
         verdict: verdict of the run.
+        level: significance level of the tests that decide the verdict; None without such tests.
         audit, question: name of the audit, and the question that it answers.
         recipe: recipe of the run.
         run: id of the run.
         store: store of the run's artifacts.
         read: the data artifacts of the run.
     """
-    settings = recipe.model_dump()
     state, digest = source_state(), data_digest(read)
     commit = f", commit {str(state['commit'])[:DIGITS]}" + (", code changed since" if state["dirty"] else "") if state else ""
     data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
-    level = next(_levels(settings), None)
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
@@ -47,15 +46,8 @@ def signed(
         "store": store.uri,
         "numbers": f"memlib show {run}; memlib verify {run} checks them",
     }
-    title = str(settings["title"])
-    return Page(title, audit, run, question, verdict, content, [(name, text) for name, text in lines.items() if text])
-
-
-def _levels(content: Any) -> Iterator[float]:
-    """Yield the levels of the tests (`alpha`) in a recipe's content."""
-    if isinstance(content, Mapping):
-        for name, value in content.items():
-            yield from [float(value)] if name == "alpha" and value is not None else _levels(value)
+    title = str(recipe.model_dump()["title"])
+    return Page(title, audit, run, question, verdict, content, [(name, text) for name, text in lines.items() if text], level)
 
 
 def _source_name(recipe: Spec) -> str:

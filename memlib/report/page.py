@@ -22,6 +22,10 @@ _DRAW_FIRST = (
     "memory or of its absence."
 )
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+COMMON_TERMS = (
+    "external model", "null", "p-value", "95 % interval", "power", *STYLES, "diagnostic", "model seed", "checkpoint",
+)  # fmt: skip
+"""Terms of every audit; the words of verdicts are among them."""
 MOST_TILES = 5  # maximum number of tiles per row
 
 
@@ -116,7 +120,7 @@ class Content:
         meaning: what an outsider could do with the finding.
         advice: what the reader should do next.
         limits: limitations of the audit, whatever its result.
-        terms: glossary terms that the page may use; the end of the page defines the terms that occur in the text.
+        terms: the audit's own terms; the end of the page defines those, and terms of all audits, that occur in the text.
         model: the audited model.
         lead: the evidence in the verdict's box, where it is not the verdict's whole explanation.
     """
@@ -141,6 +145,7 @@ class Page:
         verdict: verdict of the run.
         content: what the audit says.
         imprint: lines about the origin of the page, as heading and text.
+        level: significance level of the tests that decide the verdict; None without such tests.
     """
 
     title: str
@@ -150,6 +155,7 @@ class Page:
     verdict: Verdict
     content: Content
     imprint: Sequence[tuple[str, str]] = ()
+    level: float | None = None
 
     @property
     def lead(self) -> str:
@@ -257,13 +263,32 @@ def render(page: Page) -> str:
 def _used(page: Page) -> list[tuple[str, str]]:
     """Return the terms that occur in the page's text, with their definitions."""
     content = page.content
-    texts = [page.title, page.question, page.verdict.sentence, page.lead, content.meaning, content.advice, content.model]
+    texts = [
+        page.title,
+        page.question,
+        *STYLES,
+        page.verdict.sentence,
+        page.lead,
+        content.meaning,
+        content.advice,
+        content.model,
+    ]
     texts += [*content.limits, *(text for tile in content.numbers for text in tile), *(text for _, text in page.imprint)]
     for section in page.sections:
         texts += [section.heading, *(block if isinstance(block, str) else block.words() for block in section.blocks)]
-    text = "\n".join(texts).lower()
-    words = {term: [word for word in term.split(", ") if len(word) > 1] or [term] for term in content.terms}
-    return defined(term for term, names in words.items() if any(name.lower() in text for name in names))
+    text = "\n".join(texts)
+    return defined(
+        term
+        for term in (*COMMON_TERMS, *content.terms)
+        if any(_occurs(name, text) for name in term.partition(" (")[0].split(", ") if name not in _WORDS)
+    )
+
+
+_WORDS = {"A"}  # names within terms that are also words
+
+
+def _occurs(name: str, text: str) -> bool:
+    return bool(re.search(rf"\b{name}\b", text)) if len(name) == 1 else name.lower() in text.lower()
 
 
 def _described(figure: FigureView, heading: str) -> Markup:

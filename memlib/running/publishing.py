@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from memlib.audits import tables_of
+from memlib.audits import AUDITS, audit_of, tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
 from memlib.errors import RunError
-from memlib.findings import verdict_of
+from memlib.findings import Findings
 from memlib.identity import VERSION, file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
@@ -82,14 +82,14 @@ def publish_audit(
                 place, published[path] = store.publish(path, part), file_digest(part)
                 results.setdefault(name, place)
     table = scores.content["summary"]
-    summary = table.to_pylist()
+    summary, findings = table.to_pylist(), Findings.read(table)
     looked = _ledger(store, work, run, recipe, named.values())
     for name, file in report.files.items():
         path, content = f"runs/{run}/{name}", None
-        if name == REPORT_FILE and summary[0]["role"] == "test":
+        if name == REPORT_FILE and (said := AUDITS[audit_of(recipe.audit)].said_of_look(looked, findings)):
             from memlib.report.page import said_on_page
 
-            content = said_on_page(report.path(name).read_bytes(), ledger.look_in_words(looked, recipe.audit))
+            content = said_on_page(report.path(name).read_bytes(), said)
         pages[name] = store.publish(path, report.path(name) if content is None else content, secret=True)
         published[path] = file.sha256 if content is None else hashlib.sha256(content).hexdigest()
     record = RunRecord(
@@ -98,7 +98,7 @@ def publish_audit(
         title=recipe.title,
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(verdict_of(table))),
+        verdict=VerdictRecord(**asdict(findings.verdict)),
         ledger=looked,
         findings=[FindingRecord(**row) for row in findings_of(summary)],
         results=results,

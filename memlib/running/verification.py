@@ -18,14 +18,14 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.audits import published_tables, tables_of
+from memlib.audits import AUDITS, audit_of, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
 from memlib.audits.sweep.compared import compare, text_of
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.tables import SWEEP
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.findings import Verdict, verdict_of
+from memlib.findings import Findings, Verdict, verdict_of
 from memlib.identity import KEY_LENGTH, VERSION, canonical_json
 from memlib.pipeline.provenance import source_state
 from memlib.pipeline.stage import Identity, Known
@@ -365,8 +365,9 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
             expected = {file.sha256}
             if name == REPORT_FILE:
                 page = store.artifacts.local_path(report, name).read_bytes()
-                text = ledger.look_in_words(run.ledger, run.audit)
-                expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
+                said = AUDITS[audit_of(run.audit)].said_of_look(run.ledger, Findings.of_run(run))
+                for text in ("", said, ledger.formerly_in_words(run.ledger, run.audit)):
+                    expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
             if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
                 yield f"runs/{run.run}/{name} differs from its report"
     except (CorruptArtifact, KeyError):  # reported by check_artifacts

@@ -54,25 +54,52 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
     )
 
 
-def look_in_words(ledger: Ledger, audit: str) -> str:
-    """Return which look at these data a run of an audit is, and how it is paid for; "" for the first one, if none is planned.
+def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alpha: float | None = None) -> str:
+    """Return which look at these data a run of an audit is, and what that does to its result; "" for a first, unplanned one.
 
     Args:
         ledger: ledger of a run that tests something.
         audit: name of its audit; other audits ask other questions.
+        p_value, alpha: the smallest adjusted p-value of its headline tests, and their level.
     """
-    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
-    before.pop(ledger.look, None)
-    number, planned = len(before) + 1, ledger.planned
-    if number <= planned and all(others >= planned for others in before.values()):
-        return (
-            "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
-        )
+    number, planned, is_paid_for = _look(ledger, audit)
+    if is_paid_for:
+        return _planned(number, planned)
+    counted = ""
+    if p_value is not None and alpha is not None and p_value <= alpha:
+        whole = min(1.0, number * p_value)
+        rest = "above it: this result would no longer be shown" if whole > alpha else "still at most that"
+        counted = f" Allowing for {number} looks, p becomes {whole:.2g}; the level is {alpha:g}, and p is {rest}."
+    more = f", of which {planned} were planned now" if planned > 1 else ""
+    return (
+        f"Look {number} at these data in this store{more}; the verdict does not allow for the earlier ones, and whoever "
+        f"looks often enough finds something by chance.{counted} To have looks allowed for, state their number beforehand, "
+        "in the recipe of the first one (looks)."
+    )
+
+
+def formerly_in_words(ledger: Ledger, audit: str) -> str:
+    """Return the line of pages that were published before it said what the number of looks does to the result."""
+    number, planned, is_paid_for = _look(ledger, audit)
+    if is_paid_for:
+        return _planned(number, planned)
     more = f", of which {planned} were planned now" if planned > 1 else ""
     return (
         f"Look {number} at these data in this store{more}; unadjusted for earlier looks: whoever looks often enough finds "
         "something by chance. Looks count as planned only if the recipe of the first states their number (looks)."
     )
+
+
+def _look(ledger: Ledger, audit: str) -> tuple[int, int, bool]:
+    """Return the number of the look, how many were planned, and whether the level allows for all of them."""
+    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
+    before.pop(ledger.look, None)
+    number, planned = len(before) + 1, ledger.planned
+    return number, planned, number <= planned and all(others >= planned for others in before.values())
+
+
+def _planned(number: int, planned: int) -> str:
+    return "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
 
 
 def planned_looks(recipe: Mapping[str, Any]) -> int:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7)
+    declared: ClassVar[Declared] = Declared("report", 8)
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

@@ -27,7 +27,7 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.report.page import Content, ExampleView, FigureView, Section, TableView, advice_of, facts_table, meaning_of
 from memlib.specs import Spec
 
@@ -52,9 +52,8 @@ class Shown:
 
 
 _TERMS = (
-    "target model", "reference model", "A, B, C, X", "crop", "kNN", "déjà vu score", "share excess", "SSLMem", "null",
-    "p-value",
-    "95 % interval", "power", "diagnostic", "checkpoint",
+    "target model", "reference model", "A, B, C, X", "crop", "kNN", "déjà vu score", "share excess", "SSLMem", "probe gap",
+    "named by neighbours (knn_accuracy)",
 )  # fmt: skip
 _NOT_SHOWN = (
     "What a stronger attacker would find: this attack uses only the nearest public images.",
@@ -106,7 +105,7 @@ def compose(
         meaning=meaning_of(
             word,
             shown="Anyone who has the trained model, the background of a training image and labelled public images can "
-            "name the object that stood in front of this background more often than chance allows, without having seen it.",
+            f"name the object that stood in front of this background, without having seen it, more often than {_than(here)}.",
             bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
             "often than without the model: the gain is at most the share given above.",
         ),
@@ -153,6 +152,16 @@ def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, 
         row = here.first(f"accuracy_{side}", p=1.0, direction=direction)
         tiles[f"objects named correctly {which} (guessing: {percent(row.params['chance'])})"] = row
     return [(percent(row.value), name, f"95 % interval: {format_interval(row, percent)}") for name, row in tiles.items()]
+
+
+def _than(here: Findings) -> str:
+    """Say what naming the objects of training images is compared with, in numbers."""
+    pair, alone = ("that of a held-out image", ("target", "A"), ("target", "B")), "reference" in here.head.params
+    if not alone:
+        pair = "with a model that never saw the image", ("target", "both"), ("reference", "both")
+    other, *where = pair
+    named, otherwise = (percent(here.first(f"accuracy_{side}", p=1.0, direction=at).value) for side, at in where)
+    return f"{other}: in {named} of the images instead of {otherwise}"
 
 
 def _points(value: float) -> str:
@@ -251,7 +260,7 @@ def _category_section(here: Findings, folder: Path, *, alone: bool) -> Section:
         rows.append(("training minus held-out", *_share(excess), "", ""))
     tested = "(not tested)"
     if excess.is_test:
-        tested = f"(p = {format_p(excess.p_value)}, exact test that redraws which of the {excess.n} images {{}})"
+        tested = f"({say_p(excess.p_value)}, exact test that redraws which of the {excess.n} images {{}})"
     two = (
         "The target model is the one that was trained on the image. Chance alone lets either model alone name an object "
         f"equally often, so memory is the difference of the first two rows {tested.format('each model was trained on')}. "

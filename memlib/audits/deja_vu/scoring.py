@@ -122,7 +122,7 @@ class Score(ScoresStage):
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 12)
+    declared: ClassVar[Declared] = Declared("score", 13)
     title: ClassVar[str] = "score déjà vu"
     place: ClassVar[Place] = "cores"
 

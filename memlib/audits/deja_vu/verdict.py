@@ -16,7 +16,7 @@ from memlib.findings import (
     families_of,
     word_of,
 )
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, percent, say_p
 from memlib.stats.randomization import smallest_two_class_p
 
 UPSIDE_DOWN = "The difference points in the opposite direction to memorization."
@@ -89,30 +89,26 @@ def verdict(rows: Findings) -> Verdict:
 
 def _together(names: Verdict, excess: Finding, stands_closer: bool) -> str:
     """State in one or two sentences what both families show."""
-    closer = "views of its own training images closer together than other models do"
+    closer = "lie closer together than in models that did not see them"
+    shown = f"Views of training images {closer}" if stands_closer else f"That views of training images {closer} was not shown"
     if names.word == SHOWN:
-        also = f"It also places {closer}" if stands_closer else f"It was not shown to place {closer}"
-        return f"{names.sentence} {also}."
+        return f"{names.sentence} {shown}{', too' if stands_closer else ''}."
     if names.sentence == UPSIDE_DOWN:
-        shown = f"The model places {closer}." if stands_closer else f"The model was not shown to place {closer}."
-        return f"{shown} In naming their objects, the difference points in the opposite direction to memorization."
+        return f"{shown}. In naming their objects, the difference points in the opposite direction to memorization."
     if names.word == BOUNDED:
         assert excess.bound is not None
-        limit = f"names the objects of fewer than {percent(excess.bound)} of its training images from memory"
         if stands_closer:
-            return f"The model places {closer}, but {limit}."
-        return f"The model {limit}; whether it places {closer} was neither shown nor ruled out."
-    if stands_closer:
-        return f"The model places {closer}, but was not shown to name their objects."
-    return names.sentence
+            return f"{shown}, but from memory, this attack names the objects of fewer than {percent(excess.bound)} of them."
+        return f"{names.sentence} Whether views of them {closer} was neither shown nor ruled out."
+    return f"{shown}, but naming their objects from memory was not shown." if stands_closer else names.sentence
 
 
 def _of_views(row: Finding) -> str:
     """Return the numbers of SSLMem, which has no bound, and what it would have found."""
-    numbers = f"(SSLMem {row.value:.3f}, 95 % interval {format_interval(row)}; p = {format_p(row.p_adjusted)})"
+    numbers = f"(SSLMem {row.value:.3f}, 95 % interval {format_interval(row)}; {say_p(row.p_adjusted)})"
     if row.verdict == SHOWN:
         return (
-            "The model places augmented views of its training images closer together than a model that did not see them "
+            "Augmented views of training images lie closer together than in models that did not see them "
             f"{numbers}; this measure does not ask for the object."
         )
     found = "" if row.detectable is None else f"; {row.detectable:.3f} would have been found with a power of 80 %"
@@ -147,9 +143,9 @@ def _differing(numbers: str, checks: Findings) -> Verdict:
         else "small versions of the images tell training from held-out images"
         for check in checks.all(differs=True)
     ]
-    p = format_p(min(check.params["p"] for check in checks))
+    p = say_p(min(check.params["p"] for check in checks))
     text = (
-        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} (p = {p}): sets drawn at random seldom differ "
+        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} ({p}): sets drawn at random seldom differ "
         "like this. Use held-out images that were drawn from the same images as the training images."
     )
     return Verdict(
@@ -169,11 +165,12 @@ def _of_excess(rows: Findings) -> Verdict:
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if excess.verdict == SHOWN:
+        close = "" if (excess.low or 0) > 0 else " The approximate interval reaches 0: the test decides, but only just."
         text = (
-            f"Shown nothing but the background, {numbers}. Anyone who has the model, labelled public images and the "
-            "background of a training image can do the same."
+            f"The images were {excess.n} ({_measured(excess)}).{close} Which of them are remembered is not shown. Anyone who "
+            "has the model, labelled public images and the background of a training image can do the same."
         )
-        return Verdict(SHOWN, "The model has memorized individual training images.", text)
+        return Verdict(SHOWN, _remembered(excess), text)
     if (excess.high or 0) < 0:
         text = (
             f"{_sentence(numbers)}, which is not memory. Chance alone produces such intervals now and then; if it recurs "
@@ -212,24 +209,43 @@ def _of_excess(rows: Findings) -> Verdict:
     return Verdict(INCONCLUSIVE, "Memorization of individual training images was neither shown nor ruled out.", text)
 
 
+def _remembered(row: Finding) -> str:
+    """State how much was shown to be remembered."""
+    share = percent(row.value)
+    if "reference" in row.params:
+        return (
+            "The model remembers some of its training images: from backgrounds alone, it names more objects in them than in "
+            f"held-out images, by {share} of the images beyond what backgrounds reveal."
+        )
+    return (
+        "The models remember some of their training images: from backgrounds alone, they name more objects in them than "
+        f"models that never saw these images, by {share} of the images."
+    )
+
+
 def _numbers(row: Finding) -> str:
-    assert row.interval is not None
+    """Return the difference in words, with its interval and p-value."""
     within = ", compared within classes," if row.params.get("within") else ""
+    more = "more" if row.value >= 0 else "fewer"
+    compared = (
+        f"the model names {more} objects in its training images than in held-out images{within} beyond what backgrounds "
+        "reveal by themselves,"
+        if "reference" in row.params
+        else f"models name {more} objects in their own training images than models that never saw them{within or ','}"
+    )
+    return f"{compared} by {percent(abs(row.value))} of the images ({_measured(row)})"
+
+
+def _measured(row: Finding) -> str:
+    """Return the interval of the difference, what was sampled, and its p-value."""
+    assert row.interval is not None
     over = row.interval.over
     if "groups" in row.params:
         over += (
             f", of which there are {row.params['groups']}, as precise as {row.params['effective_groups']:.0f} of equal size"
         )
-    p = "" if row.p_adjusted is None else f"; p = {format_p(row.p_adjusted)}"
-    compared = (
-        f"in held-out images{within} beyond what backgrounds reveal by themselves,"
-        if "reference" in row.params
-        else f"a model that never saw them{within or ','}"
-    )
-    return (
-        f"the model names {'more' if row.value >= 0 else 'fewer'} objects in its training images than {compared} by "
-        f"{percent(abs(row.value))} of the images (95 % interval {format_interval(row, percent)} over {over}{p})"
-    )
+    p = "" if row.p_adjusted is None else f"; {say_p(row.p_adjusted)}"
+    return f"95 % interval {format_interval(row, percent)} over {over}{p}"
 
 
 def _no_decision(row: Finding) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.recipe import DOCUMENTS, DiscoverableSpec
 from memlib.findings import INCONCLUSIVE, SHOWN, Finding, Findings, Interval, Verdict, cannot_reject, estimate, tested
 from memlib.identity import derive_seed
-from memlib.report.format import format_p, percent
+from memlib.report.format import percent, say_p
 from memlib.stats.inference import exact_interval
 from memlib.stats.power import detectable_shift
 from memlib.stats.randomization import Design
@@ -100,7 +100,7 @@ def said_of_documents(rows: Findings) -> Verdict | None:
         )
         text = (
             "The continuations of documents that were trained on were compared with those of documents held out at random "
-            f"(p = {format_p(least.p_adjusted)}); {missed}."
+            f"({say_p(least.p_adjusted)}); {missed}."
         )
         return Verdict(INCONCLUSIVE, "It was not shown to remember documents that it was trained on.", text)
     most = max(shown, key=lambda row: row.value)
@@ -114,7 +114,7 @@ def said_of_documents(rows: Findings) -> Verdict | None:
         SHOWN,
         "The model remembers documents that it was trained on.",
         f"The continuation of a document costs the model{name} {most.value:.1f} bits less if it was trained on the "
-        f"document than if the document was held out at random (p = {format_p(most.p_adjusted)}).{others} Within {tries:,} "
+        f"document than if the document was held out at random ({say_p(most.p_adjusted)}).{others} Within {tries:,} "
         f"tries, {percent(trained.value, 0)} of the documents that it was trained on are reproduced with a probability of "
         f"at least {trained.params['probability']:g}, and {percent(held_out.value, 0)} of the held-out documents.",
     )

@@ -6,7 +6,7 @@ from memlib.audits.base import Judgement
 from memlib.audits.exposure.evidence import largest
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE
 from memlib.findings import SHOWN, Finding, Findings
-from memlib.report.format import format_p, percent
+from memlib.report.format import percent, say_p
 from memlib.runs.run import Run
 
 
@@ -25,7 +25,7 @@ def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
     known = [one for one in above if one.verdict == SHOWN]
     if known:
         most = max(known, key=lambda one: one.value)
-        numbers = f"{most.value:.1f} bits (p = {format_p(most.p_adjusted)})"
+        numbers = f"{most.value:.1f} bits ({say_p(most.p_adjusted)})"
         return Judgement("failed", f"canary {most.params['canary']} has {numbers}")
     if untested := row.params.get("recurring"):
         return Judgement("undecided", f"{untested} given secrets recur in the text and were compared with nothing")

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, PRIVACY, Recipe
-from memlib.audits.exposure.verdict import floored, plural
+from memlib.audits.exposure.verdict import floored, misranked, plural
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
 from memlib.report.format import format_interval, format_p
@@ -31,10 +31,7 @@ FIRST_ROWS = 30  # rows of a table that are always visible; the full table is fo
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
-_TERMS = (
-    "canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon", "null",
-    "p-value", "95 % interval", "checkpoint", "diagnostic",
-)  # fmt: skip
+_TERMS = ("canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon")
 _NOT_SHOWN = (
     "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
     "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
@@ -133,20 +130,26 @@ def _gained(rows: Findings) -> str:
 
 
 def _numbers(rows: Findings, *, listed: bool) -> list[tuple[str, str, str]]:
+    """Return the exposure of the most exposed secret, and means by the number of occurrences where they differ from it."""
+    singles = sorted(rows.tests(CANARIES), key=lambda row: -row.value)[:1]
+    means = [row for row in rows.all(*NAMES, canary=None) if "insertions" in row.params and row.n > 1]
     return [
         (
             f"{row.value:.1f}",
-            " ".join(filter(None, [NAMES[row.metric], row.params.get("variant"), _how_often(row.params, listed=listed)])),
+            " ".join(filter(None, [NAMES[row.metric], row.params.get("variant"), _how_often(row, listed=listed)])),
             "" if row.interval is None else f"95 % over {row.interval.over}: {format_interval(row, '{:.1f}'.format)}",
         )
-        for row in rows.all(*NAMES, canary=None)[:4]
+        for row in [*singles, *means][:4]
     ]
 
 
-def _how_often(params: Mapping[str, Any], *, listed: bool) -> str:
-    if "insertions" not in params:
-        return "mean"
-    return f"{'listed as seen' if listed else 'seen'} {_occurrences(params['insertions'], listed=listed)}".strip()
+def _how_often(row: Finding, *, listed: bool) -> str:
+    """Say how often the secrets of an exposure were seen, and what to compare the exposure of the first tile with."""
+    seen = f"{'listed as seen' if listed else 'seen'} {_occurrences(row.params['insertions'], listed=listed)}".strip()
+    if "canary" not in row.params:
+        return f"mean of those {seen}"
+    chance = "" if row.null_value is None else f"; never seen, the mean is {row.null_value:.1f}"
+    return f"the most exposed ({row.params['canary']}, {seen}{chance})"
 
 
 def _occurrences(insertions: int, *, listed: bool) -> str:
@@ -377,17 +380,15 @@ def _null_section(rows: Findings, noun: str) -> Section | None:
 
 def _of_check(rows: Findings) -> Iterator[str]:
     """Yield what a mean of 2^-exposure away from 1/2 says about candidates that were never inserted."""
-    checks = rows.all("two_to_minus_exposure")
-    ends = [[row.value if end is None else end for end in (row.low, row.high)] for row in checks]
-    if any(low > (0.5 if low < high else 0.9) for low, high in ends):
+    if misranked(rows, 1):
         yield (
             "Here the mean is above 1/2: the model finds many candidates equally likely, and a rank counts all of them. "
             "Exposures are then too small rather than too large."
         )
-    if any(high < (0.5 if low < high else 0.1) for low, high in ends):
+    if misranked(rows, -1):
         yield (
-            "Here the mean is below 1/2, although the model cannot remember what was never inserted: do not rely on the "
-            "exposures before the reason is known."
+            "Here the mean is below 1/2 by more than chance explains, although the model cannot remember what was never "
+            "inserted: do not rely on the exposures before the reason is known."
         )
 
 

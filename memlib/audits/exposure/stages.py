@@ -224,7 +224,7 @@ class Score(ScoresStage):
         documents: results of the extraction of documents.
     """
 
-    declared: ClassVar[Declared] = Declared("score_exposure", 10)
+    declared: ClassVar[Declared] = Declared("score_exposure", 11)
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe
@@ -301,7 +301,7 @@ def _privacy(at: SubjectModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 11)
+    declared: ClassVar[Declared] = Declared("report", 12)
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

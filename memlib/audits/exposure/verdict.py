@@ -6,9 +6,10 @@ from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.evidence import largest
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
-from memlib.report.format import format_p
+from memlib.report.format import format_p, say_p
 
 READABLE_BITS = 50
+RARE = 3.1  # standard deviations that chance exceeds on one side once in a thousand times
 LISTED = (
     "List other secrets of the same kind, which the training text does not contain, in canaries.unseen; the given secrets "
     "are then ranked among them."
@@ -44,15 +45,16 @@ def _of_canaries(rows: Findings, recipe: Recipe, size: int) -> Verdict:
     noun = "secret" if heads.head.metric == "exposure_among_unseen" else "canary"
     word = word_of(heads, (HEADLINE,))
     if word == SHOWN:
-        explained = f"{_how_exposed(heads, singles, noun, recipe, size)} {_untested(heads)}".strip()
-        return Verdict(SHOWN, _shown(heads, singles, noun, recipe), explained)
-    parts = [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun), _untested(heads)]
+        parts = [_how_exposed(heads, singles, noun, recipe, size), _untested(heads), _out_of_order(rows)]
+        return Verdict(SHOWN, _shown(heads, singles, noun, recipe), " ".join(filter(None, parts)))
+    parts = [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun), _untested(heads), _out_of_order(rows)]
     missed = " ".join(filter(None, parts))
     what = "given secret" if noun == "secret" else noun
     if word == BOUNDED and not _extracted(rows)[0]:
         return Verdict(BOUNDED, f"No {what} has more than {heads.head.bound:g} bits{_unit(noun)}.", missed)
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
-    return Verdict(INCONCLUSIVE, f"This audit does not show that {_model(recipe)} gives away {what}.", missed)
+    subject, verb = _model(recipe, noun, _count(singles))
+    return Verdict(INCONCLUSIVE, f"This audit does not show that {subject} {verb} away {what}.", missed)
 
 
 def _without_null(rows: Findings, recipe: Recipe) -> Verdict:
@@ -80,6 +82,26 @@ def _without_null(rows: Findings, recipe: Recipe) -> Verdict:
     )
 
 
+def _out_of_order(rows: Findings) -> str:
+    """Warn where candidates that were never inserted rank lower than chance explains."""
+    low = misranked(rows, -1)
+    if not low:
+        return ""
+    return (
+        "But candidates that were never inserted rank too low as well (mean of 2^-exposure "
+        f"{low.head.value:.2f} instead of 0.5): do not rely on the exposures before the reason is known."
+    )
+
+
+def misranked(rows: Findings, side: int) -> Findings:
+    """Return the means of 2^-exposure of candidates that were never inserted that lie below (-1) or above (1) one half.
+
+    2^-exposure of such a candidate is uniform, so chance alone brings a mean there in one run of a thousand.
+    """
+    checks = rows.all("two_to_minus_exposure")
+    return Findings(row for row in checks if side * (row.value - 0.5) * math.sqrt(12 * row.n) > RARE)
+
+
 def _untested(heads: Findings) -> str:
     count = max(int(row.params.get("recurring", 0)) for row in heads)
     if not count:
@@ -104,24 +126,33 @@ def _in_the_format(rows: Findings, heads: Findings, noun: str) -> str:
 def _shown(heads: Findings, singles: Findings, noun: str, recipe: Recipe) -> str:
     total, named = _count(singles), _count(singles.shown())
     every = f"{'given' if noun == 'secret' else 'inserted'} {plural(noun, total)}"
-    where = _where(heads, recipe)
+    where = _where(heads, recipe, noun, total)
     if not named:
-        return f"{where} gives away information about the {total} {every} together; by rank, no single one stands out."
-    return f"{where} gives away {named} of {total} {every}."
+        return f"{where} away information about the {total} {every} together; by rank, no single one stands out."
+    return f"{where} away {named} of {total} {every}."
 
 
-def _where(heads: Findings, recipe: Recipe) -> str:
-    """Name the models that give secrets away, as the subject of the sentence."""
+def _where(heads: Findings, recipe: Recipe, noun: str, total: int) -> str:
+    """Name the models that give secrets away, as subject and verb of the sentence."""
     if len(heads) == 1:
-        return _model(recipe).capitalize()
+        subject, verb = _model(recipe, noun, total)
+        return f"{subject[0].upper()}{subject[1:]} {verb}"
     hits = [row.params["variant"] for row in heads.shown()]
     if len(hits) == len(heads):
-        return "Every variant"
-    return f"Variant {hits[0]!r}" if len(hits) == 1 else f"At least one of {len(hits)} variants (out of {len(heads)})"
+        return "Every variant gives"
+    return (
+        f"Variant {hits[0]!r} gives"
+        if len(hits) == 1
+        else f"At least one of {len(hits)} variants (out of {len(heads)}) gives"
+    )
 
 
-def _model(recipe: Recipe) -> str:
-    return "the model" if recipe.seeds == 1 else f"the training ({recipe.seeds} seeds)"
+def _model(recipe: Recipe, noun: str, total: int) -> tuple[str, str]:
+    """Return the models that a sentence about this many secrets is about, and its verb."""
+    if noun == "canary" and total > 1 and recipe.trained is None and not recipe.canaries.together:
+        each = "" if recipe.seeds == 1 else f" from {recipe.seeds} seeds"
+        return f"models trained{each} with one canary each", "give"
+    return "the model" if recipe.seeds == 1 else f"the training ({recipe.seeds} seeds)", "gives"
 
 
 def plural(noun: str, count: int = 2) -> str:
@@ -136,7 +167,7 @@ def _count(singles: Findings) -> int:
 
 def _p(heads: Findings) -> str:
     adjusted = f" (adjusted for {len(heads)} variants)" if len(heads) > 1 else ""
-    return f"p = {format_p(heads.strongest().p_adjusted)}{adjusted}"
+    return f"{say_p(heads.strongest().p_adjusted)}{adjusted}"
 
 
 def _how_exposed(heads: Findings, singles: Findings, noun: str, recipe: Recipe, size: int) -> str:
@@ -231,6 +262,6 @@ def _of_privacy(rows: Findings) -> Verdict | None:
         f"The training{name} is not as private as claimed.",
         f"It claims epsilon {claim['epsilon']:.3g} at delta {claim['delta']:g}; canary {claim['canary']}, which occurred in "
         f"{claim['insertions']} {'window' if claim['insertions'] == 1 else 'windows'}, ranks too low for that "
-        f"(p = {format_p(worst.p_adjusted)}): epsilon is at least {floored(worst.value):.2f}. Noise or clipping may be "
+        f"({say_p(worst.p_adjusted)}): epsilon is at least {floored(worst.value):.2f}. Noise or clipping may be "
         "missing.",
     )

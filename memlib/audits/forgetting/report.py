@@ -14,7 +14,7 @@ from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, tra
 from memlib.findings import Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.report.page import (
     Content,
     FigureView,
@@ -48,10 +48,7 @@ _KNOWN = (
     f"too."
 )
 TICKS = (0.001, 0.1, 0.5, 0.9, 0.999, 0.99999)
-_TERMS = (
-    "D_Q", "D_C", "H", "trace", "rho", "KS distance", "null", "p-value", "95 % interval", "power", "diagnostic", "bounded",
-    "inconclusive", "external model",
-)  # fmt: skip
+_TERMS = ("D_Q", "D_C", "H", "trace", "rho", "KS distance")
 _METHOD = (
     "Method: D_Q (the data set under audit) and H (withheld examples) were drawn at random from one pool. Models that saw "
     "nothing of the pool predict how easy each example is. The target's ranks beyond that prediction are compared between "
@@ -168,9 +165,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     headlines = findings.all(kind=TARGET)[:SHOWN_TARGETS]
     if headlines.all("rho"):
         return [(f"{row.value:.2f}", f"rho, {row.params['target']}", _interval(row)) for row in headlines]
-    return [
-        (outcome(row), row.params["target"], f"p = {format_p(row.p_adjusted)}, adjusted for all targets") for row in headlines
-    ]
+    return [(outcome(row), row.params["target"], f"{say_p(row.p_adjusted)}, adjusted for all targets") for row in headlines]
 
 
 def _interval(row: Finding) -> str:
@@ -246,7 +241,8 @@ def _rho_section(findings: Findings) -> Section | None:
         "not trained on D_Q. By design, 0 should mean that the model behaves like one trained on D_Q, and 1 like one "
         f"that was not; in practice it depends on how confident a model is of all data{_of_known(rhos)}. Intervals are "
         "over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not forgotten'; no "
-        "verdict rests on it here.",
+        "verdict rests on it here, and where it points another way than the outcome above, the outcome holds: it alone is "
+        "tested.",
         TableView(("models", "KS", "rho", "interval of rho"), cells),
     )
 
@@ -357,7 +353,8 @@ def _known_models_section(findings: Findings, recipe: Recipe) -> Section | None:
         "The same test on models with known training data",
         "These are the auditor's own models, each tested separately like a single target, at level "
         f"{shares.head.params['alpha']:.2g}. Null models should not be found. The share of retained models that is "
-        "found shows the power of the test for models trained like them, and for no others.",
+        "found shows the power of the test for models trained like them, and for no others. Where a target has several "
+        "models, the mean of their outputs is tested, in which the same trace is easier to find than in each of them.",
         TableView(("models", "trained on", "found"), cells),
     )
 

@@ -145,7 +145,7 @@ class Score(ScoresStage):
         models: all models.
     """
 
-    declared: ClassVar[Declared] = Declared("score_forgetting", 5)
+    declared: ClassVar[Declared] = Declared("score_forgetting", 6)
     title: ClassVar[str] = "score forgetting"
 
     recipe: Recipe
@@ -193,7 +193,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 7)
+    declared: ClassVar[Declared] = Declared("report", 8)
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

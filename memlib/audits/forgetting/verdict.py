@@ -14,7 +14,7 @@ from memlib.audits.forgetting.recipe import (
 )
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
-from memlib.report.format import format_p, percent
+from memlib.report.format import percent, say_p
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.stats.randomization import smallest_two_class_p
 
@@ -103,16 +103,18 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
     explained = " ".join(filter(None, parts))
     if len(heads) == 1:
         return Verdict(word, SENTENCES[outcomes[name]].format(left=_left(name, findings)), explained)
-    listed = "; ".join(f"{target}: {which}{_limit(target, findings, which)}" for target, which in outcomes.items())
-    return Verdict(word, _together(list(outcomes.values())), f"{listed}. {name}: {explained}")
+    listed = "; ".join(_outcome_in_words(row, findings, recipe) for row in heads)
+    return Verdict(word, _together(list(outcomes.values()), recipe), f"{listed}. {name}: {explained}")
 
 
-def _together(outcomes: Sequence[str]) -> str:
+def _together(outcomes: Sequence[str], recipe: Recipe) -> str:
     """State the outcomes of several targets in one sentence."""
+    whole = all(target.mix is not None for target in recipe.targets.values())
+    noun = f"targets (of {recipe.seeds} models each)" if whole else "models"
     if set(outcomes) == {UNDECIDED}:
-        return f"This audit cannot tell whether any of the {len(outcomes)} models has used this data set."
+        return f"This audit cannot tell whether any of the {len(outcomes)} {noun} has used this data set."
     num_used = sum(which in (RETAINED, REVERSED) for which in outcomes)
-    clauses = [f"{num_used} of {len(outcomes)} models were shown to have used this data set"]
+    clauses = [f"{num_used} of {len(outcomes)} {noun} were shown to have used this data set"]
     if FORGOTTEN in outcomes:
         clauses.append(f"{outcomes.count(FORGOTTEN)} to contain little or no trace of it")
     if NO_TRACE in outcomes:
@@ -120,9 +122,14 @@ def _together(outcomes: Sequence[str]) -> str:
     return f"{', '.join(clauses)}."
 
 
-def _limit(name: str, findings: Findings, which: str) -> str:
-    left = _left(name, findings)
-    return f" (at most {left} of the trace that known examples leave)" if which == FORGOTTEN else ""
+def _outcome_in_words(row: Finding, findings: Findings, recipe: Recipe) -> str:
+    """Return a target's outcome with its p-value and, if none was shown, the share of the known trace that it may keep."""
+    name, which = row.params["target"], outcome(row)
+    numbers = [say_p(row.p_adjusted)] if row.is_test else []
+    if which in (FORGOTTEN, NO_TRACE) and (left := _left(name, findings)):
+        side = "below" if which == FORGOTTEN else "bound:"
+        numbers.append(f"at most {left} of the trace that known examples leave, {side} {percent(recipe.verdict.share_bound)}")
+    return f"{name}: {which}" + (f" ({'; '.join(numbers)})" if numbers else "")
 
 
 def _left(name: str, findings: Findings) -> str:
@@ -141,7 +148,7 @@ def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
         )
     tested = (
         f"The {row.params['examples']} examples of D_Q were compared with {row.params['withheld']} examples that were drawn "
-        f"at random with them and withheld (p = {format_p(row.p_adjusted)}, level {recipe.verdict.level:g} over all targets)."
+        f"at random with them and withheld ({say_p(row.p_adjusted)}, level {recipe.verdict.level:g} over all targets)."
     )
     if which in (RETAINED, REVERSED):
         return (
@@ -198,7 +205,8 @@ def _missed(name: str, findings: Findings, recipe: Recipe) -> str:
             "them. Absence is not shown."
         )
     limit = _left(name, findings)
-    left = f"D_Q may keep up to {limit} of their trace" if limit else "no share of their trace fits D_Q"
+    bound = percent(recipe.verdict.share_bound)
+    left = f"D_Q may keep up to {limit} of their trace (bound: {bound})" if limit else "no share of their trace fits D_Q"
     return f"Examples that are known to be in the model are found, but {left}, so absence is not shown."
 
 

@@ -1,6 +1,6 @@
 """The report page of a self-influence audit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.self_influence.recipe import Recipe
-from memlib.findings import Finding, Findings
+from memlib.findings import Finding, Findings, Verdict
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.format import format_interval, percent
 from memlib.report.page import Content, FigureView, PicturesView, Section, TableView, facts_table
@@ -56,22 +56,12 @@ def compose(
         meaning=_MEANING if top else _NOT_COMPARED,
         advice=_ADVICE if top else _AGAIN,
         limits=_NOT_SHOWN,
-        terms=("self-influence", "checkpoint", "descriptive", "95 % interval"),
+        terms=("self-influence",),
+        lead=_lead(findings.verdict, top),
         numbers=[
+            *((percent(row.value, 1), _of_top(row), _interval(row)) for row in top),
             *(
-                (
-                    percent(row.value, 1),
-                    f"of self-influence in the top {100 * row.params['top']:g} % of examples",
-                    _interval(row),
-                )
-                for row in top
-            ),
-            *(
-                (
-                    f"{row.value:.2f}",
-                    "rank correlation of odd and even checkpoints of this one training (1: the same order)",
-                    "",
-                )
+                (f"{row.value:.2f}", f"rank correlation of {_halves(row)} of this one training (1: the same order)", "")
                 for row in findings.all("checkpoint_agreement")
             ),
         ],
@@ -88,6 +78,29 @@ def compose(
             ),
         ],
     )
+
+
+def _lead(verdict: Verdict, top: Sequence[Finding]) -> str:
+    """Return the evidence in the verdict's box: what equal examples would hold comes first."""
+    equal = f"If all examples were equal, the share would be {_equal_share(top[0])[1]}. " if top else ""
+    return f"{equal}Nothing was tested. {verdict.explanation}"
+
+
+def _of_top(row: Finding) -> str:
+    """Name a top share of the examples by their number, and what they would hold if all were equal."""
+    top, equal = _equal_share(row)
+    which = "the most influential" if top == 1 else f"the {top:,} most influential"
+    return f"of self-influence in {which} of {row.n:,} examples (if all were equal: {equal})"
+
+
+def _equal_share(row: Finding) -> tuple[int, str]:
+    """Return how many examples a top share counts, and what they would hold if all examples were equal."""
+    top = max(1, round(row.params["top"] * row.n))
+    return top, percent(top / row.n, 1)
+
+
+def _halves(row: Finding) -> str:
+    return "the two checkpoints" if len(row.params["checkpoints"]) == 2 else "odd and even checkpoints"
 
 
 def _interval(row: Finding) -> str:

@@ -41,7 +41,7 @@ class Comparison:
     @cached_property
     def verdict(self) -> Verdict:
         """The sweep's verdict."""
-        return verdict(self.outcomes)
+        return verdict(self.outcomes, self.pairs)
 
     @cached_property
     def table(self) -> pa.Table:
@@ -56,7 +56,11 @@ class Comparison:
     def page(self, recipe: Recipe, run: str, folder: Path, store: Store) -> Page:
         """Return the sweep's page, and save its figures to a folder."""
         content, audit = compose(self.outcomes, folder, self.pairs, self.along), AUDITS["sweep"]
-        return signed(content, self.verdict, audit=audit.name, question=audit.question, recipe=recipe, run=run, store=store)
+        levels = {one.headline.alpha for one in self.outcomes if one.run is not None and one.headline.is_test}
+        return signed(
+            content, self.verdict, level=levels.pop() if len(levels) == 1 else None, audit=audit.name,
+            question=audit.question, recipe=recipe, run=run, store=store,
+        )  # fmt: skip
 
 
 def compare(store: Store, outcomes: Sequence[Outcome]) -> Comparison:

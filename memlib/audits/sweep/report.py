@@ -12,11 +12,13 @@ from memlib.audits.sweep.scores import Outcome, verdict
 from memlib.audits.sweep.trends import Trend, points_of
 from memlib.findings import SHOWN, Finding, cannot_reject
 from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
-from memlib.report.format import format_interval, format_p
+from memlib.report.format import format_interval, format_p, format_settings, say_p, varying_params
+from memlib.report.glossary import terms
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, meaning_of
 from memlib.runs.records import RunRecord
 
 MOST_METRICS = 4  # columns that fit next to the cell names
+SINGLED = ("target", "variant")  # params that single out one of several headlines of a cell
 
 
 def compose(
@@ -43,7 +45,7 @@ def compose(
         rows = [(outcome.cell, outcome.problem) for outcome in broken]
         text = "Run the sweep again: only these cells will be computed."
         sections.insert(0, Section("Failed cells", text, TableView(("cell", "problem"), rows)))
-    result = verdict(outcomes)
+    result = verdict(outcomes, compared)
     lead = "Every cell is an audit with its own run and report; this page compares them."
     return Content(
         meaning=meaning_of(
@@ -61,7 +63,7 @@ def compose(
             "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
             "apart. Where no difference is tested above, the cells give no reason to prefer one.",
         ),
-        terms=("shown", "bounded", "inconclusive", "descriptive", "p-value", "95 % interval"),
+        terms=tuple(terms()),
         lead=f"{result.explanation} {lead}".strip(),
         numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run.run for o in done if o.run})), "runs", "")],
         sections=sections,
@@ -88,35 +90,46 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], folder: Path, number: i
         axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
     axes.invert_yaxis()
-    axes.set_xlabel(metric)
+    axes.set_xlabel(_in_words(metric))
     caption = (
         "Each cell's headline with its 95 % interval; dashed: the value under the null; red: shown by the cell's own test, "
         "without adjustment for the number of cells."
     )
-    return Section(f"{metric} by cell", FigureView(save_figure(figure, folder, f"sweep_{number}"), caption))
+    return Section(f"{_in_words(metric)} by cell", FigureView(save_figure(figure, folder, f"sweep_{number}"), caption))
 
 
 def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
     """Return a section with one row per cell and one column per metric; other findings are in the published table."""
     known = dict.fromkeys(row.metric for outcome in outcomes for row in outcome.findings)
     metrics = [name for name in AUDITS[audit_of(audit)].columns if name in known] or list(known)[:MOST_METRICS]
+    varying = varying_params([outcome.headline.params for outcome in outcomes])
+    varying += [name for name in SINGLED if name not in varying]
     rows = []
     for outcome in outcomes:
         assert outcome.run is not None
+        head, verdict = outcome.headline, outcome.run.verdict
+        about = f"{_in_words(head.metric)} {format_settings(varying, head.params)}".strip()
+        word = "" if verdict is None else verdict.word
         cells = [_cell(outcome, metric) for metric in metrics]
-        p = format_p(outcome.headline.p_adjusted)
-        rows.append((outcome.cell, outcome.run.run, *cells, p, f"{_seconds(outcome.run):.0f}"))
+        rows.append(
+            (outcome.cell, outcome.run.run, word, about, format_p(head.p_adjusted), *cells, f"{_seconds(outcome.run):.0f}")
+        )
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
     text = (
-        f"Cells of the {audit.replace('_', ' ')} audit: the headline of each cell, with its p-value adjusted within the "
-        "cell, and the finding of every other metric that comes closest to it in its settings; 95 % intervals."
+        f"Cells of the {_in_words(audit)} audit: the word of each cell's own verdict; its headline, which is the test with "
+        "the smallest p-value, adjusted within the cell; and the finding of every metric that comes closest to it in its "
+        "settings, with 95 % intervals. Shares are fractions of 1; docs/schema.md gives the units."
     )
     return Section(
-        f"{audit.replace('_', ' ')}: findings",
+        f"{_in_words(audit)}: findings",
         text,
-        TableView(("cell", "run", *metrics, "p", "seconds"), rows),
+        TableView(("cell", "run", "verdict", "headline", "p of it", *map(_in_words, metrics), "seconds"), rows),
         TableView(("cell", "changes"), changes, folded="Changes of each cell to its recipe"),
     )
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _seconds(run: RunRecord) -> float:
@@ -143,7 +156,7 @@ def _along(trend: Trend, folder: Path, number: int) -> Section:
     else:
         direction = "rises" if row.value > 0 else "falls"
         shown = f"it {direction}" if row.verdict == SHOWN else "a trend is neither shown nor ruled out"
-        text += f"By permuting the cells, p = {format_p(row.p_value)}, adjusted {format_p(row.p_adjusted)}: {shown}."
+        text += f"By permuting the cells, {say_p(row.p_value)}, adjusted {format_p(row.p_adjusted)}: {shown}."
     caption = "Each cell's headline with its 95 % interval."
     return Section(f"Along {trend.key}", text, FigureView(save_figure(figure, folder, f"along_{number}"), caption))
 
@@ -168,7 +181,7 @@ def _compared(audit: str, rows: Sequence[Finding]) -> Section:
         "do not apply to future training runs."
     )
     return Section(
-        f"{audit.replace('_', ' ')}: cells compared",
+        f"{_in_words(audit)}: cells compared",
         text if ranked else f"{text} None of these can be ranked.",
         TableView((*headings, "p", "p, adjusted", "more memorization shown in"), ranked) if ranked else None,
         TableView((*headings, "reason for not ranking"), unranked, folded=f"{len(unranked)} unranked differences")

@@ -43,9 +43,7 @@ class Outcome:
     def headline(self) -> Finding:
         """The test of its headline families with the smallest p-value, else the first finding; not of a failed cell."""
         assert self.run is not None
-        families = AUDITS[audit_of(self.run.audit)].headlines
-        tests = Findings(row for row in self.findings.tests() if row.family in families)
-        return tests.strongest() if tests else self.findings.head
+        return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
 
 
 def score(
@@ -85,6 +83,26 @@ def _compared(cells: str, audit: str, finding: Finding) -> dict[str, Any]:
     return {"cell": cells, "cell_audit": audit, "changes": "{}", "state": "compared", **finding.row()}
 
 
+def _differences(compared: Mapping[str, Sequence[Finding]]) -> str:
+    """Say whether any cell was shown to differ from another."""
+    tests = [row for rows in compared.values() for row in rows if row.is_test]
+    more = [f"{one} over {other}" for one, other in (_ordered(row) for row in tests if row.verdict == SHOWN)]
+    if not tests:
+        return "No difference between two cells was tested, so none is shown to be better than another."
+    if not more:
+        return (
+            f"None of {len(tests)} tested differences between two cells is shown: no cell is shown to be better than another."
+        )
+    named = f"{', '.join(more[:3])}{', ...' if len(more) > 3 else ''}"
+    return f"{len(more)} of {len(tests)} tested differences between two cells are shown (more memorization: {named})."
+
+
+def _ordered(row: Finding) -> tuple[str, str]:
+    """Return the cell that memorizes more and the other one, by a difference between two cells."""
+    names = (row.params["cell"], row.params["other"])
+    return names if row.value > 0 else names[::-1]
+
+
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
     """Return the headline of every completed cell."""
     return {outcome.cell: outcome.headline for outcome in outcomes if outcome.run is not None}
@@ -116,20 +134,26 @@ def summarize(outcomes: Sequence[Outcome]) -> list[Finding]:
     return [completed, *(replace(first, params={"cell": cell, **first.params}) for cell, first in done.items())]
 
 
-def verdict(outcomes: Sequence[Outcome]) -> Verdict:
-    """Return the verdict of all cells together, adjusted for their number."""
+def verdict(outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Finding]] = MappingProxyType({})) -> Verdict:
+    """Return the verdict of all cells together, adjusted for their number, and whether cells were shown to differ.
+
+    Args:
+        outcomes: outcomes of all cells.
+        compared: findings that compare two cells each, by audit.
+    """
     heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
     words = {o.cell: o.run.verdict.word for o in outcomes if o.run is not None and o.run.verdict is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
     missing = f" {len(broken)} of {len(outcomes)} cells failed: {', '.join(broken)}." if broken else ""
     if not adjusted:
-        return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", missing.strip())
+        text = f"{_differences(compared)}{missing}"
+        return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", text)
     audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
     shown = [cell for cell in alone if adjusted[cell] <= (heads[cell].alpha or 0.0)]
     text = (
         f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages, "
-        "which also say how often the same data were looked at."
+        f"which also say how often the same data were looked at. {_differences(compared)}"
     )
     if not shown and not broken and all(words.get(cell) == BOUNDED for cell in audits):
         sentence = f"Each of {len(audits)} audits bounds memorization; none shows it."

@@ -99,7 +99,7 @@ class Score(ScoresStage):
         config: outputs, significance level, intervals.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 8)
+    declared: ClassVar[Declared] = Declared("score", 9)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]
@@ -243,7 +243,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 9)
+    declared: ClassVar[Declared] = Declared("report", 10)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

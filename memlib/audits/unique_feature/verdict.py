@@ -6,7 +6,7 @@ from typing import Any
 
 from memlib.audits.unique_feature.recipe import HEADLINE, RANGE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.stats.inference import exact_interval
 
 NAMES = {
@@ -122,8 +122,8 @@ def _effect(row: Finding) -> str:
     exchanged = "whole draws of the data" if row.params["exchanged"] == "data" else "models and controls within pairs"
     return (
         f"{_upper(score_name(row))}: the mean difference between models that saw the feature and their "
-        f"{row.params['pairs']} controls of the same seeds, which did not, is {_digits(row.value)}{interval}; a test that "
-        f"exchanges {exchanged} gives p = {format_p(row.p_adjusted)}."
+        f"{row.params['pairs']} controls of the same seeds, which did not, is {_digits(row.value)}{interval}; a "
+        f"one-sided test, for which only a higher score is memory, exchanges {exchanged} and gives {say_p(row.p_adjusted)}."
     )
 
 
@@ -215,7 +215,7 @@ def _reaction(row: Finding) -> str:
     side = "above" if row.value >= 0 else "below"
     return (
         f"{_upper(score_name(row))}: the feature's score is {_digits(abs(row.value))} {side} the mean of the others; "
-        f"p = {format_p(row.p_value)}, adjusted p = {format_p(row.p_adjusted)}."
+        f"{say_p(row.p_value)}, adjusted {say_p(row.p_adjusted)}."
     )
 
 

@@ -1,6 +1,7 @@
 """One word a run: over all combinations of outcomes of an audit's headline families, word and sentence agree."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from memlib.audits.deja_vu.summary import settled as settled_as_table
 from memlib.audits.deja_vu.verdict import UPSIDE_DOWN
 from memlib.audits.deja_vu.verdict import verdict as of_deja_vu
 from memlib.audits.exposure import recipe as exposure
+from memlib.audits.exposure.verdict import misranked
 from memlib.audits.exposure.verdict import verdict as of_exposure
 from memlib.audits.forgetting import recipe as forgetting
 from memlib.audits.forgetting.report import _advice as advice_on_forgetting
@@ -66,7 +68,7 @@ def test_verdict_and_sentence_of_deja_vu_follow_from_its_tests(names: str, views
     said = of_deja_vu(found)
     expected = "shown" if "shown" in (names, views) else "bounded" if names == "bounded" and views is None else "inconclusive"
     assert said.word == word_of(found, deja_vu.HEADLINES) == expected
-    assert ("has memorized" in said.sentence) == (names == "shown")
+    assert ("training images: from backgrounds" in said.sentence) == (names == "shown")
     assert ("fewer than" in said.sentence) == (names == "bounded")
     if views is not None and names != "inconclusive":
         assert "closer together" in said.sentence  # a sentence of several findings states each
@@ -221,7 +223,7 @@ def agree(word: str, explanation: str, advice: str) -> None:
     if word == "bounded":
         assert not any(text in explanation for text in ("absence is not shown", "cannot be shown", "could have been missed"))
     if word != "shown":
-        assert "has memorized" not in explanation
+        assert "training images: from backgrounds" not in explanation
         assert "Shown at level" not in explanation
     assert explanation
     assert "  " not in explanation + advice
@@ -234,18 +236,22 @@ TARGETS = {  # what makes a target end in an outcome
 }  # fmt: skip
 
 
+def recipe_of(targets: Sequence[str], *, external: bool) -> forgetting.Recipe:
+    kind = {"trained": {"model": "a:b", "version": "1"}} if external else {"mix": {"calibration": 1}}
+    return forgetting.Recipe.model_validate(
+        {
+            "data": {"source": {"kind": "digits"}}, "sets": {"query": {}, "calibration": {}, "provider": {}}, "model": {"architecture": "mlp"},
+            "training": {"objective": {"kind": "supervised"}, "epochs": 1}, "targets": dict.fromkeys(targets, kind),
+            "verdict": {"known_drawn_afterwards": True},
+        }
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize("outcomes", [*itertools.product(TARGETS), *itertools.product(TARGETS, TARGETS), ("",), ("", "")])
 def test_verdict_and_advice_of_forgetting_follow_from_its_targets(outcomes: tuple[str, ...], external: bool) -> None:
     names = [f"t{number}" for number in range(len(outcomes))]
-    kind = {"trained": {"model": "a:b", "version": "1"}} if external else {"mix": {"calibration": 1}}
-    recipe = forgetting.Recipe.model_validate(
-        {
-            "data": {"source": {"kind": "digits"}}, "sets": {"query": {}, "calibration": {}, "provider": {}}, "model": {"architecture": "mlp"},
-            "training": {"objective": {"kind": "supervised"}, "epochs": 1}, "targets": dict.fromkeys(names, kind),
-            "verdict": {"known_drawn_afterwards": True},
-        }
-    )  # fmt: skip
+    recipe = recipe_of(names, external=external)
     rows: list[Finding] = []
     for name, outcome in zip(names, outcomes, strict=True):
         at = {"target": name, "kind": forgetting.TARGET, "examples": 90, "withheld": 90}
@@ -274,7 +280,8 @@ def test_verdict_and_advice_of_forgetting_follow_from_its_targets(outcomes: tupl
         )
         assert ("has used this data set, at least" in said.sentence) == (outcomes[0] == "retained")
     elif outcomes[0]:
-        assert said.sentence.startswith(f"{sum(used)} of 2 models were shown to have used")
+        subject = "models" if external else "targets (of 5 models each)"
+        assert said.sentence.startswith(f"{sum(used)} of 2 {subject} were shown to have used")
         assert ("nothing can be concluded" in said.sentence) == bool({"no trace", "no control"} & set(outcomes))
     if expected == "shown":
         assert advice.startswith("If D_Q had to be removed")
@@ -366,7 +373,7 @@ def test_verdict_on_a_single_model_follows_from_its_test_and_its_sets(
         expected = names
     assert said.word == expected
     assert ("Nothing was tested" in said.sentence) == (expected == "descriptive")
-    assert ("has memorized" in said.sentence) == (expected == "shown")
+    assert ("training images: from backgrounds" in said.sentence) == (expected == "shown")
     assert ("fewer than" in said.sentence) == (expected == "bounded")
     assert ("cannot see anything" in said.sentence) == (expected == "inconclusive" and blind)
     limits = (
@@ -384,3 +391,84 @@ def test_every_audit_with_tests_names_its_headline_families() -> None:
 
     assert {name for name, audit in AUDITS.items() if not audit.headlines} == {"self-influence", "sweep"}
     assert AUDITS["forgetting"].headlines == forgetting.HEADLINES
+
+
+@pytest.mark.parametrize(("p_value", "said"), [(None, "No difference between two cells was tested"), (0.6, "None of 1 tested differences"), (1e-4, "1 of 1 tested differences")])  # fmt: skip
+def test_verdict_of_a_sweep_says_whether_a_cell_was_shown_to_differ(p_value: float | None, said: str) -> None:
+    found = settle([outcome_of("exposure", exposure.HEADLINE, "shown")], alpha=0.05, headlines=exposure.HEADLINES)
+    findings = [FindingRecord(**row.row()) for row in found]
+    outcomes = [
+        Outcome(name, "exposure", {}, RunRecord(
+            run=name, audit="exposure", title="t", finished=1.0, findings=findings, artifacts={"scores": f"s/{name}"},
+            verdict=VerdictRecord(word="shown", sentence=""),
+        ))
+        for name in ("a", "b")
+    ]  # fmt: skip
+    at = {"cell": "a", "other": "b"}
+    row = estimate("difference", at, -0.2, n=9)
+    if p_value is not None:
+        row = tested("difference", at, -0.2, n=9, p_value=p_value, family="differences", either_direction=True)
+    explanation = of_sweep(outcomes, {"exposure": settle([row], alpha=0.05)}).explanation
+    assert said in explanation
+    assert ("b over a" in explanation) == (p_value == 1e-4)
+    assert ("no cell is shown to be better" in explanation or "none is shown to be better" in explanation) == (
+        p_value != 1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "count", "warned"), [(0.45, 203, False), (0.35, 203, True), (0.35, 20, False), (0.65, 203, False)]
+)
+def test_candidates_never_inserted_that_rank_too_low_are_warned_about_in_the_box(
+    mean: float, count: int, warned: bool
+) -> None:
+    recipe = exposure.Recipe.model_validate(
+        {"data": {"source": {"kind": "topics"}}, "model": {}, "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None}}
+    )  # fmt: skip
+    for word in ("shown", "inconclusive"):
+        rows = [outcome_of("exposure", name, word, canary=0, insertions=4) for name in (exposure.HEADLINE, exposure.CANARIES)]
+        rows.append(diagnostic("two_to_minus_exposure", {"insertions": 0}, mean, n=count))
+        said = of_exposure(settle(rows, alpha=0.05, headlines=exposure.HEADLINES), recipe, size=10**6)
+        assert ("do not rely on the exposures" in said.explanation) == warned
+
+
+def test_means_of_uniform_ranks_are_called_misranked_once_in_five_hundred_runs() -> None:
+    rng, runs = np.random.default_rng(0), 20_000
+    means = rng.random((runs, 20)).mean(axis=1)
+    found = [diagnostic("two_to_minus_exposure", {"run": run}, mean, n=20) for run, mean in enumerate(means)]
+    rate = sum(len(misranked(Findings(found), side)) for side in (-1, 1)) / runs
+    assert 0.001 < rate < 0.004
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_sentence_of_exposure_says_whether_canaries_share_a_model(together: bool) -> None:
+    recipe = exposure.Recipe.model_validate(
+        {"data": {"source": {"kind": "topics"}}, "model": {}, "canaries": {"together": together},
+         "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None}}
+    )  # fmt: skip
+    rows = [outcome_of("exposure", exposure.HEADLINE, "shown", canary=0, insertions=4)]
+    rows += [outcome_of("exposure", exposure.CANARIES, "shown", canary=n, insertions=4) for n in range(3)]
+    sentence = of_exposure(settle(rows, alpha=0.05, headlines=exposure.HEADLINES), recipe, size=10**6).sentence
+    subject = "The model gives" if together else "Models trained with one canary each give"
+    assert sentence == f"{subject} away 3 of 3 inserted canaries."
+
+
+def test_every_target_without_a_shown_trace_comes_with_its_limit_and_the_bound() -> None:
+    at = {"kind": "target", "examples": 90, "withheld": 90}
+    rows = [
+        tested(
+            "trace", {**at, "target": name}, 0.0, n=180, p_value=0.7, family=forgetting.HEADLINES[0], either_direction=True,
+            interval=Interval(-0.1, 0.1, "examples"), upper_bound=limit, bound=0.2,
+        )
+        for name, limit in (("t0", 0.22), ("t1", 0.1))
+    ]  # fmt: skip
+    for name, limit in (("t0", 0.22), ("t1", 0.1)):
+        rows += [
+            diagnostic(metric, {"target": name}, value, n=90)
+            for metric, value in (("control_power", 0.9), ("share_limit", limit))
+        ]
+        rows += [diagnostic("control_strength", {"target": name, "strongest": 5.0}, 3.0, n=90)]
+    recipe = recipe_of(("t0", "t1"), external=False)
+    text = of_forgetting(settle(rows, alpha=0.01, headlines=forgetting.HEADLINES), recipe).explanation
+    assert "t0: no trace found (p = 1; at most 22 % of the trace that known examples leave, bound: 20 %)" in text
+    assert "t1: forgotten (p = 1; at most 10 % of the trace that known examples leave, below 20 %)" in text

@@ -59,6 +59,9 @@ def test_render_includes_meaning_advice_limits_imprint_and_used_terms() -> None:
         assert said in html
     assert "<dt>exposure</dt>" in html
     assert "<dt>rho</dt>" not in html  # the page does not use it
+    assert '<span class="word"><b>shown</b></span>' in html
+    assert '<span class="word"><b>shown</b>, at level 0.025</span>' in render(replace(page, level=0.025))
+    assert all(f"<dt>{word}</dt>" in html for word in ("shown", "bounded", "inconclusive", "descriptive"))
     assert "<title>Bits</title><desc>Bits by &lt;epoch&gt;.</desc><g>" in html
     with pytest.raises(AssertionError, match="no caption"):
         render(replace(page, content=Content([Section("Bits", replace(figure, caption=""))])))
@@ -236,3 +239,18 @@ def test_a_line_is_added_below_the_verdict() -> None:
         said_on_page(page, "Look 2 <of> these") == b'<div>verdict</div>\n<p class="looks">Look 2 &lt;of&gt; these</p>\nrest'
     )
     assert said_on_page(page, "") == b"<div>verdict</div>\n\nrest"
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "used"),
+    [
+        ("A trains the target model", "A, B, C, X", False),
+        ("images of B and C", "A, B, C, X", True),
+        ("the M of a model", "M", True),
+        ("Models remember", "M", False),
+        ("named by neighbours", "named by neighbours (knn_accuracy)", True),
+    ],
+)
+def test_terms_of_one_letter_are_found_as_words(text: str, term: str, used: bool) -> None:
+    page = Page("t", "a", "r", "", Verdict("shown", "v", text), Content([], terms=(term,)))
+    assert (f"<dt>{term}</dt>" in render(page)) == used

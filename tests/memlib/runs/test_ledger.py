@@ -1,6 +1,8 @@
 """Earlier audits of the same data are recorded once, and said with the number of the look."""
 
-from memlib.runs.ledger import entry, in_words, look_in_words, planned_looks
+import pytest
+
+from memlib.runs.ledger import entry, formerly_in_words, in_words, look_in_words, planned_looks
 from memlib.runs.records import Ledger, RunEntry
 
 
@@ -22,7 +24,7 @@ def test_ledger_records_earlier_audits_of_the_same_data() -> None:
     assert "3 earlier audits of the same data in this store: 2 with a test, 1 with the verdict 'shown'" in in_words(
         made.earlier
     )
-    assert look_in_words(made, "a").startswith("Look 3 at these data in this store; unadjusted")
+    assert look_in_words(made, "a").startswith("Look 3 at these data in this store; the verdict does not allow")
     assert look_in_words(made, "another question") == ""
 
 
@@ -44,8 +46,24 @@ def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
     made = entry(store, "new", Ledger(data="d", look="new", planned=2))
     assert look_in_words(made, "a") == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
     third = entry([*store, run("second", "d", 2.0)], "new", Ledger(data="d", look="new", planned=2))
-    assert "Look 3 at these data in this store, of which 2 were planned now; unadjusted" in look_in_words(third, "a")
+    assert "Look 3 at these data in this store, of which 2 were planned now; the verdict" in look_in_words(third, "a")
     late = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new", planned=2))
-    assert "unadjusted" in look_in_words(late, "a")  # the first look spent all of alpha
+    assert "does not allow" in look_in_words(late, "a")  # the first look spent all of alpha
     assert planned_looks({"decode": {"looks": 3}, "title": "t"}) == 3
     assert planned_looks({"decode": {"k": [3]}}) == 1
+
+
+@pytest.mark.parametrize(
+    ("p_value", "said"),
+    [
+        (0.035, "Allowing for 2 looks, p becomes 0.07; the level is 0.05, and p is above it: this result would no longer"),
+        (0.02, "Allowing for 2 looks, p becomes 0.04; the level is 0.05, and p is still at most that."),
+        (0.6, ""),
+    ],
+)
+def test_a_further_look_says_what_it_does_to_the_p_value(p_value: float, said: str) -> None:
+    made = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new"))
+    text = look_in_words(made, "a", p_value, 0.05)
+    assert said in text
+    assert ("Allowing for" in text) == bool(said)
+    assert "unadjusted for earlier looks" in formerly_in_words(made, "a")  # pages published before are still verified

@@ -30,23 +30,21 @@ from memlib.audits.unique_feature.report.tables import (
 )
 from memlib.audits.unique_feature.verdict import of_score, score_name
 from memlib.findings import Finding, Findings
-from memlib.report.format import format_p, percent
+from memlib.report.format import percent, say_p
 from memlib.report.page import Content, Section, advice_of, facts_table, meaning_of
 
-_TERMS = (
-    "unique feature", "M", "white box, grey box, black box", "self-influence", "null", "p-value", "95 % interval", "power",
-    "external model", "model seed", "diagnostic",
-)  # fmt: skip
+_TERMS = ("unique feature", "canary", "M", "white box, grey box, black box", "self-influence")
 _IF_NAMED = (
     "If the feature tells who somebody is, such as a name on an X-ray, this reveals whose data the model was trained on."
 )
 _MEANING_OF_ONE = (
-    "Anyone who can show this model examples with and without the feature can tell from its answers that the feature was in "
-    f"its training data. {_IF_NAMED}"
+    "Anyone who knows the feature and others of its kind, and can show this model examples with each of them, can tell from "
+    f"its answers that the feature was in its training data. {_IF_NAMED}"
 )
 _MEANING_OF_MANY = (
-    "A feature of {} changes what models trained like these compute. Whoever knows the training data and the feature's "
-    "label, and can ask such a model, can test for it (white box); a single model betrays it only as often as the shares of "
+    "A feature of {} changes what models trained like these compute. Whoever knows the feature, the "
+    "training data and the feature's label, can ask such models, and can train others without the feature for "
+    "comparison, can test for it (white box); a single model betrays it only as often as the shares of "
     "flagged models say, and to those who know less (grey and black box) only where the page says shown. "
     f"{_IF_NAMED}"
 )
@@ -136,6 +134,8 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     ):
         row = of_score(findings, head, head.metric, group=group)
         if row is not None:
+            less = " (below 0: less confident with the feature than without it)"
+            title += less if row.value < 0 and group != "canary - control" else ""
             shown.append((f"{row.value:.3g}", title, _interval(row)))
     for criterion in ("calibrated", "published"):
         row = of_score(findings, head, "proportion_memorized", criterion=criterion)
@@ -148,7 +148,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
 def _expected(findings: Findings, row: Finding) -> str:
     """Return the share of nets that a criterion flags by chance or among controls, or else the interval of its share."""
     if row.null_value is not None:
-        return f"{percent(row.null_value, 1)} by chance, adjusted p = {format_p(row.p_adjusted)}"
+        return f"{percent(row.null_value, 1)} by chance, adjusted {say_p(row.p_adjusted)}"
     control = of_score(findings, row, "proportion_control", criterion=row.params["criterion"])
     return _interval(row) if control is None else f"{percent(control.value, 1)} of the controls as well"
 
@@ -161,7 +161,7 @@ def _numbers_of_external(findings: Findings) -> list[tuple[str, str, str]]:
     return [
         (
             f"{row.value:+.3g}", f"difference from the mean of other features, {score_name(row)}",
-            f"adjusted p = {format_p(row.p_adjusted)}",
+            f"adjusted {say_p(row.p_adjusted)}",
         )
         for row in findings.tests()
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from functools import partial
 
 from memlib.audits.unique_feature.verdict import NAMES, of_score
 from memlib.findings import Finding, Findings
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, percent, say_p
 from memlib.report.page import Section, TableView
 
 MOST_ROWS = 24  # maximum number of rows of a table that is not folded
@@ -167,7 +167,7 @@ def _found_at(row: Finding) -> str:
 
 
 def _p(value: float | None) -> str:
-    return "" if value is None else f"p = {format_p(value)}"
+    return "" if value is None else say_p(value)
 
 
 def _tables(findings: Findings, heads: Sequence[str], lines: Sequence[Line]) -> tuple[TableView, TableView | None]:

@@ -315,7 +315,9 @@ def test_several_targets_are_one_family() -> None:
     assert {row.family for row in found.all("trace")} == {"targets"}
     assert found.head.params["target"] == "a"
     assert found.head.p_adjusted == pytest.approx(3 * (found.head.p_value or 0))
-    sentence = "1 of 3 models were shown to have used this data set, 2 to contain little or no trace of it."
+    sentence = (
+        "1 of 3 targets (of 5 models each) were shown to have used this data set, 2 to contain little or no trace of it."
+    )
     assert found.verdict.sentence == sentence
     assert found.first("found_share", target="null models").value <= 0.25
     assert found.first("found_share", target="retained models").value >= 0.75
