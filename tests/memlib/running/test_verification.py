@@ -179,6 +179,18 @@ def test_verify_of_a_sweep_returns_3_for_parts_it_cannot_check(swept: Store, cap
     said = capsys.readouterr().out
     assert f"{page}: was drawn by another version of memlib" in said
     assert "1 item in" in said
+    assert run.verdict is not None
+    worded = run.verdict.model_dump() | {"sentence": "In other words."}
+    reseal_sweep(swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=worded)
+    assert main(["verify", run.run, "--store", swept.uri]) == 3
+    assert "its verdict was worded by another version of memlib" in capsys.readouterr().out
+    bounded = worded | {"word": "bounded"}
+    reseal_sweep(swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=bounded)
+    assert main(["verify", run.run, "--store", swept.uri]) == 2  # no version gives another word
+    assert "its verdict differs from its cells'" in capsys.readouterr().out
+    reseal_sweep(
+        swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=run.verdict.model_dump()
+    )
     reseal_sweep(
         swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, title="t"
     )  # a finding wins
