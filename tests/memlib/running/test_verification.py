@@ -180,17 +180,16 @@ def test_verify_of_a_sweep_returns_3_for_parts_it_cannot_check(swept: Store, cap
     assert f"{page}: was drawn by another version of memlib" in said
     assert "1 item in" in said
     assert run.verdict is not None
-    worded = run.verdict.model_dump() | {"sentence": "In other words."}
-    reseal_sweep(swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=worded)
-    assert main(["verify", run.run, "--store", swept.uri]) == 3
-    assert "its verdict was worded by another version of memlib" in capsys.readouterr().out
-    bounded = worded | {"word": "bounded"}
-    reseal_sweep(swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=bounded)
-    assert main(["verify", run.run, "--store", swept.uri]) == 2  # no version gives another word
-    assert "its verdict differs from its cells'" in capsys.readouterr().out
-    reseal_sweep(
-        swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, verdict=run.verdict.model_dump()
-    )
+    worded, elsewhere = run.verdict.model_dump() | {"sentence": "In other words."}, {"commit": "another", "dirty": False}
+    for verdict, code, said in (
+        (worded, 3, "its verdict was worded by another version of memlib"),
+        (worded | {"word": "bounded"}, 2, "its verdict differs from its cells'"),  # no version gives another word
+        (run.verdict.model_dump(), 3, "was drawn by another version"),
+    ):
+        reseal_sweep(swept, source=elsewhere, cell_digests=run.cell_digests, verdict=verdict)
+        write_row(swept)
+        assert main(["verify", run.run, "--store", swept.uri]) == code
+        assert said in capsys.readouterr().out
     reseal_sweep(
         swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, title="t"
     )  # a finding wins

@@ -92,6 +92,7 @@ def test_the_p_value_counts_every_draw_of_who_was_held_out() -> None:
     assert rows_of(units_of(model, known, of_a)).head.p_value == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("without_power")
 def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None:
     rng = np.random.default_rng(2)
     rejected = dict.fromkeys(("headline", "score"), 0)

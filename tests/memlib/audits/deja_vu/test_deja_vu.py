@@ -160,6 +160,7 @@ def test_row_order_changes_nothing() -> None:
     )
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("options", [{}, {"common": 0.4}, pytest.param({"better": 0.3}, marks=pytest.mark.slow)])
 @pytest.mark.long
 def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict[str, float]) -> None:
@@ -179,6 +180,7 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
         assert rejected <= most_of(100, 0.05), (name, rejected)
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("per_class", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.long
 def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
@@ -194,6 +196,7 @@ def test_config_drops_repeated_k() -> None:
     assert Config(k=(3, 5, 3)).k == (3, 5)
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_intervals_cover_planted_memory() -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
@@ -319,6 +322,7 @@ def found_in(units: pa.Table, **changes: Any) -> Findings:
     return Findings.read(summarize(units, config, num_classes=5))
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("better", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 @pytest.mark.long
 def test_the_test_is_exact_for_any_two_models(better: float) -> None:
@@ -332,6 +336,7 @@ def test_the_test_is_exact_for_any_two_models(better: float) -> None:
     assert rejected <= scipy.stats.binom.ppf(0.999, 200, 0.05)
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("pairs", [1, 2, 3, 5])
 def test_a_third_pair_does_not_destroy_power(pairs: int) -> None:
     labels, found = np.repeat(np.arange(5), 20), 0
@@ -345,6 +350,7 @@ def test_a_third_pair_does_not_destroy_power(pairs: int) -> None:
     assert found >= 15
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() -> None:
     labels, persons = np.zeros(120, dtype=np.int64), np.repeat(np.arange(12), 10)
@@ -383,6 +389,7 @@ def test_a_bound_fixed_beforehand_is_passed_by_enough_images() -> None:
     assert found_in(of_images(right, sides, labels)).head.verdict == "inconclusive"
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_the_upper_bound_covers_planted_memory() -> None:
     """Answers that a model gives because it trained on the image: at most 5 % of bounds lie below their share."""

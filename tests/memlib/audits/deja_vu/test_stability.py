@@ -80,6 +80,7 @@ def role_order(compared: Compared) -> list[str]:
     return compared.by_model[0][0].content["example_id"].to_pylist()
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("scale", [1.0, 1.4])  # models that differ in scale differ on both sides alike
 def test_sslmem_test_keeps_its_level_without_memory(scale: float) -> None:
     rng = np.random.default_rng(1)

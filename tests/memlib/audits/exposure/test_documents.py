@@ -41,6 +41,7 @@ def settled(table: pa.Table) -> Findings:
     return settle(document_rows(table, HOW, alpha=0.05), alpha=0.05)
 
 
+@pytest.mark.usefixtures("without_power")
 def test_document_test_keeps_its_level_for_several_models_without_memory() -> None:
     rng = np.random.default_rng(0)
     tests = (next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05)) for _ in range(200))
