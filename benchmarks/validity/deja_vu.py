@@ -271,6 +271,7 @@ def report_design(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- bounds and intervals -------------------------------------------------------------------------------
 
+SIMULATED = 300  # audits of one kind
 BOUNDS = {
     f"{count} images, {classes} classes, memory {memory:g}": (count, classes, memory)
     for count, classes in ((20, 5), (50, 10), (200, 10), (200, 100))
@@ -279,12 +280,12 @@ BOUNDS = {
 
 
 def judge_bounds(unit: str) -> Row:
-    """Run 300 audits of simulated votes, which are right by memory of the image or, with probability .2, without it."""
+    """Run audits of simulated votes, which are right by memory of the image or, with probability .2, without it."""
     count, classes, memory = BOUNDS[unit]
     rng = np.random.default_rng(derive_seed(0, unit) % 2**31)
     labels, held, inside, width = np.arange(count) % classes, 0, 0, []
     truth = memory * 0.8
-    for _ in range(300):
+    for _ in range(SIMULATED):
         sides = drawn_sides(rng, labels, np.arange(count))
         right = rng.random((2, count)) < 0.2
         own = np.stack([sides, ~sides]) & (rng.random((2, count)) < memory)
@@ -303,7 +304,7 @@ def judge_bounds(unit: str) -> Row:
         held += bound >= due / count
         inside += (head.low or 0.0) <= truth <= (head.high or 0.0)
         width.append(bound)
-    return {"kind": unit, "held": held, "inside": inside, "bound": float(np.median(width)), "count": 300}
+    return {"kind": unit, "held": held, "inside": inside, "bound": float(np.median(width)), "count": SIMULATED}
 
 
 def report_bounds(rows: Sequence[Row]) -> Iterator[str]:

@@ -220,6 +220,7 @@ def report_trained_views(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- power ----------------------------------------------------------------------------------------------
 
+POWER_DRAWS = 200  # audits of one kind
 POWERS = {
     f"{count} images, {classes} classes, {rate_:.0%} right without memory, {'two models' if pair else 'one alone'}": (count, classes, rate_, pair)
     for count, classes in ((60, 5), (400, 10))
@@ -234,7 +235,7 @@ def judge_power(unit: str) -> Row:
     rng, labels = np.random.default_rng(derive_seed(4, unit) % 2**31), np.arange(count) % classes
     now = before = 0
     said: list[float] = []
-    for draw in range(200):
+    for draw in range(POWER_DRAWS):
         right = rng.random((2, count)) < easy * 2 * rng.random(count)
         gains = right[0].astype(np.int64) - right[1]
         wrong = (~right[0]).astype(np.int64), (~right[1] & pair).astype(np.int64)
@@ -251,7 +252,7 @@ def judge_power(unit: str) -> Row:
             memory[chosen] += np.where(again.first[chosen], 1, -1)
             shown = again.tail_p(memory, permutations=199, seed=draw) <= 0.05
             now, before = (now + shown, before) if planted is due else (now, before + shown)
-    return {"kind": unit, "now": int(now), "before": int(before), "said": float(np.nanmedian(said)), "count": 200}
+    return {"kind": unit, "now": int(now), "before": int(before), "said": float(np.nanmedian(said)), "count": POWER_DRAWS}
 
 
 def report_power(rows: Sequence[Row]) -> Iterator[str]:
