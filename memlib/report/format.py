@@ -27,6 +27,7 @@ ASIDE = {
     "losses",
 }  # params left out of settings, as they are shown elsewhere
 ROUNDING = 1e-12  # smaller values are rounding errors of 0
+SMALLEST_P = 1e-15  # smaller sums of probabilities are rounding errors
 WHOLE = 0.05  # per cent within which a share counts as whole
 
 
@@ -76,10 +77,10 @@ def format_settings(varying: Iterable[str], params: Mapping[str, Any]) -> str:
 
 
 def format_p(value: float | None) -> str:
-    """Return a p-value with two digits; "" for none. One that is smaller than rounding errors is not printed as 0."""
+    """Return a p-value with two digits; "" for none. One below the resolution of its sums is not printed as 0."""
     if value is None:
         return ""
-    return f"<{ROUNDING:g}" if value < ROUNDING else f"{value:.2g}"
+    return f"<{SMALLEST_P:g}" if value < SMALLEST_P else f"{value:.2g}"
 
 
 def say_p(value: float | None) -> str:

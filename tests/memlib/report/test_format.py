@@ -10,8 +10,8 @@ from memlib.report.format import format_p, say_p
     [
         (0.0349, "0.035", "p = 0.035"),
         (1e-9, "1e-09", "p = 1e-09"),
-        (3e-13, "<1e-12", "p < 1e-12"),
-        (0.0, "<1e-12", "p < 1e-12"),
+        (2.3e-14, "2.3e-14", "p = 2.3e-14"),
+        (0.0, "<1e-15", "p < 1e-15"),
     ],
 )
 def test_p_value_smaller_than_rounding_errors_is_not_printed_as_zero(value: float, cell: str, said: str) -> None:
