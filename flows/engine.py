@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -22,10 +23,11 @@ from memlib.audits.arrangement import Body, body_of, check_stages, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import RunError, UserError
 from memlib.findings import Findings
-from memlib.pipeline.stage import CellRequest, Ended
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, Ended
+from memlib.pipeline.tables import Tables
 from memlib.report.format import finding_rows
 from memlib.running import eviction
-from memlib.running.cells import finished_cells, publish_cells
+from memlib.running.cells import finished_cells
 from memlib.runs.index import page_path, results_path
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
@@ -189,10 +191,18 @@ class CellsRunner(StageRunner):
         pool.shutdown()
         return done
 
-    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
-        """Compare the runs of cells, publish the comparison, and list the cells in Prefect."""
-        run = publish_cells(self.store, self.context.work, recipe, cells, ended)
-        if FlowRunContext.get() is not None:
+    def publish(
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
+    ) -> RunRecord:
+        """Publish a run, and list its cells in Prefect."""
+        run = super().publish(recipe, scores, report, artifacts, cells=cells)
+        if cells and FlowRunContext.get() is not None:
             rows = [{"cell": name, "run": run.cells[name], "problem": run.problems.get(name, "")} for name in cells]
             table = rows[:ARTIFACT_ROWS]
             quietly(create_table_artifact, table=table, key=f"sweep-{run.run}-cells", description=run.title)

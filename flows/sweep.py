@@ -4,6 +4,7 @@ from typing import Any
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.sweep.recipe import Recipe, run_of
+from memlib.audits.sweep.stages import Report, Score, outcomes_of
 from memlib.errors import RunError, UserError
 from memlib.pipeline.stage import AnyStage, CellRequest, Runner
 from memlib.recipes.files import load_recipe
@@ -11,7 +12,8 @@ from memlib.recipes.request import AuditRequest
 from memlib.runs.records import RunRecord
 from memlib.specs import changed_content
 
-STAGES: tuple[type[AnyStage], ...] = ()
+STAGES: tuple[type[AnyStage], ...] = (Score, Report)
+HAS_CELLS = True  # machines can be stated for the stages of any audit
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -24,7 +26,11 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     ended = runner.run_cells(cells, look=run_of(recipe), at_once=recipe.concurrent_cells)
     if ended is None:
         return None
-    run = runner.publish_cells(recipe, cells, ended)
+    outcomes = outcomes_of(cells, ended)
+    scores = runner.run(Score(outcomes, runner.store))
+    report = runner.run(Report(recipe, run_of(recipe), scores, outcomes))
+    run = runner.publish(recipe, scores, report, {}, cells=ended)
+    assert run is not None, "only a plan publishes nothing, and a plan runs no cells"
     if broken := [f"{name}: {problem}" for name, problem in ended.items() if isinstance(problem, str)]:
         more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise RunError(

@@ -16,7 +16,7 @@ from prefect.context import TagsContext
 from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
 from memlib.running.precision import be_exact
 from memlib.running.publishing import publish_audit
@@ -84,10 +84,16 @@ class StageRunner:
         self.context.warn(text)
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Publish a run's tables and page, and return the run's manifest."""
-        work = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts)
+        work = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts, cells=cells)
         published: RunRecord = as_task("publish", work)
         return published
 

@@ -51,7 +51,7 @@ def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
     """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be cells."""
-    audits = [audit] if stages_of(audit) else list(AUDITS.values())
+    audits = list(AUDITS.values()) if getattr(_module(audit), "HAS_CELLS", False) else [audit]
     known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
     for stage in named:
         if stage not in known:

@@ -14,6 +14,7 @@ from memlib.findings import Finding, Findings
 from memlib.runs.ledger import look_in_words
 from memlib.runs.records import Ledger, RunRecord
 from memlib.specs import Spec
+from memlib.specs.asks import run_name
 from memlib.store import Store
 from memlib.tables import Table
 
@@ -101,6 +102,7 @@ class Audit:
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled findings.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
+        run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
 
@@ -123,12 +125,18 @@ class Audit:
     columns: tuple[str, ...] = ()
     compare: Callable[[Sequence[Cell]], Sequence[Finding]] | None = None
     exported: Callable[[Any, Any], Exported] | None = None
+    run_of: Callable[[Params, str], str] = run_name
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
 
     @property
     def field(self) -> str:
         """The audit's name in recipes, results and module names."""
         return self.name.replace("-", "_")
+
+    def level(self, findings: Findings) -> float | None:
+        """Return the level of the tests that decide a run's verdict; None if there is none, or several."""
+        levels = {row.alpha for row in findings.tests(*self.headlines)}
+        return levels.pop() if len(levels) == 1 else None
 
     def decisive(self, findings: Findings) -> Finding:
         """Return the test of the headline families with the smallest adjusted p-value, else the first finding."""

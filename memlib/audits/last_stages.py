@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
 from memlib.specs import Spec
-from memlib.specs.asks import run_name
 from memlib.store import Attempt
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class PageStage(Stage[Path]):
         page = signed(
             replace(content, sections=(*content.sections, what_was_read(self.read))),
             findings.verdict,
-            level=audit.decisive(findings).alpha, audit=audit.name, question=audit.question, recipe=self.recipe,
+            level=audit.level(findings), audit=audit.name, question=audit.question, recipe=self.recipe,
             run=self.run, store=self.scores.store, read=self.read,
         )  # fmt: skip
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
@@ -84,4 +83,6 @@ class PageStage(Stage[Path]):
 
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:
     """Return a run's id, which depends on its scores and on its recipe without data locations and presentation."""
-    return run_name(recipe.model_dump(mode="json"), scores.key)
+    from memlib.audits import AUDITS, audit_of
+
+    return AUDITS[audit_of(recipe.audit)].run_of(recipe.model_dump(mode="json"), scores.key)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from memlib.errors import CorruptArtifact
@@ -330,6 +331,7 @@ class CellRequest:
 
 Ended = Mapping[str, "RunRecord | str"]
 """Manifest of each cell's run by name of the cell, or what went wrong in it."""
+NO_CELLS: Ended = MappingProxyType({})
 
 
 class Runner(Protocol):
@@ -362,7 +364,13 @@ class Runner(Protocol):
         ...
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord | None:
         """Publish a run's tables and page, and return its manifest; None if nothing is published, as in a plan.
 
@@ -370,6 +378,7 @@ class Runner(Protocol):
             recipe: the recipe of the run.
             scores, report: the artifacts of the run's tables and of its page.
             artifacts: the run's other artifacts, by their names in the manifest.
+            cells: how the cells ended that the run compares.
         """
         ...
 
@@ -381,10 +390,6 @@ class Runner(Protocol):
             look: id of the run that compares them: together they are one look at the data.
             at_once: number of cells that may run concurrently.
         """
-        ...
-
-    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
-        """Compare the runs of cells, and publish the comparison; return its manifest."""
         ...
 
 

@@ -1,30 +1,21 @@
 """Cells: audits that run as parts of another run, which compares them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.last_stages import REPORT_FILE, run_id
-from memlib.audits.sweep.recipe import Recipe, run_of
-from memlib.audits.sweep.scores import Outcome
-from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.last_stages import run_id
 from memlib.errors import RunError, UserError
-from memlib.identity import VERSION, file_digest
 from memlib.pipeline import user_code
-from memlib.pipeline.stage import AnyArtifact, Artifact, CellRequest, Ended, Out, Stage
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
 from memlib.running.planning import Plan, PlanRunner
-from memlib.running.publishing import Work, publish_again, publish_run
-from memlib.runs.index import list_runs, read_run, results_path
-from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
+from memlib.runs.index import list_runs, read_run
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
 from memlib.store import Ref, Store
-from memlib.store.permissions import scratch
-from memlib.tables import write_table
 
 
 def finished_cells(
@@ -92,68 +83,14 @@ class _Naming(PlanRunner):
         self.transient += artifacts
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord | None:
         """Record the name of the run."""
         self._run = run_id(recipe, scores)
         return None
-
-
-def publish_cells(store: Store, work: Work, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
-    """Publish the comparison of cells: a table below results/, a page and the comparing run's manifest below runs/.
-
-    Args:
-        store: the store to publish in.
-        work: resources that the run has used.
-        recipe: the recipe of the comparing run.
-        cells: the audits, by name of the cell.
-        ended: how each of them ended.
-    """
-    from memlib.audits.sweep.compared import compare  # matplotlib is slow to load
-    from memlib.report.page import render
-
-    assert isinstance(recipe, Recipe)
-    outcomes = []
-    for name, cell in cells.items():
-        end = ended[name]
-        one, problem = (None, end) if isinstance(end, str) else (end, "")
-        outcomes.append(Outcome(name, AUDITS[cell.audit].field, cell.changes, one, problem))
-    run, done = run_of(recipe), [(outcome.cell, outcome.run) for outcome in outcomes if outcome.run is not None]
-    digests = {one.run: one.digest for _, one in done if one.digest is not None}
-    before = publish_again(store, work, run, recipe, digests)
-    if before is not None:
-        return before.model_copy(update={"reused": sorted({ref for _, one in done for ref in one.reused})})
-    compared = compare(store, outcomes)
-    with scratch("sweep") as folder:
-        sentence = compared.verdict.sentence
-        metadata = {"memlib.run": run, "memlib.software": VERSION, "memlib.sentence": sentence}
-        write_table(compared.table, SWEEP, folder / "sweep.parquet", metadata=metadata)
-        path = results_path(SWEEP.name, "sweep", run)
-        results = {"sweep": store.publish(path, folder / "sweep.parquet")}
-        (folder / "page").mkdir()
-        (folder / "page" / REPORT_FILE).write_text(render(compared.page(recipe, run, folder / "page", store)))
-        pages = {
-            file.name: store.publish(f"runs/{run}/{file.name}", file, secret=True)
-            for file in sorted((folder / "page").iterdir())
-        }
-        published = {f"runs/{run}/{file.name}": file_digest(file) for file in (folder / "page").iterdir()}
-        published[path] = file_digest(folder / "sweep.parquet")
-    record = RunRecord(
-        run=run,
-        audit="sweep",
-        title=recipe.title,
-        finished=time.time(),
-        recipe=recipe.model_dump(mode="json"),
-        verdict=VerdictRecord(**asdict(compared.verdict)),
-        findings=[FindingRecord(**row) for row in compared.findings],
-        results=results,
-        report=pages[REPORT_FILE],
-        cells={o.cell: None if o.run is None else o.run.run for o in outcomes},
-        cell_digests=digests,
-        problems={o.cell: o.problem for o in outcomes if o.run is None},
-        artifacts={f"{cell}: {name}": ref for cell, one in done for name, ref in one.artifacts.items()},
-        published=published,
-        computed=sorted({ref for _, one in done for ref in one.computed}),
-        reused=sorted({ref for _, one in done for ref in one.reused}),
-    )
-    return publish_run(store, work, record)

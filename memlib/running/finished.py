@@ -10,7 +10,7 @@ from memlib.audits.arrangement import body_of, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import RunError
 from memlib.pipeline import user_code
-from memlib.pipeline.stage import AnyArtifact, Artifact, CellRequest, Ended
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
 from memlib.recipes.named_files import check_files
 from memlib.running.eviction import evict
@@ -72,16 +72,17 @@ class _Announcing(FinishedRunner):
         self._audit, self._say = audit, say
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
         with self._recorded(recipe):
-            return super().publish(recipe, scores, report, artifacts)
-
-    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
-        """Publish a comparison of cells, and return its manifest."""
-        with self._recorded(recipe):
-            return super().publish_cells(recipe, cells, ended)
+            return super().publish(recipe, scores, report, artifacts, cells=cells)
 
     @contextmanager
     def _recorded(self, recipe: Spec) -> Iterator[None]:

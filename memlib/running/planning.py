@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
 from memlib.identity import flat
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
 from memlib.pipeline.tables import Tables
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
@@ -287,7 +287,13 @@ class PlanRunner:
         self.plan.limits.append(text)
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord | None:
         """Publish nothing."""
         return None
@@ -301,10 +307,6 @@ class PlanRunner:
                     body_of(audit)(self, cell.recipe)
             except (UserError, RunError) as error:
                 self.plan.problems[name] = str(error)
-
-    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> NoReturn:
-        """Compare nothing: a plan has no runs."""
-        raise AssertionError("a plan has no runs to compare")
 
     def _note(self, stage: AnyStage) -> None:
         ref, plan = stage.identity.ref, self.plan

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of, tables_of
@@ -17,7 +16,7 @@ from memlib.findings import Findings
 from memlib.identity import VERSION, file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
-from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
 from memlib.runs import ledger
 from memlib.runs.index import HISTORY, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path
@@ -55,6 +54,8 @@ def publish_audit(
     scores: Artifact[Tables],
     report: Artifact[Path],
     artifacts: Mapping[str, AnyArtifact],
+    *,
+    cells: Ended = NO_CELLS,
 ) -> RunRecord:
     """Publish the tables below results/, the page and figures below runs/<run>/, and the run's manifest last.
 
@@ -64,11 +65,15 @@ def publish_audit(
         recipe: the recipe of the run.
         scores, report: the artifacts of the run's tables and of its page.
         artifacts: the run's other artifacts, by their names in the manifest.
+        cells: how the cells ended that the run compares; if their runs and the comparison were published before, as they are
+            now, they are not published again.
 
     Returns:
         the manifest.
     """
-    run = run_id(recipe, scores)
+    run, done = run_id(recipe, scores), {cell: one for cell, one in cells.items() if isinstance(one, RunRecord)}
+    if done and (before := publish_again(store, work, run, recipe, cells)) is not None:
+        return before
     named = {**artifacts, "scores": scores, "report": report}
     metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": VERSION}
     results: dict[str, str] = {}
@@ -103,18 +108,20 @@ def publish_audit(
         findings=[FindingRecord(**row) for row in findings_of(summary)],
         results=results,
         report=pages[REPORT_FILE],
-        artifacts={name: str(artifact) for name, artifact in named.items()},
+        artifacts={f"{cell}: {name}": ref for cell, one in done.items() for name, ref in one.artifacts.items()}
+        | {name: str(artifact) for name, artifact in named.items()},
         scores=str(scores),
-        computed=work.computed,
-        reused=work.reused,
+        cells={cell: one.run if isinstance(one, RunRecord) else None for cell, one in cells.items()},
+        cell_digests=_digests(cells),
+        problems={cell: one for cell, one in cells.items() if isinstance(one, str)},
+        computed=_all("computed", work, done),
+        reused=_all("reused", work, done),
         published=published,
     )
     return publish_run(store, work, record)
 
 
-def publish_again(
-    store: Store, work: Work, name: str, recipe: Any, cells: Mapping[str, str] = MappingProxyType({})
-) -> RunRecord | None:
+def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended = NO_CELLS) -> RunRecord | None:
     """Record that a run was already finished; return None if it must be republished because it has changed or lacks files.
 
     The record is a file of its own: the run's manifest, which may be signed, stays as it is. In a local store the published
@@ -125,7 +132,7 @@ def publish_again(
         work: resources and artifacts that the run has used; none of the artifacts was computed.
         name: id of the run.
         recipe: the recipe of the run.
-        cells: for a sweep: digests of its cells' manifests, by run.
+        cells: how the cells ended that the run compares.
 
     Returns:
         the manifest, or None.
@@ -133,7 +140,7 @@ def publish_again(
     run = _published_before(store, name)
     if run is None or run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
         return None
-    if run.problems or run.cell_digests != cells:
+    if run.problems or run.cell_digests != _digests(cells):
         return None
     folders = {path.rpartition("/")[0] for path in run.published}
     existing = {path for folder in folders for path in store.listing(folder)}
@@ -144,7 +151,19 @@ def publish_again(
     later = [*_later(store, run.run), _publication(work)]
     store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
     history, seconds = [*run.history, *later], later[-1].seconds
-    return run.model_copy(update={"computed": [], "reused": work.reused, "history": history, "seconds": seconds})
+    reused = _all("reused", work, {cell: one for cell, one in cells.items() if isinstance(one, RunRecord)})
+    return run.model_copy(update={"computed": [], "reused": reused, "history": history, "seconds": seconds})
+
+
+def _digests(cells: Ended) -> dict[str, str]:
+    """Return the digest of each cell's manifest, by run."""
+    return {one.run: one.digest for one in cells.values() if isinstance(one, RunRecord) and one.digest is not None}
+
+
+def _all(which: str, work: Work, cells: Mapping[str, RunRecord]) -> list[str]:
+    """Return the artifacts that a run computed, or reused: also those of the cells that it compares."""
+    own = getattr(work, which)
+    return sorted({*own, *(ref for one in cells.values() for ref in getattr(one, which))}) if cells else own
 
 
 def _are_pinned(store: Store, run: RunRecord) -> bool:

@@ -11,9 +11,9 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
 from memlib.errors import RunError, UserError
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
 from memlib.pipeline.tables import Tables
-from memlib.running.cells import finished_cells, publish_cells
+from memlib.running.cells import finished_cells
 from memlib.running.precision import be_exact
 from memlib.running.publishing import Work, publish_again, publish_audit
 from memlib.runs.records import RunRecord
@@ -118,10 +118,16 @@ class PlainRunner:
         self.warnings.append(text)
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
-        return publish_audit(self._store, self._work, recipe, scores, report, artifacts)
+        return publish_audit(self._store, self._work, recipe, scores, report, artifacts, cells=cells)
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
         """Run cells one after another, except those that are already finished."""
@@ -141,10 +147,6 @@ class PlainRunner:
                 self._work.computed += inner.computed
         return done
 
-    def publish_cells(self, recipe: Spec, cells: Mapping[str, CellRequest], ended: Ended) -> RunRecord:
-        """Compare the runs of cells, and publish the comparison."""
-        return publish_cells(self._store, self._work, recipe, cells, ended)
-
 
 class Unfinished(RunError):
     """A run that cannot be republished because one of its artifacts has yet to be computed."""
@@ -154,11 +156,17 @@ class FinishedRunner(PlainRunner):
     """A runner that republishes an audit whose artifacts are all committed; it computes nothing."""
 
     def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact]
+        self,
+        recipe: Spec,
+        scores: Artifact[Tables],
+        report: Artifact[Path],
+        artifacts: Mapping[str, AnyArtifact],
+        *,
+        cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Record that the run was already finished; publish it in full if it has changed or lacks files."""
-        manifest = publish_again(self._store, self._work, run_id(recipe, scores), recipe)
-        return super().publish(recipe, scores, report, artifacts) if manifest is None else manifest
+        manifest = publish_again(self._store, self._work, run_id(recipe, scores), recipe, cells)
+        return super().publish(recipe, scores, report, artifacts, cells=cells) if manifest is None else manifest
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
         """Return the finished runs of all cells."""

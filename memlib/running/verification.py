@@ -20,17 +20,13 @@ import pyarrow.parquet as pq
 
 from memlib.audits import AUDITS, audit_of, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
-from memlib.audits.sweep.compared import compare, text_of
-from memlib.audits.sweep.recipe import Recipe, run_of
-from memlib.audits.sweep.scores import Outcome
-from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import Findings, Verdict, verdict_of
-from memlib.identity import KEY_LENGTH, VERSION, canonical_json
-from memlib.pipeline.provenance import source_state
+from memlib.identity import KEY_LENGTH, canonical_json
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
-from memlib.report.page import render, said_on_page
+from memlib.report.page import said_on_page
 from memlib.runs import ledger
 from memlib.runs.garbage import committed, under_way
 from memlib.runs.index import (
@@ -46,17 +42,16 @@ from memlib.runs.index import (
     rows_of,
 )
 from memlib.runs.records import RunRecord, SignatureRecord
-from memlib.specs.asks import asks_digest, run_name
+from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Ref, Store
-from memlib.store.permissions import scratch
 from memlib.store.records import ArtifactRecord, Unreadable, parse
-from memlib.tables import RUNS, read_table, write_table
+from memlib.tables import RUNS, read_table
 
 SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000
-ELSEWHERE = "by another version of memlib, which can compare its text"
+SWEEP = Recipe.model_fields["audit"].default
 KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 FREE = frozenset({"source", "prefix", "suffix"})  # inputs that are no keys, but which a user may choose to look like one
 
@@ -217,7 +212,7 @@ def check_run(
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
-    if run.audit == "sweep":
+    if run.audit == SWEEP:
         yield from _unlike_its_cells(store, run)
     for ref_name, pin in run.pins.items():
         try:
@@ -259,7 +254,9 @@ def known_of(refs: Iterable[Ref]) -> Known:
 
 def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
     """Yield what a run's manifest should name and does not: artifacts that it rests on, its tables, its page."""
-    if run.scores is None:  # a sweep, whose cells are checked as runs
+    if run.scores is None:
+        if run.audit != SWEEP:
+            yield "names no scores"
         return
     ends = [Ref.parse(run.artifacts[name]) for name in ("scores", "report") if name in run.artifacts]
     if len(ends) < 2 or str(ends[0]) != run.scores:
@@ -287,6 +284,14 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
         expected = page | {results_path(table, run.audit, run.run) for table in tables_of(run.audit)}
         if absent := sorted(expected - run.published.keys()):
             yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
+
+
+def _named(run: RunRecord, scores: str) -> str | None:
+    """Return the name that a run's recipe and scores give it; None if the recipe cannot be read."""
+    try:
+        return AUDITS[audit_of(run.audit)].run_of(run.recipe, scores)
+    except ValueError:
+        return None
 
 
 def _keys_in(inputs: Any) -> Iterator[str]:
@@ -322,11 +327,11 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     for uri, place in (*named, (run.report, f"runs/{run.run}/{REPORT_FILE}")):
         if not f"/{uri}".endswith(f"/{place}"):
             yield f"it names {uri or 'nothing'} in place of {place}"
-    if run.scores is None:  # a sweep
+    if run.scores is None:
         return
     yield from _unlike_its_page(store, run)
     scores = Ref.parse(run.scores)
-    if run_name(run.recipe, scores.key) != run.run:
+    if _named(run, scores.key) != run.run:
         yield "its name does not match its recipe and scores"
     try:
         summary = read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
@@ -376,66 +381,32 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
 
 
 def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
-    """Yield where a sweep differs from the manifests and scores of its cells; for its figures, only the digest vouches."""
+    """Yield where a sweep's manifest names other cells than its recipe and its scores, or cells that are others now."""
     name = f"run {run.run}"
-    if not run.cell_digests and any(run.cells.values()):
-        problem = "was published before sweeps recorded their cells' manifests; run it again, or verify its cells themselves"
+    if run.scores is None:
+        problem = "was published before the comparison of cells was an artifact; run it again, or verify its cells themselves"
         yield Problem(name, problem, is_unchecked=True)
         return
     try:
-        recipe = Recipe.model_validate(run.recipe)
-        changes = {cell: change for cell, _, change in recipe.changes()}
-    except ValueError as error:
-        yield Problem(name, f"has a recipe that cannot be read ({str(error).splitlines()[0]})")
+        spec: Any = store.artifacts.manifest(Ref.parse(run.scores)).spec
+        compared = {cell["cell"]: cell for cell in spec["cells"]}
+        changes = {cell: change for cell, _, change in Recipe.model_validate(run.recipe).changes()}
+    except CorruptArtifact:  # reported by check_artifacts
         return
-    if run_of(recipe) != run.run or changes.keys() != run.cells.keys():
-        yield Problem(name, "its name or its cells do not match its recipe")
+    except (KeyError, TypeError, ValueError) as error:
+        yield Problem(name, f"has a recipe or scores that cannot be read ({str(error).splitlines()[0]})")
         return
-    table_path = results_path(SWEEP.name, run.audit, run.run)
-    audits = _audits_of_cells(store, table_path)
-    outcomes = []
+    said = {cell: (one.get("run"), one.get("problem", "")) for cell, one in compared.items()}
+    if said != {cell: (one, run.problems.get(cell, "")) for cell, one in run.cells.items()} or changes.keys() != said.keys():
+        yield Problem(name, "its cells do not match its recipe and scores")
     for cell, one in run.cells.items():
         try:
             found = None if one is None else read_run(store, one)
         except RunError as error:
             yield Problem(name, f"{error} (cell {cell})")
-            return
+            continue
         if found is not None and found.digest != run.cell_digests.get(found.run):
             yield Problem(name, f"its cell {cell}, run {one}, has been published again since; run the sweep again")
-            return
-        audit = audits.get(cell, "") if found is None else found.audit
-        outcomes.append(Outcome(cell, audit, changes[cell], found, run.problems.get(cell, "")))
-    try:
-        compared, here = compare(store, outcomes), dict(source_state())
-        other = run.source != here or here.get("dirty") or run.software.get("memlib") != VERSION
-        said = compared.verdict
-        if other and run.verdict is not None and run.verdict.word == said.word:  # texts change between versions, words do not
-            said = Verdict(**run.verdict.model_dump())
-        for problem in _said_otherwise(run, compared.findings, said, "cells'"):
-            yield Problem(name, problem)
-        if said != compared.verdict:
-            yield Problem(name, f"its verdict was worded {ELSEWHERE}", is_unchecked=True)
-        with scratch("verify") as folder:
-            write_table(compared.table, SWEEP, folder / "sweep.parquet")
-            if table_path in run.published and not _same_table(store, table_path, folder / "sweep.parquet"):
-                yield Problem(name, f"{table_path} differs from its cells' findings")
-            page = render(compared.page(recipe, run.run, folder, store)).encode()
-    except CorruptArtifact:  # reported by check_artifacts
-        return
-    path = f"runs/{run.run}/{REPORT_FILE}"
-    if path in run.published and text_of(store.published(path) or b"") != text_of(page):
-        yield Problem(path, f"was drawn {ELSEWHERE}" if other else "differs from its cells", is_unchecked=bool(other))
-    if unnamed := {table_path, path} - run.published.keys():
-        yield Problem(name, f"does not name {min(unnamed)} among its published files")
-
-
-def _audits_of_cells(store: Store, path: str) -> dict[str, str]:
-    """Return the audit of each cell as the published table names it: a cell that failed has no other record of it."""
-    try:
-        rows = pq.read_table(pa.BufferReader(store.published(path) or b""), columns=["cell", "cell_audit"]).to_pylist()
-    except (pa.ArrowException, OSError, ValueError):
-        return {}
-    return {row["cell"]: row["cell_audit"] for row in rows}
 
 
 def _alike(said: Any, expected: Any) -> bool:

@@ -108,7 +108,7 @@ class RunRecord(Record):
         ledger: digest of the data, and earlier audits of the same data.
         results, report: URIs of its tables by name, and of its page.
         artifacts: addresses of its artifacts by readable names.
-        scores: address of its scores; None for a sweep.
+        scores: address of its scores; None for sweeps of earlier versions.
         computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
         cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
         cell_digests: for a sweep: digest of each cell's manifest, by run.

@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,13 @@ score: {references: 200, shards: 1}
 extraction: null
 discoverable: {documents: 20, prefix: 4, suffix: 8, samples: 300}
 """
+SWEEP = f"""
+audit: sweep
+title: tiny sweep
+recipe:
+{textwrap.indent(SELF_INFLUENCE, "  ")}
+grid: {{training.epochs: [10, 20, 30]}}
+"""
 RECIPES = {
     "deja-vu": RECIPE,
     "deja-vu (views)": RECIPE.replace("decode: {", "decode: {stability: {views: 3}, "),
@@ -82,6 +90,7 @@ RECIPES = {
     "forgetting": FORGETTING,
     "exposure": EXPOSURE,
     "exposure (fine-tuning)": FINE_TUNING,
+    "sweep": SWEEP,
 }
 BROKEN = {
     "deja-vu (views)": ("stability",),

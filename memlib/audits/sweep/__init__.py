@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.base import Audit
-from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.tables import SWEEP
 
 
@@ -17,10 +17,16 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     return True
 
 
+def _run_of(recipe: Mapping[str, Any], scores: str) -> str:
+    """Return the id of a sweep, which is known before its cells have run: they are one look at the data."""
+    return run_of(Recipe.model_validate(recipe))
+
+
 AUDIT = Audit(
     name="sweep",
     question="How do the results of many audits compare across epochs, regularization, architectures, seeds or audits?",
     recipe=Recipe,
     tables={"sweep": SWEEP},
     in_brief=_in_brief,
+    run_of=_run_of,
 )

@@ -15,7 +15,6 @@ from memlib.report.figures import INK, MUTED, TARGET, new_figure, save_figure
 from memlib.report.format import format_interval, format_p, format_settings, say_p, varying_params
 from memlib.report.glossary import terms
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, meaning_of
-from memlib.runs.records import RunRecord
 
 MOST_METRICS = 4  # columns that fit next to the cell names
 SINGLED = ("target", "variant")  # params that single out one of several headlines of a cell
@@ -111,9 +110,7 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
         about = f"{_in_words(head.metric)} {format_settings(varying, head.params)}".strip()
         word = "" if verdict is None else verdict.word
         cells = [_cell(outcome, metric) for metric in metrics]
-        rows.append(
-            (outcome.cell, outcome.run.run, word, about, format_p(head.p_adjusted), *cells, f"{_seconds(outcome.run):.0f}")
-        )
+        rows.append((outcome.cell, outcome.run.run, word, about, format_p(head.p_adjusted), *cells))
     changes = [(o.cell, json.dumps(dict(o.changes), sort_keys=True)) for o in outcomes]
     text = (
         f"Cells of the {_in_words(audit)} audit: the word of each cell's own verdict; its headline, which is the test with "
@@ -123,18 +120,13 @@ def _audit(audit: str, outcomes: Sequence[Outcome]) -> Section:
     return Section(
         f"{_in_words(audit)}: findings",
         text,
-        TableView(("cell", "run", "verdict", "headline", "p of it", *map(_in_words, metrics), "seconds"), rows),
+        TableView(("cell", "run", "verdict", "headline", "p of it", *map(_in_words, metrics)), rows),
         TableView(("cell", "changes"), changes, folded="Changes of each cell to its recipe"),
     )
 
 
 def _in_words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _seconds(run: RunRecord) -> float:
-    """Return the seconds that a run took when it was published first; requests for what is there take few."""
-    return run.history[0].seconds if run.history else run.seconds
 
 
 def _along(trend: Trend, folder: Path, number: int) -> Section:

@@ -15,6 +15,8 @@ from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, 
 from memlib.runs.records import RunRecord
 from memlib.stats.multiplicity import holm
 
+TRAINED = ("train", "train_nets")  # stages whose artifacts are models
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -44,6 +46,11 @@ class Outcome:
         """The test of its headline families with the smallest p-value, else the first finding; not of a failed cell."""
         assert self.run is not None
         return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
+
+
+def models_of(run: RunRecord) -> set[str]:
+    """Return the addresses of the models that memlib trained for a run."""
+    return {ref for ref in (*run.computed, *run.reused) if ref.split("/")[0] in TRAINED}
 
 
 def score(

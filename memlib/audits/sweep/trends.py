@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.sweep.scores import Outcome
+from memlib.audits.sweep.scores import Outcome, models_of
 from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.identity import derive_seed
 
 FEWEST, EXACT, DRAWS = 3, 10_000, 10_000
-TRAINED = ("train", "train_nets")  # stages whose artifacts are models
 
 Point = tuple[float, str, Finding]
 """Value of the key, name of the cell and its headline."""
@@ -143,7 +142,7 @@ def _share_models(outcomes: Sequence[Outcome]) -> bool:
     seen: set[str] = set()
     for outcome in outcomes:
         assert outcome.run is not None
-        models = {ref for ref in (*outcome.run.computed, *outcome.run.reused) if ref.split("/")[0] in TRAINED}
+        models = models_of(outcome.run)
         if models & seen or not models:
             return True
         seen |= models

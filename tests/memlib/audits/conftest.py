@@ -1,4 +1,4 @@
-"""What the tests of the audits share."""
+"""Fixtures of the tests of audits."""
 
 import pytest
 

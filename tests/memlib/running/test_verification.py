@@ -17,21 +17,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from flows.cli.app import main
-from memlib import __version__
 from memlib.audits import tables_of
-from memlib.audits.sweep.compared import compare
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.scores import Outcome
-from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.stages import Report, Score
 from memlib.findings import Findings
 from memlib.identity import content_key, file_digest
-from memlib.pipeline.provenance import source_state
-from memlib.report.page import render
-from memlib.running import verification
+from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts, check_run, check_signature, sign
 from memlib.runs import index
 from memlib.runs.index import INDEX, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of
-from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
+from memlib.runs.records import RunRecord
 from memlib.specs.asks import asks_digest, run_name
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
@@ -90,27 +86,11 @@ def swept(store: Store, tmp_path: Path) -> Store:
     """A store with a sweep of two cells, one of which failed, made as publish makes it."""
     cell = only_run(store)
     recipe = Recipe.model_validate(SWEEP_RECIPE)
-    run = run_of(recipe)
-    compared = compare(store, [Outcome("one", "deja_vu", {}, cell), Outcome("two", "exposure", {}, None, "it failed")])
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    write_table(compared.table, SWEEP, folder / "sweep.parquet")
-    (folder / "report.html").write_text(render(compared.page(recipe, run, folder, store)))
-    table, page = results_path("sweep", "sweep", run), f"runs/{run}/report.html"
-    published = {}
-    for path, file in ((table, folder / "sweep.parquet"), (page, folder / "report.html")):
-        store.publish(path, file)
-        published[path] = file_digest(file)
-    assert cell.digest is not None
-    record = RunRecord(
-        run=run, audit="sweep", title="s", finished=2.0, recipe=recipe.model_dump(mode="json"),
-        findings=[FindingRecord(**row) for row in compared.findings], verdict=VerdictRecord(**asdict(compared.verdict)),
-        report=page, cells={"one": cell.run, "two": None}, cell_digests={cell.run: cell.digest}, problems={"two": "it failed"},
-        artifacts={f"one: {name}": ref for name, ref in cell.artifacts.items()}, published=published, pins=cell.pins,
-        asks=asks_digest(recipe.model_dump(mode="json")), source=dict(source_state()), software={"memlib": __version__},
-    )  # fmt: skip
-    store.publish(f"runs/{run}/manifest.json", json.dumps(sealed(record.model_dump())).encode())
-    write_row(store)
+    ended = {"one": cell, "two": "it failed"}
+    outcomes = [Outcome("one", "deja_vu", {}, cell), Outcome("two", "exposure", {}, None, "it failed")]
+    runner = PlainRunner(store)
+    scores = runner.run(Score(outcomes, store))
+    runner.publish(recipe, scores, runner.run(Report(recipe, run_of(recipe), scores, outcomes)), {}, cells=ended)
     return store
 
 
@@ -130,8 +110,6 @@ def reseal_sweep(store: Store, replaced: Mapping[str, bytes] = MappingProxyType(
 def test_a_sweep_is_checked_against_its_cells(
     swept: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "source_state", lambda: sweep_of(swept).source | {"dirty": False})
-    reseal_sweep(swept, source=sweep_of(swept).source | {"dirty": False})
     assert main(["verify", "--store", swept.uri]) == 0, capsys.readouterr()
     run = sweep_of(swept)
     page, table = f"runs/{run.run}/report.html", results_path("sweep", "sweep", run.run)
@@ -144,56 +122,45 @@ def test_a_sweep_is_checked_against_its_cells(
     findings = [finding.model_dump() for finding in run.findings]
     says = run.verdict.model_dump() if run.verdict is not None else {}
     attacks: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
-        "its verdict differs from its cells'": ({}, {"verdict": says | {"word": "bounded"}}),
-        "its findings differ from its cells'": ({}, {"findings": [findings[0] | {"value": 2.0}, *findings[1:]]}),
-        "differs from its cells' findings": ({table: written.getvalue().to_pybytes()}, {}),
-        f"{page}: differs from its cells": ({page: calm}, {}),
-        "its name or its cells do not match its recipe": ({}, {"cells": {"one": cell, "three": None}}),
+        "its verdict differs from its scores": ({}, {"verdict": says | {"word": "bounded"}}),
+        "its findings differ from its scores": ({}, {"findings": [findings[0] | {"value": 2.0}, *findings[1:]]}),
+        f"{table} differs from its scores": ({table: written.getvalue().to_pybytes()}, {}),
+        f"{page} differs from its report": ({page: calm}, {}),
+        "its cells do not match its recipe and scores": ({}, {"cells": {"one": cell, "three": None}}),
         "has been published again since": ({}, {"cell_digests": {cell: "0" * 64}}),
         "among its published files": ({}, {"published": {table: run.published[table]}}),
+        "names no scores or no report": ({}, {"artifacts": {}}),
+        "cannot be checked": ({}, {"scores": None}),
     }
     for expected, (replaced, changes) in attacks.items():
         before = {path: swept.published(path) or b"" for path in (*replaced, f"runs/{run.run}/manifest.json")}
         reseal_sweep(swept, replaced, **changes)
-        assert main(["verify", run.run, "--store", swept.uri]) == 2
-        assert expected in capsys.readouterr().out
+        write_row(swept)
+        assert main(["verify", run.run, "--store", swept.uri]) == (3 if expected == "cannot be checked" else 2), expected
+        captured = capsys.readouterr()
+        assert expected in captured.out + captured.err
         for path, content in before.items():
             swept.publish(path, content)
+        write_row(swept)
     assert main(["verify", run.run, "--store", swept.uri]) == 0
     swept.publish(f"runs/{cell}/manifest.json", json.dumps(sealed(json.loads(manifest) | {"seconds": 9.0})).encode())
     assert main(["verify", run.run, "--store", swept.uri]) == 2
     assert "its cell one" in capsys.readouterr().out
 
 
-def test_verify_of_a_sweep_returns_3_for_parts_it_cannot_check(swept: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    run = sweep_of(swept)
-    page = f"runs/{run.run}/report.html"
-    reseal_sweep(swept, cell_digests={})  # as sweeps of an earlier version have none
-    assert main(["verify", run.run, "--store", swept.uri]) == 3
-    assert "was published before sweeps recorded" in capsys.readouterr().out
-    reseal_sweep(
-        swept, {page: (swept.published(page) or b"").replace(b"it failed", b"a failure")}, cell_digests=run.cell_digests,
-        source={"commit": "another", "dirty": False},
-    )  # fmt: skip
-    assert main(["verify", run.run, "--store", swept.uri]) == 3
-    said = capsys.readouterr().out
-    assert f"{page}: was drawn by another version of memlib" in said
-    assert "1 item in" in said
-    assert run.verdict is not None
-    worded, elsewhere = run.verdict.model_dump() | {"sentence": "In other words."}, {"commit": "another", "dirty": False}
-    for verdict, code, said in (
-        (worded, 3, "its verdict was worded by another version of memlib"),
-        (worded | {"word": "bounded"}, 2, "its verdict differs from its cells'"),  # no version gives another word
-        (run.verdict.model_dump(), 3, "was drawn by another version"),
-    ):
-        reseal_sweep(swept, source=elsewhere, cell_digests=run.cell_digests, verdict=verdict)
-        write_row(swept)
-        assert main(["verify", run.run, "--store", swept.uri]) == code
-        assert said in capsys.readouterr().out
-    reseal_sweep(
-        swept, source={"commit": "another", "dirty": False}, cell_digests=run.cell_digests, title="t"
-    )  # a finding wins
-    assert main(["verify", run.run, "--store", swept.uri]) == 2
+def test_a_comparison_rests_on_the_scores_of_cells_whatever_their_manifests_repeat(store: Store) -> None:
+    cell = only_run(store)
+    false = [cell.findings[0].model_copy(update={"value": 0.9}), *cell.findings[1:]]
+    forged = cell.model_copy(update={"findings": false})
+    runner = PlainRunner(store)
+    scores = runner.run(Score([Outcome("one", "deja_vu", {}, forged)], store))
+    assert scores.content["sweep"]["value"].to_pylist()[0] == 0.2
+
+
+def test_only_a_sweep_may_lack_scores(store: Store) -> None:
+    run = only_run(store)
+    unscored = run.model_copy(update={"scores": None})
+    assert "names no scores" in [problem.problem for problem in check_run(store, unscored, {})]
 
 
 def write_row(store: Store) -> None:

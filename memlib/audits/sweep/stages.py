@@ -1,0 +1,145 @@
+"""Stages of a sweep: compare the findings of its cells, and draw the page that shows them side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memlib.audits import AUDITS
+from memlib.audits.base import Cell
+from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import Outcome, models_of, score, summarize, verdict
+from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.trends import Trend, trends
+from memlib.findings import Finding, Findings, verdict_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, CellRequest, Ended, Place
+from memlib.pipeline.tables import Tables
+from memlib.runs.index import findings_of
+from memlib.runs.records import FindingRecord, VerdictRecord
+from memlib.store import Attempt, Ref, Store
+from memlib.tables import SUMMARY, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.report.page import Content
+
+MOST_COMPARED = 24  # cells of one audit whose pairs are compared
+
+
+def outcomes_of(cells: Mapping[str, CellRequest], ended: Ended) -> list[Outcome]:
+    """Return the outcome of every cell, in the order of the cells."""
+    outcomes = []
+    for name, cell in cells.items():
+        end = ended[name]
+        run, problem = (None, end) if isinstance(end, str) else (end, "")
+        outcomes.append(Outcome(name, AUDITS[cell.audit].field, cell.changes, run, problem))
+    return outcomes
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Compare the cells of a sweep: findings side by side, differences of two cells, trends along keys."""
+
+    declared: ClassVar[Declared] = Declared("score_sweep", 1)
+    title: ClassVar[str] = "compare the cells"
+    place: ClassVar[Place] = "driver"
+
+    outcomes: Sequence[Outcome]
+    store: Store
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The audit, changes and run of each cell, or the reason why it failed."""
+        return {"cells": list(map(_cell, self.outcomes))}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores of the cells."""
+        return _scores(self.outcomes)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the tables."""
+        outcomes = [scored(self.store, outcome) for outcome in self.outcomes]
+        pairs, along = compare(self.store, outcomes)
+        table = score(outcomes, pairs, [trend.row for trend in along])
+        write_table(table, SWEEP, attempt.path(f"{SWEEP.name}.parquet"))
+        said = Findings(summarize(outcomes)).table(verdict(outcomes, pairs))
+        write_table(said, SUMMARY, attempt.path(SUMMARY_FILE))
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a sweep."""
+
+    declared: ClassVar[Declared] = Declared("report", 1)
+    title: ClassVar[str] = "report sweep"
+    place: ClassVar[Place] = "driver"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    outcomes: Sequence[Outcome]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The comparison, and the scores that it compares."""
+        return {"scores": self.scores.key, "cells": _scores(self.outcomes)}
+
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the page says."""
+        from memlib.audits.sweep.report import compose
+
+        outcomes = [scored(self.scores.store, outcome) for outcome in self.outcomes]
+        return compose(outcomes, attempt.path("figures"), *compare(self.scores.store, outcomes))
+
+
+def scored(store: Store, outcome: Outcome) -> Outcome:
+    """Return an outcome with the findings and the verdict of its scores, whatever its manifest repeats of them."""
+    if outcome.run is None:
+        return outcome
+    summary = Tables(store, Ref.parse(outcome.run.artifacts["scores"]))["summary"]
+    said = {
+        "findings": [FindingRecord(**row) for row in findings_of(summary.to_pylist())],
+        "verdict": VerdictRecord(**asdict(verdict_of(summary))),
+    }
+    return replace(outcome, run=outcome.run.model_copy(update=said))
+
+
+def _cell(outcome: Outcome) -> Mapping[str, Any]:
+    known = {"cell": outcome.cell, "audit": outcome.audit, "changes": _plain(outcome.changes)}
+    if outcome.run is None:
+        return {**known, "problem": outcome.problem}
+    return {**known, "run": outcome.run.run, "models": sorted(models_of(outcome.run))}
+
+
+def _plain(changes: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(changes), sort_keys=True, default=str))
+
+
+def _scores(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    return {o.cell: Ref.parse(o.run.artifacts["scores"]).key for o in outcomes if o.run is not None}
+
+
+def compare(store: Store, outcomes: Sequence[Outcome]) -> tuple[dict[str, Sequence[Finding]], list[Trend]]:
+    """Return the differences of each pair of comparable cells by audit, and the trends along numeric keys.
+
+    Args:
+        store: store of the cells' runs.
+        outcomes: outcome of each cell; cells with the same scores count once.
+    """
+    pairs: dict[str, Sequence[Finding]] = {}
+    for audit in AUDITS.values():
+        if audit.compare is None:
+            continue
+        named_runs = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
+        runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(named_runs)}
+        if 1 < len(runs) <= MOST_COMPARED:
+            tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
+            cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
+            pairs[audit.field] = audit.compare(cells)
+    return pairs, trends(outcomes)
