@@ -19,7 +19,17 @@ from memlib.pipeline.provenance import software, source_state, who
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
 from memlib.runs import ledger
-from memlib.runs.index import HISTORY, findings_of, list_runs, pins_of, publish_rows, read_run, refs_of, results_path
+from memlib.runs.index import (
+    HISTORY,
+    SIGNATURE,
+    findings_of,
+    list_runs,
+    pins_of,
+    publish_rows,
+    read_run,
+    refs_of,
+    results_path,
+)
 from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, Publication, RunRecord, VerdictRecord
 from memlib.specs import Resources
 from memlib.specs.asks import asks_digest
@@ -216,7 +226,10 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     )
     written = sealed(whole.model_dump())
     store.publish(f"runs/{run.run}/{MANIFEST}", json.dumps(written, indent=1).encode())
-    store.drop(f"runs/{run.run}/{HISTORY}")  # the manifest holds it all
+    folder = f"runs/{run.run}"
+    store.drop(f"{folder}/{HISTORY}")  # the manifest holds it all
+    for path in store.listing(folder).keys() - run.published.keys() - {f"{folder}/{MANIFEST}", f"{folder}/{SIGNATURE}"}:
+        store.drop(path)  # of an earlier publication, whose page had other figures
     publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] == run.run])
     return whole.model_copy(update={DIGEST: written[DIGEST]})
 

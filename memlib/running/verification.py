@@ -32,6 +32,7 @@ from memlib.runs.garbage import committed, under_way
 from memlib.runs.index import (
     HISTORY,
     INDEX,
+    SIGNATURE,
     find_run,
     findings_of,
     list_runs,
@@ -47,7 +48,6 @@ from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable, parse
 from memlib.tables import RUNS, read_table
 
-SIGNATURE = "signature.json"
 SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000

@@ -133,6 +133,21 @@ def test_publishing_again_keeps_intact_files_and_restores_spoilt_ones(again: tup
         assert all(path.exists() for path in files)
 
 
+def test_publishing_again_removes_figures_of_an_earlier_page_but_no_signature(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    run = list_runs(store).entries[0]["run"]
+    folder = Path(store.root, "runs", run)
+    (folder / "report.html").unlink()  # so that it is published in full
+    (folder / "figures/earlier.svg").write_text("<svg/>")
+    (folder / "signature.json").write_text("{}")
+    mended = publish_again(recipe, store)
+    assert mended is not None
+    left = {path.relative_to(store.root).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert left == {*mended.published, f"runs/{run}/manifest.json", f"runs/{run}/signature.json"} - {
+        path for path in mended.published if path.startswith("results/")
+    }
+
+
 def test_a_finished_run_far_away_is_a_few_requests(ran: tuple[Path, Path], tmp_path: Path) -> None:
     """A look at each artifact: its manifest, and a list of its files; of its bytes only what keys are made from."""
     memory = fsspec.filesystem("memory")
