@@ -254,9 +254,7 @@ RUNS = Table(
         Column("title", TEXT, "", "title of the run's report"),
         Column("data", TEXT, "sha256", "digest of the audited data; empty for a sweep"),
         Column("asks", TEXT, "sha256", "digest of the recipe without titles, galleries and data locations"),
-        Column(
-            "scores", TEXT, "", "address of the artifact that holds the run's numbers; null for earlier sweeps"
-        ),
+        Column("scores", TEXT, "", "address of the artifact that holds the run's numbers; null for earlier sweeps"),
         Column("current", FLAG, "", "whether no newer run has the same recipe and data, as after an update of memlib"),
         Column("verdict", TEXT, "", "the verdict in a word"),
         Column("sentence", TEXT, "", "the verdict in a sentence"),

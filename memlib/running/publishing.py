@@ -200,7 +200,8 @@ def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable
         return before.ledger
     planned = ledger.planned_looks(recipe.model_dump(mode="json"))
     now = Ledger(data=data, examples=sources.examples_of(used), look=work.look or run, planned=planned)
-    return ledger.entry(list_runs(store).entries, run, now)
+    asks = "" if ledger.trained_in(work.computed) else asks_digest(recipe.model_dump(mode="json"))
+    return ledger.entry(list_runs(store).entries, run, now, asks=asks)
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:

@@ -1,14 +1,20 @@
 """Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memlib.runs.records import EarlierAudit, Ledger, RunEntry
 
+TRAINED = ("train", "train_nets")  # stages whose artifacts are models
 ALIKE = 2  # number of common digests from which on two audits are said to be of the same examples
 
 
-def entry(runs: Sequence[RunEntry], run: str, now: Ledger) -> Ledger:
+def trained_in(refs: Iterable[str]) -> set[str]:
+    """Return those of some artifacts that are models which memlib trained."""
+    return {ref for ref in refs if ref.split("/")[0] in TRAINED}
+
+
+def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, asks: str = "") -> Ledger:
     """Return the ledger that a run records when it is first published: its data, and earlier audits of that data.
 
     Data are the same if their sources are, or if they share a considerable part of their examples.
@@ -17,8 +23,10 @@ def entry(runs: Sequence[RunEntry], run: str, now: Ledger) -> Ledger:
         runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
         run: id of this run.
         now: the run's data, look and planned looks.
+        asks: digest of the run's recipe, if it trained no model: then a run of the same recipe, as of an earlier version of
+            memlib, is the same look at the same models.
     """
-    earlier = [one for one in runs if one["run"] != run and _is_same(one, now)]
+    earlier = [one for one in runs if one["run"] != run and _is_same(one, now) and not (asks and one["asks"] == asks)]
     lines = [_line(one) for one in sorted(earlier, key=lambda one: one["finished"])]
     return now.model_copy(update={"earlier": lines})
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, diagnostic
+from memlib.runs.ledger import trained_in
 from memlib.runs.records import RunRecord
 from memlib.stats.multiplicity import holm
-
-TRAINED = ("train", "train_nets")  # stages whose artifacts are models
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Outcome:
 
 def models_of(run: RunRecord) -> set[str]:
     """Return the addresses of the models that memlib trained for a run."""
-    return {ref for ref in (*run.computed, *run.reused) if ref.split("/")[0] in TRAINED}
+    return trained_in([*run.computed, *run.reused])
 
 
 def score(

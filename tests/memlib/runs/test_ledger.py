@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlib.runs.ledger import entry, formerly_in_words, in_words, look_in_words, planned_looks
+from memlib.runs.ledger import entry, formerly_in_words, in_words, look_in_words, planned_looks, trained_in
 from memlib.runs.records import Ledger, RunEntry
 
 
@@ -67,3 +67,11 @@ def test_a_further_look_says_what_it_does_to_the_p_value(p_value: float, said: s
     assert said in text
     assert ("Allowing for" in text) == bool(said)
     assert "unadjusted for earlier looks" in formerly_in_words(made, "a")  # pages published before are still verified
+
+
+def test_an_audit_scored_again_from_the_same_models_is_no_further_look() -> None:
+    store = [run("before", "d", 1.0) | {"asks": "same"}, run("other", "d", 2.0) | {"asks": "another recipe"}]
+    ledger = Ledger(data="d", look="new")
+    assert [one.run for one in entry(store, "new", ledger, asks="same").earlier] == ["other"]
+    assert [one.run for one in entry(store, "new", ledger).earlier] == ["before", "other"]  # its models were trained again
+    assert trained_in(["train/a", "train_nets/b", "score/c", "decode/d"]) == {"train/a", "train_nets/b"}
