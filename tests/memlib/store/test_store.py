@@ -272,7 +272,7 @@ def _fetch_in_a_process(folder: str, number: int, fetched: Any, ready: Any) -> N
 
 def test_processes_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(os.urandom(1_000_000))
-    spawn = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")  # whatever earlier tests have left in this process
     fetched, ready = spawn.Queue(), spawn.Barrier(4)
     processes = [spawn.Process(target=_fetch_in_a_process, args=(str(tmp_path), n, fetched, ready)) for n in range(4)]
     for process in processes:
