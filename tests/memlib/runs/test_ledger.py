@@ -69,7 +69,7 @@ def test_a_further_look_says_what_it_does_to_the_p_value(p_value: float, said: s
     assert "unadjusted for earlier looks" in formerly_in_words(made, "a")  # pages published before are still verified
 
 
-def test_an_audit_scored_again_from_the_same_models_is_no_further_look() -> None:
+def test_an_audit_scored_again_from_the_same_models_is_not_a_further_look() -> None:
     store = [run("before", "d", 1.0) | {"asks": "same"}, run("other", "d", 2.0) | {"asks": "another recipe"}]
     ledger = Ledger(data="d", look="new")
     assert [one.run for one in entry(store, "new", ledger, asks="same").earlier] == ["other"]
