@@ -167,8 +167,8 @@ def _of_excess(rows: Findings) -> Verdict:
     if excess.verdict == SHOWN:
         close = "" if (excess.low or 0) > 0 else " The approximate interval reaches 0: the test decides, but only just."
         text = (
-            f"{excess.n} images were audited: {_measured(excess)}.{close} Which of them are remembered is not shown. Anyone who "
-            "has the model, labelled public images and the background of a training image can do the same."
+            f"{excess.n} images were audited: {_measured(excess)}.{close} Which of them are remembered is not shown. Anyone "
+            "who has the model, labelled public images and the background of a training image can do the same."
         )
         return Verdict(SHOWN, _remembered(excess), text)
     if (excess.high or 0) < 0:
