@@ -33,6 +33,7 @@ from memlib.report.format import (
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
+from memlib.running.publishing import said_of_looks
 from memlib.runs import garbage, ledger
 from memlib.runs.index import find_run, list_runs, only_name, page_path, read_run, refs_of, results_path, rows_of, run_names
 from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
@@ -551,7 +552,8 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     _print_findings(rows)
     if verdict is not None:
         console.print(f"\n{verdict.word.capitalize()}. {verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
-    if said := audit.said_of_look(run.ledger, findings):
+    cells = {cell: read_run(store, one) for cell, one in run.cells.items() if one is not None}
+    if said := said_of_looks(run.audit, run.ledger, findings, cells):
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.findings import Finding, Findings
-from memlib.runs.ledger import look_in_words
+from memlib.runs.ledger import is_lost, look_in_words
 from memlib.runs.records import Ledger, RunRecord
 from memlib.specs import Spec
 from memlib.specs.asks import run_name
@@ -147,3 +147,8 @@ class Audit:
         """Return which look at its data a run is, and what that does to its result; "" for a first one, or without a test."""
         test = self.decisive(findings)
         return look_in_words(ledger, self.field, test.p_adjusted, test.alpha) if test.is_test else ""
+
+    def is_lost(self, run: RunRecord) -> bool:
+        """Return whether a run shows something only because earlier looks at its data are not allowed for."""
+        test = self.decisive(Findings.of_run(run))
+        return test.is_test and is_lost(run.ledger, self.field, test.p_adjusted, test.alpha)

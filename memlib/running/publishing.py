@@ -101,7 +101,7 @@ def publish_audit(
     looked = _ledger(store, work, run, recipe, named.values())
     for name, file in report.files.items():
         path, content = f"runs/{run}/{name}", None
-        if name == REPORT_FILE and (said := AUDITS[audit_of(recipe.audit)].said_of_look(looked, findings)):
+        if name == REPORT_FILE and (said := said_of_looks(recipe.audit, looked, findings, done)):
             from memlib.report.page import said_on_page
 
             content = said_on_page(report.path(name).read_bytes(), said)
@@ -129,6 +129,25 @@ def publish_audit(
         published=published,
     )
     return publish_run(store, work, record)
+
+
+def said_of_looks(audit: str, ledger: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:
+    """Return what page and terminal say of looks at the data: of the run's own, or of those of the cells that it compares.
+
+    Args:
+        audit: the audit's name in recipes.
+        ledger, findings: those of the run.
+        cells: runs of its cells.
+    """
+    if not cells:
+        return AUDITS[audit_of(audit)].said_of_look(ledger, findings)
+    lost = [cell for cell, one in cells.items() if AUDITS[audit_of(one.audit)].is_lost(one)]
+    if not lost:
+        return ""
+    return (
+        f"Not the first looks at their data: {', '.join(lost)}. Allowing for the earlier looks, as their own pages do, these "
+        "cells show nothing."
+    )
 
 
 def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended = NO_CELLS) -> RunRecord | None:

@@ -27,6 +27,7 @@ from memlib.identity import KEY_LENGTH, canonical_json
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
+from memlib.running.publishing import said_of_looks
 from memlib.runs import ledger
 from memlib.runs.garbage import committed, under_way
 from memlib.runs.index import (
@@ -371,12 +372,13 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
             expected = {file.sha256}
             if name == REPORT_FILE:
                 page = store.artifacts.local_path(report, name).read_bytes()
-                said = AUDITS[audit_of(run.audit)].said_of_look(run.ledger, Findings.of_run(run))
+                cells = {cell: read_run(store, one) for cell, one in run.cells.items() if one is not None}
+                said = said_of_looks(run.audit, run.ledger, Findings.of_run(run), cells)
                 for text in ("", said, ledger.formerly_in_words(run.ledger, run.audit)):
                     expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
             if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
                 yield f"runs/{run.run}/{name} differs from its report"
-    except (CorruptArtifact, KeyError):  # reported by check_artifacts
+    except (CorruptArtifact, KeyError, RunError):  # reported by check_artifacts, or of its cells
         return
 
 

@@ -58,7 +58,8 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
     audits = f"{count} earlier audit{'s' if count > 1 else ''} of the same data"
     return (
         f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
-        "Their p-values are not adjusted jointly."
+        "Their p-values are not adjusted jointly. Only those that ask the same question are further looks; cells of one "
+        "sweep are one."
     )
 
 
@@ -73,17 +74,26 @@ def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alph
     number, planned, is_paid_for = _look(ledger, audit)
     if is_paid_for:
         return _planned(number, planned)
-    counted = ""
-    if p_value is not None and alpha is not None and p_value <= alpha:
-        whole = min(1.0, number * p_value)
-        rest = "above it: this result would no longer be shown" if whole > alpha else "still at most that"
-        counted = f" Allowing for {number} looks, p becomes {whole:.2g}; the level is {alpha:g}, and p is {rest}."
     more = f", of which {planned} were planned now" if planned > 1 else ""
-    return (
-        f"Look {number} at these data in this store{more}; the verdict does not allow for the earlier ones, and whoever "
-        f"looks often enough finds something by chance.{counted} To have looks allowed for, state their number beforehand, "
-        "in the recipe of the first one (looks)."
-    )
+    line = f"Look {number} at these data in this store{more}; the verdict does not allow for the earlier ones."
+    if p_value is None or alpha is None or p_value > alpha:
+        return line
+    whole = min(1.0, number * p_value)
+    if is_lost(ledger, audit, p_value, alpha):
+        return (
+            f"Shown only if this were the first look at these data: {line[0].lower()}{line[1:]} Allowing for {number} looks, "
+            f"p is {whole:.2g}, above the level of {alpha:g}. Treat the result as inconclusive, and repeat it on other data, "
+            "or with looks that are planned beforehand (looks in the recipe of the first)."
+        )
+    return f"{line} Allowing for {number} looks, p is {whole:.2g}, still at most the level of {alpha:g}."
+
+
+def is_lost(ledger: Ledger, audit: str, p_value: float | None, alpha: float | None) -> bool:
+    """Return whether a result is shown only because earlier looks at the data are not allowed for."""
+    number, _, is_paid_for = _look(ledger, audit)
+    if is_paid_for or p_value is None or alpha is None:
+        return False
+    return p_value <= alpha < number * p_value
 
 
 def formerly_in_words(ledger: Ledger, audit: str) -> str:

@@ -68,7 +68,7 @@ def test_a_secret_inserted_often_is_exposed_and_extracted(audited: tuple[Memlib,
     assert best["queries"] < 11_111
     page = Path(manifest["report"]).read_text()
     assert (
-        "The model gives away 1 of 1 inserted canary. Given the text around the secrets, "
+        "The model gives away information about 1 of 1 inserted canary. Given the text around the secrets, "
         "but none of their symbols, a search extracted 1 of 1." in page
     )
     assert page.count("<svg") == 3
@@ -166,7 +166,7 @@ def test_a_frequent_given_secret_is_shown_and_printed_only_on_reveal(
     assert [unit["kind"] for unit in units] == ["given"] + ["unseen"] * 60 + ["never"] * 10
     first = published(store, manifest)["summary"].to_pylist()[0]
     assert (first["metric"], first["conclusion"]) == ("exposure_among_unseen", "shown")
-    assert first["sentence"].startswith("The model gives away 1 of 1 given secret.")
+    assert first["sentence"].startswith("The model gives away information about 1 of 1 given secret.")
     assert first["p_value"] == 1 / 61
     assert "40717" not in json.dumps(manifest)
     assert "40717" not in Path(manifest["report"]).read_text()

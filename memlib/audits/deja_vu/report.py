@@ -147,7 +147,10 @@ def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, 
     else:
         excess += " (training minus held-out)"
         objects = {"in training images": ("target", "A"), "in held-out images": ("target", "B")}
-    tiles = {excess: here.head, f"déjà vu score, most confident {percent(p)}": here.first("deja_vu_score", direction="both")}
+    tiles = {
+        excess: here.head,
+        f"déjà vu score, target minus reference, most confident {percent(p)}": here.first("deja_vu_score", direction="both"),
+    }
     for which, (side, direction) in objects.items():
         row = here.first(f"accuracy_{side}", p=1.0, direction=direction)
         tiles[f"objects named correctly {which} (guessing: {percent(row.params['chance'])})"] = row
@@ -161,7 +164,8 @@ def _than(here: Findings) -> str:
         pair = "with a model that never saw the image", ("target", "both"), ("reference", "both")
     other, *where = pair
     named, otherwise = (percent(here.first(f"accuracy_{side}", p=1.0, direction=at).value) for side, at in where)
-    return f"{other}: in {named} of the images instead of {otherwise}"
+    chance = percent(here.first("accuracy_target").params["chance"])
+    return f"{other}: in {named} of the images instead of {otherwise} (by guessing: {chance})"
 
 
 def _points(value: float) -> str:

@@ -148,8 +148,8 @@ def _how_often(row: Finding, *, listed: bool) -> str:
     seen = f"{'listed as seen' if listed else 'seen'} {_occurrences(row.params['insertions'], listed=listed)}".strip()
     if "canary" not in row.params:
         return f"mean of those {seen}"
-    chance = "" if row.null_value is None else f"; never seen, the mean is {row.null_value:.1f}"
-    return f"the most exposed ({row.params['canary']}, {seen}{chance})"
+    chance = "" if row.null_value is None else f"; {row.null_value:.1f} on average if never seen"
+    return f"the most exposed (no. {row.params['canary']}, {seen}{chance})"
 
 
 def _occurrences(insertions: int, *, listed: bool) -> str:

@@ -129,7 +129,7 @@ def _shown(heads: Findings, singles: Findings, noun: str, recipe: Recipe) -> str
     where = _where(heads, recipe, noun, total)
     if not named:
         return f"{where} away information about the {total} {every} together; by rank, no single one stands out."
-    return f"{where} away {named} of {total} {every}."
+    return f"{where} away information about {named} of {total} {every}."
 
 
 def _where(heads: Findings, recipe: Recipe, noun: str, total: int) -> str:
@@ -176,7 +176,9 @@ def _how_exposed(heads: Findings, singles: Findings, noun: str, recipe: Recipe, 
         return together
     most = max(shown, key=lambda row: row.value)
     alone = _outsider(most, recipe, size) if noun == "canary" else _stands_out(most, heads.strongest(), recipe)
-    return f"{together} {alone}"
+    least = min(shown, key=lambda row: row.value)
+    other = "" if len(shown) < 2 else f" The least exposed of those has {least.value:.1f} bits."
+    return f"{together} {alone}{other}"
 
 
 def _stands_out(most: Finding, head: Finding, recipe: Recipe) -> str:

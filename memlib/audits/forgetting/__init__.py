@@ -15,7 +15,7 @@ and withheld examples H were drawn from one pool U, no model is trained on H, an
     retained            D_Q ranks above H by more than redraws of both explain
     unlearned too hard  D_Q ranks below H: a trace of another kind
     forgotten           neither, and examples known to be in the target are detected while D_Q is not
-    no trace found      neither, and no positive control is detected in 80 % of redraws
+    no trace found, inconclusive  neither, and no positive control is detected in 80 % of redraws
     undecided           nothing was withheld
 """
 

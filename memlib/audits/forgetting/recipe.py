@@ -12,7 +12,7 @@ from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
 from memlib.specs.observing import WEIGHTLESS
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
-NO_TRACE, UNDECIDED = "no trace found", "undecided"
+NO_TRACE, UNDECIDED = "no trace found, inconclusive", "undecided"
 TARGETS = "targets"  # the family of tests, one per target
 HEADLINES = (TARGETS,)
 TARGET, NULL = "target", "null"

@@ -87,9 +87,9 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown="Whoever can query the model on D_Q and on examples that were drawn at random with it and withheld, and "
-            "can train models for comparison, can show that the model was trained on at least part of D_Q. The verdict is "
-            "about D_Q as a whole, not about single examples.",
+            shown=f"Whoever can query {_queried(recipe)} on D_Q and on examples that were drawn at random with it and "
+            "withheld, and can train models for comparison, can show that it was trained on at least part of D_Q. The "
+            "verdict is about D_Q as a whole, not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),
@@ -110,6 +110,11 @@ def compose(
     )  # fmt: skip
 
 
+def _queried(recipe: Recipe) -> str:
+    several = all(target.mix is not None for target in recipe.targets.values())
+    return f"a model of which there are {recipe.seeds} (their mean was tested)" if several else "the model"
+
+
 def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
     """Return what to do next: about the models that were shown to have used D_Q, and about those that are still open."""
     outcomes = outcomes_of(findings)
@@ -122,7 +127,7 @@ def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
     if unsettled:
         shown += (
             f" Do not report a pass for {_quoted(unsettled)}: nothing was concluded. For a model still to be "
-            "trained, a larger D_Q, with as many examples withheld beforehand, would find a weaker trace."
+            "trained, a larger D_Q, with as many examples withheld beforehand, could show a weaker trace."
         )
     return advice_of(
         word,

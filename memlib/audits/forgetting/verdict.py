@@ -127,8 +127,8 @@ def _outcome_in_words(row: Finding, findings: Findings, recipe: Recipe) -> str:
     name, which = row.params["target"], outcome(row)
     numbers = [say_p(row.p_adjusted)] if row.is_test else []
     if which in (FORGOTTEN, NO_TRACE) and (left := _left(name, findings)):
-        side = "below" if which == FORGOTTEN else "bound:"
-        numbers.append(f"at most {left} of the trace that known examples leave, {side} {percent(recipe.verdict.share_bound)}")
+        needed = percent(recipe.verdict.share_bound)
+        numbers.append(f"may keep up to {left} of the trace that known examples leave; forgotten means less than {needed}")
     return f"{name}: {which}" + (f" ({'; '.join(numbers)})" if numbers else "")
 
 

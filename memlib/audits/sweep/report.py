@@ -169,8 +169,8 @@ def _compared(audit: str, rows: Sequence[Finding]) -> Section:
         "Cells that audit the same images are compared image by image. A difference is ranked if both cells have three or "
         "more pairs of models, from which the variation between training runs can be estimated, and if the models of both "
         "cells name whole images better than untrained models do. Ranked differences have intervals over images and training "
-        "runs, and their p-values are adjusted together (Holm). The other differences have intervals over images only, and "
-        "do not apply to future training runs."
+        "runs, and their p-values are adjusted together (Holm). The other differences have intervals over images only; they "
+        "do not apply to future training runs, and are no reason to choose a cell."
     )
     return Section(
         f"{_in_words(audit)}: cells compared",

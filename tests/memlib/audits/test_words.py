@@ -151,7 +151,7 @@ def test_verdict_and_sentence_of_exposure_follow_from_its_tests(
     elif canaries == "bounded" and documents is None and not extracted:
         expected = "bounded"
     assert said.word == expected
-    assert ("gives away 1 of 1" in said.sentence) == (canaries == "shown")
+    assert ("gives away information about 1 of 1" in said.sentence) == (canaries == "shown")
     assert ("not as private" in said.sentence) == bool(refuted)
     assert ("extracted 2 of 5" in said.sentence) == bool(extracted)
     assert ("remembers documents" in said.sentence) == (documents == "shown")
@@ -450,7 +450,7 @@ def test_sentence_of_exposure_says_whether_canaries_share_a_model(together: bool
     rows += [outcome_of("exposure", exposure.CANARIES, "shown", canary=n, insertions=4) for n in range(3)]
     sentence = of_exposure(settle(rows, alpha=0.05, headlines=exposure.HEADLINES), recipe, size=10**6).sentence
     subject = "The model gives" if together else "Models trained with one canary each give"
-    assert sentence == f"{subject} away 3 of 3 inserted canaries."
+    assert sentence == f"{subject} away information about 3 of 3 inserted canaries."
 
 
 def test_every_target_without_a_shown_trace_comes_with_its_limit_and_the_bound() -> None:
@@ -470,5 +470,11 @@ def test_every_target_without_a_shown_trace_comes_with_its_limit_and_the_bound()
         rows += [diagnostic("control_strength", {"target": name, "strongest": 5.0}, 3.0, n=90)]
     recipe = recipe_of(("t0", "t1"), external=False)
     text = of_forgetting(settle(rows, alpha=0.01, headlines=forgetting.HEADLINES), recipe).explanation
-    assert "t0: no trace found (p = 1; at most 22 % of the trace that known examples leave, bound: 20 %)" in text
-    assert "t1: forgotten (p = 1; at most 10 % of the trace that known examples leave, below 20 %)" in text
+    assert (
+        "t0: no trace found, inconclusive (p = 1; may keep up to 22 % of the trace that known examples leave; forgotten means less"
+        in text
+    )
+    assert (
+        "t1: forgotten (p = 1; may keep up to 10 % of the trace that known examples leave; forgotten means less than 20 %)"
+        in text
+    )

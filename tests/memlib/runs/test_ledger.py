@@ -56,8 +56,9 @@ def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
 @pytest.mark.parametrize(
     ("p_value", "said"),
     [
-        (0.035, "Allowing for 2 looks, p becomes 0.07; the level is 0.05, and p is above it: this result would no longer"),
-        (0.02, "Allowing for 2 looks, p becomes 0.04; the level is 0.05, and p is still at most that."),
+        (0.035, "Shown only if this were the first look at these data: look 2 at these data in this store; the verdict does"),
+        (0.035, "Allowing for 2 looks, p is 0.07, above the level of 0.05. Treat the result as inconclusive"),
+        (0.02, "Allowing for 2 looks, p is 0.04, still at most the level of 0.05."),
         (0.6, ""),
     ],
 )

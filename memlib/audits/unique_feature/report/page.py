@@ -35,7 +35,7 @@ from memlib.report.page import Content, Section, advice_of, facts_table, meaning
 
 _TERMS = ("unique feature", "canary", "M", "white box, grey box, black box", "self-influence")
 _IF_NAMED = (
-    "If the feature tells who somebody is, such as a name on an X-ray, this reveals whose data the model was trained on."
+    "If the feature tells who somebody is, such as a name on an X-ray, whoever knows it can learn whose data was trained on."
 )
 _MEANING_OF_ONE = (
     "Anyone who knows the feature and others of its kind, and can show this model examples with each of them, can tell from "
@@ -44,8 +44,8 @@ _MEANING_OF_ONE = (
 _MEANING_OF_MANY = (
     "A feature of {} changes what models trained like these compute. Whoever knows the feature, the "
     "training data and the feature's label, can ask such models, and can train others without the feature for "
-    "comparison, can test for it (white box); a single model betrays it only as often as the shares of "
-    "flagged models say, and to those who know less (grey and black box) only where the page says shown. "
+    "comparison, can test for it (white box); a single model betrays it only as often as more models "
+    "are flagged than by chance, and to those who know less (grey and black box) only where the page says shown. "
     f"{_IF_NAMED}"
 )
 _BOUNDED_OF_ONE = (
@@ -86,8 +86,8 @@ def compose(
         advice=advice_of(
             word,
             shown="Remove identifying features such as names from the data before training, and treat models trained with "
-            "them as confidentially as the data. Regularization does not prevent this memory (Hartley 2022, 2023): audit "
-            "every changed training again.",
+            "them as confidentially as the data. Regularization did not prevent this memory in the papers (Hartley "
+            "2022, 2023) and was not tested here: audit every changed training again.",
             more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
@@ -141,6 +141,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         row = of_score(findings, head, "proportion_memorized", criterion=criterion)
         if row is not None:
             title = f"of models flagged as memorizing by the {criterion} criterion"
+            title += ", which flags models that never saw the feature, too" if criterion == "published" else ""
             shown.append((percent(row.value, 1), title, _expected(findings, row)))
     return shown
 

@@ -197,7 +197,7 @@ def test_page_explains_a_found_exposure_and_the_power_of_an_inconclusive_test(tm
         for epoch in (2, 4)
     ]
     page = page_of(models, recipe(title="<b>"), tmp_path, replicates=100)
-    assert page.verdict.sentence == "The model gives away 1 of 1 inserted canary."
+    assert page.verdict.sentence == "The model gives away information about 1 of 1 inserted canary."
     assert page.style == "found"
     assert "one in 2^18.9" in page.lead
     assert "19.9 bits" in page.lead
@@ -230,7 +230,7 @@ def test_several_seeds_of_a_canary_count_as_one_canary(tmp_path: Path) -> None:
     ]
     page = page_of(models, recipe(seeds=3), tmp_path)
     assert rows_of(models, recipe(seeds=3)).head.n == 1
-    assert page.verdict.sentence == "The training (3 seeds) gives away 1 of 1 inserted canary."
+    assert page.verdict.sentence == "The training (3 seeds) gives away information about 1 of 1 inserted canary."
     assert "the mean over 3 models" in page.lead
 
 
@@ -354,7 +354,7 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
     costs = np.array([4.0, *np.quantile(unseen, (0.3, 0.5, 0.6, 0.8))])
     rows = rows_of([given(costs, [9, 1, 1, 1, 1], unseen)], recipe(**OF_A_FILE), method="sampled")
     assert rows.verdict.word == "shown"
-    assert rows.verdict.sentence == "The model gives away 1 of 5 given secrets."
+    assert rows.verdict.sentence == "The model gives away information about 1 of 5 given secrets."
     assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows.verdict.explanation
     assert {row.params["canary"] for row in rows.tests("canaries").shown()} == {0}
     assert {row.role for row in rows.all("exposure")} == {"estimate"}

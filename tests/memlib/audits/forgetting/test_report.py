@@ -91,7 +91,10 @@ def test_several_models_are_listed() -> None:
     assert "a: retained (p = 0.002); b: retained (p = 0.002)" in found.explanation
     clean = said(findings("a", "b", limit=0.1))
     assert clean.sentence == ("0 of 2 models were shown to have used this data set, 2 to contain little or no trace of it.")
-    assert "a: forgotten (p = 1; at most 10 % of the trace that known examples leave, below 20 %)" in clean.explanation
+    assert (
+        "a: forgotten (p = 1; may keep up to 10 % of the trace that known examples leave; forgotten means less than 20 %)"
+        in clean.explanation
+    )
     nothing = said(untested("a", "b"))
     assert nothing.sentence == "This audit cannot tell whether any of the 2 models has used this data set."
 
