@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 import memlib.models.external.language  # noqa: F401  _ghosts replaces its function
 from flows import sweep
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.arrangement import body_of, resolved, stages_of
+from memlib.audits.arrangement import body_of, resolved
 from memlib.audits.base import Audit
 from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
@@ -70,7 +70,7 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     content, _ = load_recipe(recipe, settings)
     audit = AUDITS[audit_of(str(content["audit"]))]
     spec = validate(audit.recipe, resolved(audit, content))
-    cells = [CellRequest(audit.name, spec, {})] if stages_of(audit) else sweep.cells_of(spec).values()
+    cells = sweep.cells_of(spec).values() if isinstance(spec, sweep.Recipe) else [CellRequest(audit.name, spec, {})]
     _write_files(folder, content.get("canaries", {}).get("format", ""))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
