@@ -1,4 +1,4 @@
-"""Decisions of builds from finished runs: whether a model remembers no more than agreed limits."""
+"""Gates for builds: decide from a finished run whether a model stays within agreed limits."""
 
 import json
 import math
@@ -113,7 +113,7 @@ def _selected(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], 
         except ValueError:
             value = math.nan
         if match is None or not math.isfinite(value):
-            raise UserError(f"--fail-above {gate!r} does not have the form METRIC=VALUE")
+            raise UserError(f"--fail-above {gate!r} is not METRIC=VALUE or METRIC[PARAM=...]=VALUE with a finite number")
         wanted = [part.partition("=") for part in (match["params"] or "").split(",") if part]
         rows = every.all(match["metric"])
         chosen = [row for row in rows if all(str(row.params.get(key)) == text for key, _, text in wanted)]

@@ -239,7 +239,7 @@ def _ambiguous(image: str, file: str) -> DataError:
 
 
 def _key(name: str) -> str:
-    """Return a name as it is compared: file systems and archivers compose accents differently."""
+    """Normalize a name for comparison: file systems and archivers compose accents differently."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -345,7 +345,9 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
             else:
                 raise ValueError(f"{len(values)} numbers after the class")
             if not all(-0.01 <= value <= 1.01 for point in points for value in point):  # NaN is refused too
-                raise ValueError("boxes that are no fractions of the picture")
+                raise ValueError(
+                    "boxes beyond the picture; in fractions of its width and height, numbers lie between 0 and 1"
+                )
             boxes.append(_enclose(points))
             names.append(classes[number] if classes else str(number))
     except ValueError as error:

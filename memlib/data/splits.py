@@ -123,7 +123,7 @@ def check_sets(given: Mapping[str, str]) -> None:
 
 
 def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], spec: SplitSpec) -> None:
-    """Assign the roles given in a user's file; audits compare A and B within classes, so that their sizes may differ."""
+    """Assign the roles given in a user's file. A and B may differ in size, as audits compare them within classes."""
     check_sets(given)
     ids = found.index["example_id"].to_pylist()
     strange = given.keys() - set(ids)

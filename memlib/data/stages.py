@@ -403,7 +403,7 @@ class Split(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Return the roles and their sizes."""
+        """The split's settings; given sets count by their content."""
         spec = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
         return spec if self.split.sets is None else spec | {"sets": "given, whole"}  # independent of the file's location
 
@@ -443,7 +443,7 @@ class HoldOut(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Return the roles and their sizes."""
+        """The settings of the sets that are held out."""
         return self.split.model_dump(mode="json")
 
     @property

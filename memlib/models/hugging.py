@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's transformers: the library, and checks of a folder before anything is allocated for it."""
+"""Import Hugging Face's transformers, and check a folder of theirs before memory is allocated for its model."""
 
 import contextlib
 import importlib

@@ -310,7 +310,10 @@ def _normalisation(module: nn.Module, calls: "list[_Call]") -> Tensor:
         else:
             assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
             if module.running_mean is None or module.running_var is None:
-                raise UserError(f"{type(module).__name__} without running statistics has no per-example gradients")
+                raise UserError(
+                    f"{type(module).__name__} normalizes by the statistics of its batch, so examples have no gradients of "
+                    "their own; set track_running_stats, or use another normalization"
+                )
             hat = F.batch_norm(call.input, module.running_mean, module.running_var, eps=module.eps)
             axes = list(range(2, delta.dim()))
         scale.append(((delta * hat).sum(dim=axes) if axes else delta * hat).flatten(1))

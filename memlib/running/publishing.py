@@ -132,7 +132,7 @@ def publish_audit(
 
 
 def said_of_looks(audit: str, ledger: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:
-    """Return what page and terminal say of looks at the data: of the run's own, or of those of the cells that it compares.
+    """Return the note on repeated looks at the data, for page and terminal; a sweep names the cells whose results these void.
 
     Args:
         audit: the audit's name in recipes.

@@ -383,7 +383,7 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
 
 
 def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
-    """Yield where a sweep's manifest names other cells than its recipe and its scores, or cells that are others now."""
+    """Yield where the cells of a sweep disagree with its recipe or scores, or were published again since."""
     name = f"run {run.run}"
     if run.scores is None:
         problem = "was published before the comparison of cells was an artifact; run it again, or verify its cells themselves"

@@ -72,7 +72,7 @@ class Design:
     def __post_init__(self) -> None:
         for name, values in (("side", self.first), ("stratum", self.stratum)):
             if not (values[self._start][self.number] == values).all():
-                raise ValueError(f"a group has more than one {name}")
+                raise ValueError(f"a group has units in more than one {name}: groups are redrawn as wholes")
 
     @functools.cached_property
     def num_groups(self) -> int:
@@ -275,7 +275,7 @@ class Design:
         return math.exp(logs)
 
     def null_deviation(self, values: NDArray[np.floating | np.integer]) -> float:
-        """Return the exact standard deviation, under redraws, of the sum of the values, less their stratum's mean, on a side.
+        """Return the exact standard deviation, over redraws, of one side's sum of the values, centred within strata.
 
         Args:
             values: (num_units,).

@@ -21,9 +21,8 @@ DIGEST_LENGTH = 32
 def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
     """Return a digest of an artifact's content that stays equal when the same code recomputes it with other rounding.
 
-    Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only, together with the
-    version and code digest of the stage, in the field that its manifest has. Pictures and pages, which no stage reads, are
-    ignored.
+    Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only; if there
+    are any, so do the version and code digest of the stage. Pictures and pages, which no stage reads, are ignored.
 
     Args:
         folder: folder of the files.

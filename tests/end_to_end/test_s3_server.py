@@ -201,7 +201,7 @@ def attempts(uri: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stage", ["train", "embed"])
-def test_an_outage_of_20_seconds_is_waited_for(
+def test_an_outage_of_20_seconds_is_waited_out(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer, stage: str
 ) -> None:
     uri = f"{bucket}/here"

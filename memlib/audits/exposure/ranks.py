@@ -157,7 +157,7 @@ class FitLaw(Stage[float]):
 def law_stages(
     models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> dict[int, FitLaw]:
-    """Return the tests of the skew-normal law, by position of the model, for models with ranks that no walk completed."""
+    """Return the stages that fit the skew-normal law, by position of the model; none where all exact ranks are known."""
     fits: dict[int, FitLaw] = {}
     for number, (model, exact) in enumerate(zip(models, exact_ranks(models, costs, counts), strict=True)):
         measured, config = costs[number].content, model.config

@@ -113,7 +113,7 @@ class Trace:
     upper: float
 
     def detectable(self, alpha: float) -> float | None:
-        """Return the effect that is found with a power of 80 %."""
+        """Return the smallest effect that the test detects with a power of 80 %; None if there is none."""
         return detectable(self.deviation, alpha, two_sided=True)
 
 

@@ -1,4 +1,4 @@
-"""External models: calls of the user's factory, and digests for keys. This module does not import PyTorch."""
+"""Call a user's factory of an external model, and digest external models for keys. This module does not import PyTorch."""
 
 import inspect
 import math

@@ -138,7 +138,7 @@ def test_too_little_memory_is_reported_as_such_and_not_as_a_bug(kibibytes: int, 
     assert "bug in memlib" not in done.stderr
 
 
-def test_a_prefect_that_may_start_no_server_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_prefect_that_is_not_allowed_to_start_a_server_is_reported_in_one_line(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",

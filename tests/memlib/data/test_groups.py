@@ -184,7 +184,7 @@ def test_innocent_pairs_drawn_singly_keep_the_level() -> None:
     assert rejected <= most_of(200, 0.05)
 
 
-def test_every_set_of_the_pool_has_every_class() -> None:
+def test_a_class_with_too_few_examples_for_all_sets_is_refused() -> None:
     names, labels = [f"e{i:02d}" for i in range(30)], [0] * 12 + [1] * 12 + [2] * 6
     images = RNG.integers(0, 256, size=(30, 20, 20, 1), dtype=np.uint8)
     specs = {"calibration": SetSpec(per_class=2), "query": SetSpec(), "withheld": SetSpec(per_class=4)}

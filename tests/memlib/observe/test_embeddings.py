@@ -66,7 +66,7 @@ def test_every_layer_in_one_pass_in_the_order_of_the_rows(images: np.ndarray, tm
     assert not (other / "projector_1.npy").exists()
 
 
-def test_weights_that_are_not_finite_are_named(images: np.ndarray, tmp_path: Path) -> None:
+def test_embeddings_that_are_not_finite_are_refused_and_their_layer_named(images: np.ndarray, tmp_path: Path) -> None:
     encoder = build_encoder(SPEC, num_classes=None, seed=0)
     with torch.no_grad():
         next(encoder.projector[0].parameters()).fill_(float("nan"))

@@ -34,7 +34,7 @@ def test_changes_are_values_and_not_texts(recipe: str) -> None:
     assert found["decode"]["k"] == (3,)
 
 
-def test_machines_of_the_form_go_before_those_of_the_recipe(recipe: str) -> None:
+def test_resources_of_a_request_override_those_of_the_recipe(recipe: str) -> None:
     machines = AuditRequest.read(recipe, {}, Resources(workers_per_model=8)).resources
     assert (machines.resume_seconds, machines.workers_per_model) == (5, 8)
     machines = AuditRequest.read(recipe, {"resources.resume_seconds": 7}, Resources()).resources

@@ -283,7 +283,7 @@ COUNTS, DRAWS = (5, 10, 20), 400
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_the_largest_mean_covers_for_rare_and_strong_memory(law: str) -> None:
+def test_the_bound_of_the_largest_mean_covers_rare_and_strong_memory(law: str) -> None:
     """No lower Clopper-Pearson limit of the rate at which bounds miss the mean may exceed .05, with Bonferroni over laws.
 
     The limits' level is that of a false alarm in a million over all laws and numbers of units together.

@@ -74,7 +74,7 @@ def test_resume_states_and_runs_round_trip_on_s3(bucket: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("prefix", ["", "/some/prefix"])
 @pytest.mark.long
-def test_a_listing_on_s3_is_that_of_s3fs_page_after_page(bucket: str, prefix: str) -> None:
+def test_a_listing_on_s3_spans_pages_and_skips_folder_markers(bucket: str, prefix: str) -> None:
     store = Store(bucket + prefix)
     s3, names = fsspec.filesystem("s3"), [f"runs/r{number:04d}/manifest.json" for number in range(1005)]
     names += ["runs", "runs-of-others/r/manifest.json", "runs/é ü+%/a b.json"]

@@ -111,7 +111,7 @@ def test_tuned_as_by_a_plain_loop_of_transformers(base: Artifact[Pretrained], fo
     assert not torch.allclose(untouched, plain.state_dict()["transformer.wte.weight"])
 
 
-def test_adapters_learn_and_nothing_else(base: Artifact[Pretrained], folder: Path) -> None:
+def test_only_weights_of_adapters_are_trained(base: Artifact[Pretrained], folder: Path) -> None:
     trained = train(make_job(base, LORA))
     kept = safetensors.torch.load_file(trained.path("epoch-00003.safetensors"))
     assert kept

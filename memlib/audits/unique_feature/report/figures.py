@@ -225,7 +225,7 @@ def boundary_section(boundaries: Sequence[Boundary], folder: Path) -> Section | 
 
 
 def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
-    """Return the section on the scores of parts of the feature."""
+    """Return the section on the score as pixels of the feature are removed; None without such curves."""
     if not _has(curves, "m_by_removed_pixels"):
         return None
     output = findings.head.params["output"]

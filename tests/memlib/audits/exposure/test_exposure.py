@@ -447,7 +447,7 @@ def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own()
     assert wrong <= most_of(80, 0.05)
 
 
-def test_weak_traces_of_many_canaries_are_shown_together_but_of_no_single_canary() -> None:
+def test_weak_traces_of_many_canaries_are_shown_jointly_but_for_no_single_canary() -> None:
     exact = dict.fromkeys(range(20), ("enumerated", SIZE // 40, 1))
     rows = rows_of([seen([40.0] * 20, [4] * 20, exact=exact)], recipe())
     assert rows.head.verdict == "shown"
@@ -558,7 +558,7 @@ def test_more_delta_more_looks_and_higher_ranks_prove_less() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])
-def test_a_private_mechanism_breaks_its_bound_in_five_of_a_hundred(epsilon: float) -> None:
+def test_a_private_mechanism_is_refuted_at_most_five_times_in_a_hundred(epsilon: float) -> None:
     """Ranks of density e^epsilon below q and less above: the least favourable mechanism that is epsilon-private."""
     rng = np.random.default_rng(1)
     looks, odds = 3, math.exp(epsilon)
