@@ -164,7 +164,7 @@ def test_check_passes_or_leaves_gates_undecided_and_refuses_malformed_ones(
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
     capsys.readouterr()
-    for gate, said in (("share", "the form METRIC=VALUE"), ("m=nan", "form METRIC=VALUE"), ("gone=1", "it has m_white, m_grey"),
+    for gate, said in (("share", "is not METRIC=VALUE"), ("m=nan", "with a finite number"), ("gone=1", "it has m_white, m_grey"),
                        ("m_white[k=9]=1", "at these params")):  # fmt: skip
         assert above(gate) == 2
         assert said in capsys.readouterr().err
