@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,22 +157,3 @@ def test_a_sweep_publishes_its_finished_cells_and_names_the_failed_ones(
     assert max(len(run["ledger"]["earlier"]) for run in alike) >= 1
     assert "no run in" in memlib.call("runs", "--data", "nothing", "--store", str(copy)).stderr
     assert "cells_completed" in memlib.call("runs", "--store", str(copy)).stdout
-
-
-@pytest.mark.long
-def test_a_users_own_tasks_in_the_current_folder_harm_nothing(tmp_path: Path) -> None:
-    """Ray puts the current folder first on its workers' module path, and memlib's workers are in a package of that name."""
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/__init__.py").write_text("raise SystemExit('of the user')\n")
-    command = [
-        str(Path(sys.executable).with_name("memlib")),
-        "run",
-        "deja-vu",
-        "--recipe",
-        str(TINY),
-        "--store",
-        "store",
-        "--quiet",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
