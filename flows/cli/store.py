@@ -35,7 +35,18 @@ from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
 from memlib.running.publishing import said_of_looks
 from memlib.runs import garbage, ledger
-from memlib.runs.index import find_run, list_runs, only_name, page_path, read_run, refs_of, results_path, rows_of, run_names
+from memlib.runs.index import (
+    cells_of,
+    find_run,
+    list_runs,
+    only_name,
+    page_path,
+    read_run,
+    refs_of,
+    results_path,
+    rows_of,
+    run_names,
+)
 from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
 from memlib.runs.requests import unfinished
 from memlib.runs.run import ListedRun, Run
@@ -552,8 +563,7 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     _print_findings(rows)
     if verdict is not None:
         console.print(f"\n{verdict.word.capitalize()}. {verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
-    cells = {cell: read_run(store, one) for cell, one in run.cells.items() if one is not None}
-    if said := said_of_looks(run.audit, run.ledger, findings, cells):
+    if said := said_of_looks(run.audit, run.ledger, findings, cells_of(store, run)):
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)

@@ -81,7 +81,7 @@ def publish_audit(
     Returns:
         the manifest.
     """
-    run, done = run_id(recipe, scores), {cell: one for cell, one in cells.items() if isinstance(one, RunRecord)}
+    run, done = run_id(recipe, scores), _completed(cells)
     if done and (before := publish_again(store, work, run, recipe, cells)) is not None:
         return before
     named = {**artifacts, "scores": scores, "report": report}
@@ -121,7 +121,7 @@ def publish_audit(
         artifacts={f"{cell}: {name}": ref for cell, one in done.items() for name, ref in one.artifacts.items()}
         | {name: str(artifact) for name, artifact in named.items()},
         scores=str(scores),
-        cells={cell: one.run if isinstance(one, RunRecord) else None for cell, one in cells.items()},
+        cells={cell: done[cell].run if cell in done else None for cell in cells},
         cell_digests=_digests(cells),
         problems={cell: one for cell, one in cells.items() if isinstance(one, str)},
         computed=_all("computed", work, done),
@@ -180,13 +180,17 @@ def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended
     later = [*_later(store, run.run), _publication(work)]
     store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
     history, seconds = [*run.history, *later], later[-1].seconds
-    reused = _all("reused", work, {cell: one for cell, one in cells.items() if isinstance(one, RunRecord)})
+    reused = _all("reused", work, _completed(cells))
     return run.model_copy(update={"computed": [], "reused": reused, "history": history, "seconds": seconds})
 
 
 def _digests(cells: Ended) -> dict[str, str]:
     """Return the digest of each cell's manifest, by run."""
-    return {one.run: one.digest for one in cells.values() if isinstance(one, RunRecord) and one.digest is not None}
+    return {one.run: one.digest for one in _completed(cells).values() if one.digest is not None}
+
+
+def _completed(cells: Ended) -> dict[str, RunRecord]:
+    return {cell: one for cell, one in cells.items() if isinstance(one, RunRecord)}
 
 
 def _all(which: str, work: Work, cells: Mapping[str, RunRecord]) -> list[str]:

@@ -159,6 +159,16 @@ def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -
         store.publish(INDEX, text.encode(), secret=True)
 
 
+def cells_of(store: Store, run: RunRecord) -> dict[str, RunRecord]:
+    """Return the runs of a sweep's cells, by cell: of those that completed, and whose manifests can still be read."""
+    cells = {}
+    for cell, name in run.cells.items():
+        if name is not None:
+            with contextlib.suppress(RunError):
+                cells[cell] = read_run(store, name)
+    return cells
+
+
 def read_run(store: Store, name: str) -> RunRecord:
     """Return the whole manifest of a finished run.
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
-from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, trained_on
+from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, trained_on, trains_all
 from memlib.findings import Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, data_uri, new_figure, save_figure
 from memlib.report.figures import TARGET as TARGET_COLOUR
@@ -111,8 +111,7 @@ def compose(
 
 
 def _queried(recipe: Recipe) -> str:
-    several = all(target.mix is not None for target in recipe.targets.values())
-    return f"a model of which there are {recipe.seeds} (their mean was tested)" if several else "the model"
+    return f"a model of which there are {recipe.seeds} (their mean was tested)" if trains_all(recipe) else "the model"
 
 
 def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
@@ -134,7 +133,7 @@ def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
         shown=shown,
         more="audit more examples of D_Q, and more that were drawn with them and withheld; known examples (sets.known) "
         "show what would be found"
-        if any(target.mix is None for target in recipe.targets.values())
+        if not trains_all(recipe)
         else "",
     )
 

@@ -88,6 +88,11 @@ def trained_on(recipe: Recipe, name: str) -> str:
     return f"{percent(mix[QUERY], 0)} of D_Q" if QUERY in mix else "none of D_Q"
 
 
+def trains_all(recipe: Recipe) -> bool:
+    """Return whether the auditor trains every target, each from several seeds."""
+    return all(target.mix is not None for target in recipe.targets.values())
+
+
 def verdict(findings: Findings, recipe: Recipe) -> Verdict:
     """State the run's verdict in plain words.
 
@@ -109,8 +114,7 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
 
 def _together(outcomes: Sequence[str], recipe: Recipe) -> str:
     """State the outcomes of several targets in one sentence."""
-    whole = all(target.mix is not None for target in recipe.targets.values())
-    noun = f"targets (of {recipe.seeds} models each)" if whole else "models"
+    noun = f"targets (of {recipe.seeds} models each)" if trains_all(recipe) else "models"
     if set(outcomes) == {UNDECIDED}:
         return f"This audit cannot tell whether any of the {len(outcomes)} {noun} has used this data set."
     num_used = sum(which in (RETAINED, REVERSED) for which in outcomes)

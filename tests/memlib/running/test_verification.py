@@ -157,6 +157,21 @@ def test_a_comparison_rests_on_the_scores_of_cells_whatever_their_manifests_repe
     assert scores.content["sweep"]["value"].to_pylist()[0] == 0.2
 
 
+def test_a_sweep_without_the_manifest_of_a_cell_is_still_shown_and_its_page_checked(
+    swept: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sweep_of(swept)
+    page = f"runs/{run.run}/report.html"
+    reseal_sweep(swept, {page: (swept.published(page) or b"").replace(b"it failed", b"it was fine")})
+    (cell,) = filter(None, run.cells.values())
+    swept.drop(f"runs/{cell}/manifest.json")
+    assert main(["verify", run.run, "--store", swept.uri]) == 2
+    said = capsys.readouterr().out
+    assert f"{page} differs from its report" in said
+    assert "(cell one)" in said
+    assert main(["show", run.run, "--store", swept.uri]) == 0
+
+
 def test_only_a_sweep_may_lack_scores(store: Store) -> None:
     run = only_run(store)
     unscored = run.model_copy(update={"scores": None})
