@@ -59,6 +59,46 @@ def test_the_settings_of_the_documents_exist() -> None:
     assert count >= 9
 
 
+WORDS = ("reproduced", "contradicted", "too small to tell", "other conditions", "not run")
+
+
+def claims() -> dict[str, list[list[str]]]:
+    """Return the rows of docs/claims.md by paper: claim, paper, ours, word, command."""
+    papers = re.split(r"^## .*\((.*)\)$", (ROOT / "docs/claims.md").read_text(), flags=re.MULTILINE)[1:]
+    tables = zip(papers[::2], papers[1::2], strict=True)
+    return {
+        paper: [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("|")][2:]
+        for paper, text in tables
+    }
+
+
+def test_every_claim_has_one_of_the_words_and_what_decides_it() -> None:
+    for paper, rows in claims().items():
+        for row in rows:
+            assert len(row) == len(("claim", "paper", "ours", "word", "command")), (paper, row[0])
+            assert row[3] in WORDS, (paper, row[0])
+            decided = row[3] in ("reproduced", "contradicted")
+            assert not decided or re.search(r"\d", row[2]), f"{row[0]}: without a number, nothing is decided"
+
+
+def test_results_count_the_claims() -> None:
+    results = (ROOT / "docs/results.md").read_text()
+    for paper, rows in claims().items():
+        counts = [sum(row[3] == word for row in rows) for word in WORDS]
+        assert f"| {paper} | {' | '.join(map(str, counts))} |" in results
+
+
+def test_every_shipped_recipe_has_a_line_in_results() -> None:
+    said = (ROOT / "docs/results.md").read_text()
+    missing = [name for name in shipped_recipes() if not re.search(rf"\b{name}\b", said)]
+    assert not missing, "say in docs/results.md what was run, or what running it needs"
+
+
+def test_recipes_of_claims_exist() -> None:
+    for name in re.findall(r"--recipe ([\w-]+)", (ROOT / "docs/claims.md").read_text()):
+        assert name in shipped_recipes(), name
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_shipped_recipe_is_valid_as_it_stands(name: str) -> None:
     content, machines = load_recipe(name)
