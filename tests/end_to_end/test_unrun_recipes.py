@@ -96,11 +96,12 @@ def imagenet(folder: Path) -> dict[str, Any]:
 
 def acdc(folder: Path) -> dict[str, Any]:
     for seed, scanner in enumerate(("3T", "1.5T")):
-        write_folder(folder / scanner, side=150, classes=5, per_class=4, seed=seed)
+        write_folder(folder / scanner, side=150, classes=5, per_class=12, seed=seed)
     parts = {
         f"data.source.parts.{part}.source.path": str(folder / scanner) for part, scanner in (("t3", "3T"), ("t15", "1.5T"))
     }
-    return parts | {"training.epochs": 1, "training.batch_size": BATCH, "seeds": 2, "score.replicates": 100}
+    few = {f"sets.{name}.per_class": 3 for name in ("query", "known", "withheld")}
+    return parts | few | {"training.epochs": 1, "training.batch_size": BATCH, "seeds": 2, "verdict.models": 3}
 
 
 STAND_INS = {
@@ -109,7 +110,7 @@ STAND_INS = {
     "self_influence_canaries_densenet_2022": densenet,
     "chexpert": chexpert,
     "deja_vu_imagenet": imagenet,
-    "forgetting_table_2_rho": acdc,
+    "forgetting_table_2": acdc,
 }
 
 
