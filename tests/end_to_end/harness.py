@@ -14,13 +14,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+import yaml
 from markupsafe import escape
 
+import memlib
+from memlib.errors import RunError, UserError
 from memlib.report.page import SENTENCE_END
 
 RECIPE = """
@@ -88,6 +93,20 @@ class Memlib:
         done = self.run(store, *settings, **environment)
         assert done.returncode == 0, done.stderr
         return newest(store)
+
+    def refusal(self, store: Path, *settings: str) -> str:
+        """Run an audit that must be refused, in this process, which is faster; return the message, at most two lines."""
+        changes = {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
+        path = [*self.environment.get("PYTHONPATH", "").split(":"), *sys.path]
+        with (
+            mock.patch.dict(os.environ, self.environment),
+            mock.patch.object(sys, "path", path),
+            pytest.raises((UserError, RunError)) as refused,
+        ):
+            memlib.run(str(self.recipe), store=str(store), changes=changes, quiet=True)
+        message = str(refused.value)
+        assert len(message.splitlines()) <= 2, message
+        return message
 
     def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flows.cli.entry", *arguments]

@@ -149,24 +149,21 @@ ALL = "sets.query.per_class=null"
             ],
             "copies of D_Q were removed",
         ),
-        pytest.param(["targets={t: {outputs: {path: nowhere.parquet}}}"], "cannot read outputs from", marks=pytest.mark.slow),
+        (["targets={t: {outputs: {path: nowhere.parquet}}}"], "nowhere.parquet does not exist"),
     ],
 )
 def test_wrong_sets_and_missing_outputs_end_with_a_short_error(
     audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, settings: list[str], said: str
 ) -> None:
     mine, _, _ = audited
-    done = mine.run(tmp_path / "store", *settings)
-    assert said in done.stderr, done.stderr
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert said in mine.refusal(tmp_path / "store", *settings)
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        pytest.param(lambda scores: np.eye(10)[scores.argmax(1)], "decisions, not confidences", marks=pytest.mark.slow),
-        pytest.param(lambda scores: np.full_like(scores, 0.1), "is the same for every example", marks=pytest.mark.slow),
+        (lambda scores: np.eye(10)[scores.argmax(1)], "decisions, not confidences"),
+        (lambda scores: np.full_like(scores, 0.1), "is the same for 360 of 360 examples"),
         (lambda scores: scores[np.random.default_rng(0).permutation(len(scores))], "bear no relation to the examples"),
     ],
 )
@@ -180,10 +177,7 @@ def test_uninformative_target_outputs_are_refused_with_a_short_error(
     scores = made(scores / scores.sum(1, keepdims=True))
     ids = [e["example_id"] for e in examples]
     pq.write_table(pa.table({"example_id": ids, "scores": scores.tolist()}), tmp_path / "given.parquet")
-    done = mine.run(store, f"targets={{t: {{outputs: {{path: '{tmp_path / 'given.parquet'}'}}}}}}")
-    assert said in done.stderr, done.stderr
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert said in mine.refusal(store, f"targets={{t: {{outputs: {{path: '{tmp_path / 'given.parquet'}'}}}}}}")
 
 
 def test_the_newest_run_is_listed(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:

@@ -204,26 +204,22 @@ def test_an_external_model_is_scored_without_training(own: Memlib, tmp_path: Pat
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        pytest.param("trained.weights=/nowhere.pt", "there is no file /nowhere.pt", marks=pytest.mark.slow),
-        pytest.param("trained.model=factory:nothing", "has no function 'nothing'", marks=pytest.mark.slow),
+        ("trained.weights=/nowhere.pt", "/nowhere.pt does not exist"),
+        ("trained.model=factory:nothing", "has no function 'nothing'"),
         ("trained.options={classes: 5}", "do not fit the model"),
-        pytest.param("trained.options={nope: 5}", "failed with {'nope': 5}", marks=pytest.mark.slow),
+        ("trained.options={nope: 5}", "failed with {'nope': 5}"),
         ("data.channels=3", "cannot take examples of shape (3, 28, 28)"),
-        pytest.param("trained.outputs=probabilities", "outputs are not; set it to logits", marks=pytest.mark.slow),
-        pytest.param("trained.model=factory:nan_model", "not finite", marks=pytest.mark.slow),
-        pytest.param("canary.feature.left=10", "does not fit into an image of 28 x 28", marks=pytest.mark.slow),
-        pytest.param("score.null_features=18", "the rank test needs 19", marks=pytest.mark.slow),
-        pytest.param("canary.label=7", "no example has that class", marks=pytest.mark.slow),
+        ("trained.outputs=probabilities", "outputs are not probabilities; set it to logits"),
+        ("trained.model=factory:nan_model", "not finite"),
+        ("canary.feature.left=10", "does not fit into an image of 28 x 28"),
+        ("score.null_features=18", "the rank test needs 19"),
+        ("canary.label=7", "no example has that class"),
     ],
 )
 def test_settings_that_do_not_fit_an_external_model_end_with_a_short_error(
     own: Memlib, tmp_path: Path, setting: str, said: str
 ) -> None:
-    done = own.run(tmp_path / "store", setting)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.partition("memlib: ")[2].strip().splitlines()) <= 2, done.stderr  # after the lines of progress
+    assert said in own.refusal(tmp_path / "store", setting)
     assert not list(tmp_path.glob("store/runs/*"))
 
 
@@ -253,23 +249,19 @@ report: {{gallery: 3}}
     ("setting", "said"),
     [
         ("canary.label=5", "no training example has that class"),
-        pytest.param("training.batch_size=500", "exceeds the 90 training examples", marks=pytest.mark.slow),
-        pytest.param("training.patience=3", "needs validation examples", marks=pytest.mark.slow),
-        pytest.param("training.optimizer.learning_rate=1e11", "not finite in epoch", marks=pytest.mark.slow),
-        pytest.param("model={kind: classifier, architecture: resnet18}", "needs images, not points", marks=pytest.mark.slow),
+        ("training.batch_size=500", "exceeds the 90 training examples"),
+        ("training.patience=3", "needs validation examples"),
+        ("training.optimizer.learning_rate=1e12", "not finite in epoch"),
+        ("model={kind: classifier, architecture: resnet18}", "needs images, not points"),
         ("nets.seedz=3", "did you mean seeds?"),
-        pytest.param("probe={kind: held_out}", "there are 0 probe examples", marks=pytest.mark.slow),
+        ("probe={kind: held_out}", "there are 0 probe examples"),
     ],
 )
 def test_impossible_settings_end_with_a_short_error(
     moons: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path, setting: str, said: str
 ) -> None:
     tiny, _, _ = moons
-    done = tiny.run(tmp_path / "store", setting, "nets.seeds=1", "nets.controls=1", "score.per_epoch=false")
-    assert said in done.stderr, done.stderr
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.partition("memlib: ")[2].strip().splitlines()) <= 2, done.stderr  # after the lines of progress
+    assert said in tiny.refusal(tmp_path / "store", setting, "nets.seeds=1", "nets.controls=1", "score.per_epoch=false")
 
 
 @pytest.mark.slow
