@@ -50,10 +50,11 @@ class Analysis:
         self.published = (units["published_p"].to_numpy() < config.alpha) & (self.values > 0)
         self.nets, self.controls = np.flatnonzero(~control), np.flatnonzero(control)
         keys = list(zip(units["seed"].to_pylist(), units["canary"].to_pylist(), strict=True))
+        self.examples = units["example_id"].to_pylist()
+        self.seeds = [seed for seed, _ in keys]
         by_key = {keys[i]: i for i in self.controls}
         pairs = [(i, by_key[keys[i]]) for i in self.nets if keys[i] in by_key]
         self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        self.keys = [keys[i] for i, _ in pairs]
         self.one_seed = len({keys[i][0] for i in self.nets}) < 2
         ranked = units["metric"][0].as_py() in ("m_white", "m_w")
         self.one_label = not ranked or len(set(units["label"].to_pylist())) == 1
@@ -64,6 +65,10 @@ class Analysis:
         """Score of each paired canary net minus that of its control."""
         gains: NDArray[np.float64] = self.values[self.pairs[:, 0]] - self.values[self.pairs[:, 1]]
         return gains
+
+    def identities(self, nets: NDArray[np.int64]) -> list[tuple[int, str | None]]:
+        """Return the seed of each net, and the example that is its canary."""
+        return [(self.seeds[net], self.examples[net]) for net in nets]
 
     @property
     def calibrated(self) -> NDArray[np.bool_] | None:

@@ -88,6 +88,8 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """A unique-feature audit from data to report, of models trained for it or of an external model."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"baselines"})
+
     audit: Literal["unique_feature"] = "unique_feature"
     title: str = "Unique-feature audit"
     """Heading of the report."""
@@ -111,6 +113,9 @@ class Recipe(Spec):
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes to this recipe, each audited separately within the run; keys may be dotted, as in {training.patience:
     5}."""
+    baselines: Mapping[str, str] = Field(default_factory=dict)
+    """Variants that are compared with another variant each: {variant: baseline}, such as {MLP dropout: MLP}. By default, all
+    are compared with the first."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
@@ -125,6 +130,7 @@ class Recipe(Spec):
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
                 raise ValueError(f"variant {name!r} changes score or report, which all variants share")
+        self._check_baselines()
         if isinstance(subject, TrainIt):
             self._check_training(subject)
             self._check_augmentation(subject.training)
@@ -138,6 +144,15 @@ class Recipe(Spec):
         if self.trained is None or self.model is not None or self.training is not None:
             raise ValueError("give either model and training, or trained")
         return self.trained
+
+    def _check_baselines(self) -> None:
+        unknown = [name for pair in self.baselines.items() for name in pair if name not in self.variants]
+        if unknown:
+            known = ", ".join(self.variants) or "none"
+            raise ValueError(f"baselines names {unknown[0]!r}, which is no variant; variants are: {known}")
+        own = [name for name, baseline in self.baselines.items() if name == baseline]
+        if own:
+            raise ValueError(f"baselines compares {own[0]!r} with itself; name another variant, or leave it out")
 
     def _check_external(self, trained: ExternalClassifierSpec) -> None:
         if not trained.is_whole:
@@ -172,7 +187,7 @@ class Recipe(Spec):
             )
 
     def _variant(self, name: str) -> "Recipe":
-        return changed(self.model_copy(update={"variants": {}}), self.variants[name])
+        return changed(self.model_copy(update={"variants": {}, "baselines": {}}), self.variants[name])
 
     @property
     def cells(self) -> list["Cell"]:

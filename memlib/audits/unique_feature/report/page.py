@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from memlib.audits.unique_feature.analysis import counting
+from memlib.audits.unique_feature.comparisons import CHANGE
 from memlib.audits.unique_feature.page_content import Material
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report.figures import (
@@ -87,7 +88,7 @@ def compose(
             word,
             shown="Remove identifying features such as names from the data before training, and treat models trained with "
             "them as confidentially as the data. Regularization did not prevent this memory in the papers (Hartley "
-            "2022, 2023) and was not tested here: audit every changed training again.",
+            f"2022, 2023){_tested_here(findings)}: audit every changed training again.",
             more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
@@ -115,6 +116,15 @@ def compose(
             ),
         ],
     )  # fmt: skip
+
+
+def _tested_here(findings: Findings) -> str:
+    """Say whether this run compared variants of the training."""
+    return (
+        "; for the changes tested here see the comparison of variants"
+        if findings.all(statistic=CHANGE)
+        else (" and was not tested here")
+    )
 
 
 def _carriers(recipe: Recipe) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from memlib.audits.unique_feature.verdict import NAMES, of_score
+from memlib.audits.unique_feature.comparisons import CHANGE
+from memlib.audits.unique_feature.verdict import NAMES, QUANTITIES, change_in_words, of_score
 from memlib.findings import Finding, Findings
 from memlib.report.format import format_interval, percent, say_p
 from memlib.report.page import Section, TableView
@@ -81,17 +82,32 @@ def proportions_section(findings: Findings) -> Section | None:
 
 
 def changes_section(findings: Findings) -> Section | None:
-    """Return the section on changes in the headline from the first variant to the others."""
-    rows = [
-        (row.params["variant"], row.params["from"], f"{row.value:.3g}", interval_text(row), str(row.n))
-        for row in findings.all(statistic="change")
-    ]
-    if not rows:
+    """Return the section on changes in M and in memory from each variant's baseline."""
+    lines = [
+        (
+            row,
+            [
+                row.params["from"], QUANTITIES[row.params["group"]], f"{row.value:+.3g}", interval_text(row),
+                _p(row.p_adjusted), _found_at(row), change_in_words(row),
+                f"{row.n} {'pairs' if row.params['paired'] else 'or more, unpaired'}",
+            ],
+        )
+        for row in findings.all(statistic=CHANGE)
+    ]  # fmt: skip
+    if not lines:
         return None
+    heads = (
+        "compared with", "quantity", "change", "95 % interval", "adjusted p-value", "80 % power at", "result", "units",
+    )  # fmt: skip
     return Section(
-        "Changes between variants",
-        "Increase in the difference from the controls, relative to the first variant. These are estimates, not tests.",
-        TableView(("variant", "compared with", "change of the difference", "interval", "units"), rows),
+        "Variants compared with their baselines",
+        "Changes from the variant under 'compared with' to the one under 'variant': in the mean score M "
+        "of all models that saw the feature (the papers average only those with M > 0, which selects), and in memory, its "
+        "difference from the controls. What raises M in models and controls alike is no memory. Tests are two-sided; each "
+        "score and quantity is a family, adjusted over the variants (Holm). Where both variants have the same data, canaries "
+        "and seeds, units are paired and the signs of their changes are flipped; else units are exchanged between the "
+        "variants (Welch's t). In a run that shows no memory, no change has a result.",
+        *_tables(findings, heads, lines),
     )
 
 
