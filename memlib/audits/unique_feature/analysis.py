@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.recipe import SETTING, Config
+from memlib.audits.unique_feature.recipe import AT_LABEL, FLIPS, SETTING, Config
 from memlib.stats.inference import threshold_rank
 
 
@@ -23,15 +23,22 @@ def counting(units: pa.Table) -> NDArray[np.bool_]:
     return chosen
 
 
-def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
-    """Yield the scores that count for each variant, metric and output, as one table per draw of the data."""
-    units = units.filter(pa.array(counting(units)))
+def settings(units: pa.Table, *, flips: bool = False) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
+    """Yield the scores that count for each variant, metric and output, as one table per draw of the data.
+
+    Args:
+        units: tables.UNITS.
+        flips: whether to yield the shares of flipped decisions instead of the M scores.
+    """
+    units = units.filter(
+        pa.array(counting(units) & ((np.array(units["metric"].to_pylist(), dtype=object) == FLIPS) == flips))
+    )
     names = ("variant", "metric", "output")
     keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
     for key in dict.fromkeys(keys):
         part = units.filter(pa.array([k == key for k in keys]))
         seeds = part["data_seed"].to_pylist()
-        params = of_variant(key[0]) | {"metric": key[1], "setting": SETTING[key[1]], "output": key[2]}
+        params = of_variant(key[0]) | {"metric": key[1], "setting": SETTING.get(key[1], "white"), "output": key[2]}
         yield params, [part.filter(pa.array([s == seed for s in seeds])) for seed in dict.fromkeys(seeds)]
 
 
@@ -56,7 +63,7 @@ class Analysis:
         pairs = [(i, by_key[keys[i]]) for i in self.nets if keys[i] in by_key]
         self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         self.one_seed = len({keys[i][0] for i in self.nets}) < 2
-        ranked = units["metric"][0].as_py() in ("m_white", "m_w")
+        ranked = units["metric"][0].as_py() in AT_LABEL
         self.one_label = not ranked or len(set(units["label"].to_pylist())) == 1
         self.rank = threshold_rank(len(self.controls), config.level)
 

@@ -30,6 +30,8 @@ HEADLINE, OWN = "headline", "own model"  # families of tests: of trained models,
 HEADLINES = (HEADLINE, OWN)
 RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1]
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
+FLIPS = "flips"  # metric: share of other examples whose predicted class becomes the canary's when the feature is inserted
+AT_LABEL = ("m_white", "m_w", FLIPS)  # metrics that are computed at the canary's label
 
 
 class Config(LevelSpec):

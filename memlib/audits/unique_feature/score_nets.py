@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.last_stages import UNITS_FILE
 from memlib.audits.unique_feature.recipe import Config
-from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
+from memlib.audits.unique_feature.scoring import Net, Shown, flips, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.data.canaries import Feature, null_features, probe_rows
 from memlib.data.splits import HELD_OUT, TRAIN, column
@@ -76,7 +76,7 @@ class ScoreNets(Stage[NetTables]):
         config: scoring settings.
     """
 
-    declared: ClassVar[Declared] = Declared("score_nets", 2)
+    declared: ClassVar[Declared] = Declared("score_nets", 3)
     title: ClassVar[str] = "score nets"
     place: ClassVar[Place] = "anywhere"
 
@@ -137,7 +137,7 @@ class ScoreNets(Stage[NetTables]):
         show = _Show(self, *load_any(self.models, self.epoch, self.data.num_classes, device), device)
         check_varied(self.models, show.clean, attempt)
         whole = show.everything(self.feature, random=True)
-        parts = [score(self.nets, whole, self.config)]
+        parts = [score(self.nets, whole, self.config), flips(self.nets, whole)]
         by_label = {"canary": score_by_label(whole, self.config)}
         for count in self.config.removed_pixels:
             partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
@@ -194,6 +194,7 @@ class _Show:
         )
         self._examples = {label: job.data.images[rows[choose(label)]] for label in labels}
         self._other = probe_examples(job.data, job.probe, job.other, seed=config.seed)
+        self._other_labels = held_out_labels(job.data, job.probe, seed=config.seed)
         self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
         self._clean_other = self._scores(job.feature.clean(self._other))
 
@@ -221,7 +222,7 @@ class _Show:
             for label in job.labels
         }
         random_other = [self._scores(feature.insert_random(self._other, seed=derive_seed(d, "probe"))) for d in draws]
-        return Shown(job.labels, by_label, other, random_by_label, random_other)
+        return Shown(job.labels, by_label, other, random_by_label, random_other, self._other_labels)
 
     def _scores(self, examples: NDArray[Any]) -> NDArray[np.float32]:
         from memlib.observe.outputs import class_scores
@@ -235,9 +236,9 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] 
     Raises:
         UserError: if there are fewer than two probe examples, or if their shape or type differs from the training examples'.
     """
-    rng = np.random.default_rng(derive_seed(seed, "probe data"))
     shape = data.images.shape[1:]
     if probe.kind == "noise":
+        rng = np.random.default_rng(derive_seed(seed, "probe data"))
         if data.images.dtype == np.uint8:
             noise: NDArray[Any] = rng.integers(0, 256, size=(probe.count, *shape), dtype=np.uint8)
             return noise
@@ -258,5 +259,17 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] 
         raise UserError(
             f"there are {len(rows)} probe examples, but a paired test needs two; see probe and split.held_out_per_class"
         )
-    chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
+    chosen: NDArray[Any] = images[_chosen(rows, probe, seed=seed)]
     return chosen
+
+
+def held_out_labels(data: TrainingData, probe: ProbeSpec, *, seed: int) -> NDArray[np.int64] | None:
+    """Return the labels of the probe examples, (num_examples,); None unless they are held-out examples."""
+    if probe.kind != "held_out":
+        return None
+    return np.asarray(data.labels)[_chosen(column(data.members(HELD_OUT), "row"), probe, seed=seed)].astype(np.int64)
+
+
+def _chosen(rows: NDArray[np.int64], probe: ProbeSpec, *, seed: int) -> NDArray[np.int64]:
+    """Return the stored rows of the probe examples, in ascending order."""
+    return np.sort(np.random.default_rng(derive_seed(seed, "probe data")).permutation(rows)[: probe.count])

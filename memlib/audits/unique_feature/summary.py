@@ -12,7 +12,8 @@ from memlib.audits.unique_feature.analysis import Analysis, of_variant, settings
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel
 from memlib.audits.unique_feature.comparisons import Comparison, compare
 from memlib.audits.unique_feature.exchange import Exchanged, exchange
-from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, RANGE, Config
+from memlib.audits.unique_feature.flips import flip_rows
+from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.variant_scores import VariantScore
 from memlib.audits.unique_feature.verdict import verdict
@@ -38,7 +39,8 @@ def summarize(
     The headline test of a variant concerns the paired difference in m_white on the first output, that is, the effect on the
     nets of the feature's appearance in training; it is adjusted by Holm over variants. The differences of the other scores
     form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form a third;
-    for the comparisons of variants, see `compare`. All other rows are estimates and diagnostics.
+    for the comparisons of variants, see `compare`, for flipped decisions, `flip_rows`. All other rows are estimates and
+    diagnostics.
 
     Args:
         units: tables.UNITS, calibrated.
@@ -63,6 +65,7 @@ def summarize(
         heads.append(head)
         rest += others
     rest += compare(variants, compared)
+    rest += flip_rows(units, config)
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
     findings = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
@@ -204,7 +207,7 @@ def _correlations(units: pa.Table, influence: Influence) -> Iterator[Finding]:
     """Yield correlations of m_white with the other scores (2023, Figs. 6 and 7) and of self-influence with M (2022, 3.3)."""
     scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
     for row in units.to_pylist():
-        if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary":
+        if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary" or row["metric"] == FLIPS:
             continue
         net = (row["data_seed"], row["net"], row["example_id"])
         outputs = {row["output"]} if row["output"] in ("probability", "logit") else {"probability", "logit"}

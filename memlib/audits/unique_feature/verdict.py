@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from memlib.audits.unique_feature.recipe import HEADLINE, RANGE, Recipe
+from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, RANGE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject
 from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.stats.inference import exact_interval
 
 NAMES = {
     "m_white": "white box (M)", "m_grey": "grey box (M)", "m_black": "black box (M)", "m_w": "white box (M_w, 2022)",
-    "m_kl": "black box (M, 2022)", "self_influence": "self-influence",
+    "m_kl": "black box (M, 2022)", "self_influence": "self-influence", FLIPS: "flipped decisions",
 }  # fmt: skip
 QUANTITIES = {"canary": "M", "canary - control": "memory (M less the controls')"}  # quantities that are compared, by group
 NULLS = {

@@ -24,6 +24,7 @@ from memlib.audits.unique_feature.report.figures import (
 from memlib.audits.unique_feature.report.tables import (
     changes_section,
     external_section,
+    flips_section,
     interval_text,
     proportions_section,
     pull_section,
@@ -97,6 +98,7 @@ def compose(
             nulls_section(units.to_pandas(), findings, folder) if own else nets_section(scores, findings, folder),
             external_section(findings) if own else tests_section(findings),
             None if own else proportions_section(findings),
+            flips_section(findings),
             changes_section(findings),
             picture_section(material.pictures, own=own),
             draws_section(curves, findings, folder),
