@@ -184,6 +184,8 @@ def _chunk(cell: _Prepared, group: Sequence[Net]) -> TrainNets:
         watch=recipe.score.outputs if recipe.score.per_epoch else (),
         config=recipe.score,
         all_canaries=cell.rows,
+        probe=recipe.probe,
+        other=cell.probe,
     )
 
 

@@ -37,7 +37,7 @@ AT_LABEL = ("m_white", "m_w", FLIPS)  # metrics that are computed at the canary'
 class Config(LevelSpec):
     """Settings for scoring nets and testing their scores."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "bound"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "bound", "per_epoch_also"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
     """Outputs on which M is computed; the first gives the headline. Eq. 1 uses probabilities, the published results
@@ -48,6 +48,8 @@ class Config(LevelSpec):
     """Maximum number of training examples of each label on which nets are scored; probe.count limits the probe data."""
     per_epoch: bool = False
     """Compute the white-box score after every epoch (mlp, cnn_1 and cnn_2 only)."""
+    per_epoch_also: tuple[Literal["m_w", "m_kl"], ...] = ()
+    """With per_epoch: scores of 2022 to compute after every epoch as well (Fig. 3c), M_w and, on the probe data, M_kl."""
     random_draws: int = Field(default=1, ge=1, le=MOST_DRAWS)
     """Number of evaluations of M_w and M_kl, each with newly drawn random partners of the feature (2022, Fig. 4)."""
     removed_pixels: tuple[Annotated[int, Field(ge=1, le=MOST_PIXELS)], ...] = ()
@@ -74,6 +76,12 @@ class Config(LevelSpec):
         if not value:
             raise ValueError("outputs must name probability, logit or both")
         return tuple(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _epochs_are_scored(self) -> "Config":
+        if self.per_epoch_also and not self.per_epoch:
+            raise ValueError("score.per_epoch_also adds scores to those of every epoch; set score.per_epoch to true as well")
+        return self
 
 
 class ReportSpec(Spec):

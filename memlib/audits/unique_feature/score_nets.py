@@ -12,13 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.last_stages import UNITS_FILE
+from memlib.audits.unique_feature.probe_data import held_out_labels, probe_examples, probe_inputs
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, flips, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.data.canaries import Feature, null_features, probe_rows
-from memlib.data.splits import HELD_OUT, TRAIN, column
+from memlib.data.splits import TRAIN, column
 from memlib.data.stages import Shard, TrainingData
-from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
 from memlib.pipeline.provenance import Declared
@@ -110,9 +110,7 @@ class ScoreNets(Stage[NetTables]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Keys of the models, the examples and the probe data."""
-        held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
-        other = {"probe": self.other.key} if self.other is not None else {}
-        return {"models": model_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
+        return {"models": model_key(self.models)} | probe_inputs(self.data, self.probe, self.other, TRAIN)
 
     @property
     def nulls(self) -> dict[str, Feature]:
@@ -228,48 +226,3 @@ class _Show:
         from memlib.observe.outputs import class_scores
 
         return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
-
-
-def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] | None, *, seed: int) -> NDArray[Any]:
-    """Return the probe data D_r of the black box, in the shape of the training examples.
-
-    Raises:
-        UserError: if there are fewer than two probe examples, or if their shape or type differs from the training examples'.
-    """
-    shape = data.images.shape[1:]
-    if probe.kind == "noise":
-        rng = np.random.default_rng(derive_seed(seed, "probe data"))
-        if data.images.dtype == np.uint8:
-            noise: NDArray[Any] = rng.integers(0, 256, size=(probe.count, *shape), dtype=np.uint8)
-            return noise
-        seen = data.images[column(data.members(TRAIN), "row")]
-        points: NDArray[Any] = rng.uniform(seen.min(axis=0), seen.max(axis=0), size=(probe.count, *shape)).astype(np.float32)
-        return points
-    if probe.kind == "held_out":
-        images, rows = data.images, column(data.members(HELD_OUT), "row")
-    else:
-        assert other is not None
-        images = other.content.images
-        rows = np.arange(len(images))
-    if images.shape[1:] != shape or images.dtype != data.images.dtype:
-        seen_shape = " x ".join(str(side) for side in images.shape[1:])
-        wanted = " x ".join(str(side) for side in shape)
-        raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
-    if len(rows) < 2:
-        raise UserError(
-            f"there are {len(rows)} probe examples, but a paired test needs two; see probe and split.held_out_per_class"
-        )
-    chosen: NDArray[Any] = images[_chosen(rows, probe, seed=seed)]
-    return chosen
-
-
-def held_out_labels(data: TrainingData, probe: ProbeSpec, *, seed: int) -> NDArray[np.int64] | None:
-    """Return the labels of the probe examples, (num_examples,); None unless they are held-out examples."""
-    if probe.kind != "held_out":
-        return None
-    return np.asarray(data.labels)[_chosen(column(data.members(HELD_OUT), "row"), probe, seed=seed)].astype(np.int64)
-
-
-def _chosen(rows: NDArray[np.int64], probe: ProbeSpec, *, seed: int) -> NDArray[np.int64]:
-    """Return the stored rows of the probe examples, in ascending order."""
-    return np.sort(np.random.default_rng(derive_seed(seed, "probe data")).permutation(rows)[: probe.count])

@@ -19,6 +19,7 @@ from memlib.audits.unique_feature.report.figures import (
     nulls_section,
     picture_section,
     removal_section,
+    scores_by_epoch_section,
     settings_section,
 )
 from memlib.audits.unique_feature.report.tables import (
@@ -103,6 +104,7 @@ def compose(
             picture_section(material.pictures, own=own),
             draws_section(curves, findings, folder),
             epoch_section(curves, findings, folder),
+            scores_by_epoch_section(curves, findings, folder),
             boundary_section(material.boundaries, folder),
             settings_section(scores, findings, folder),
             removal_section(curves, findings, folder),

@@ -544,6 +544,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"nets": {"same_seed": True}}, "set nets.seeds to 1"),
         ({"nets": {"controls": 0}}, "greater than or equal to 1"),
         ({"score": {"removed_pixels": [-3]}}, "greater than or equal to 1"),
+        ({"score": {"per_epoch_also": ["m_w"]}}, "set score.per_epoch to true as well"),
         ({"variants": {"x": {"score.alpha": 0.01}}}, "which all variants share"),
         ({"variants": {"x": {}, "y": {}}, "baselines": {"x": "z"}}, "names 'z', which is no variant; variants are: x, y"),
         ({"variants": {"x": {}}, "baselines": {"x": "x"}}, "compares 'x' with itself"),
