@@ -90,7 +90,8 @@ class ReportSpec(Spec):
     examples: int = Field(default=4, ge=0, le=MOST_DRAWS)
     """Number of canaries shown with and without the feature."""
     gradcam: bool = False
-    """Show what a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
+    """Show what a convolutional model and its control look at, with and without the feature, on training examples and on
+    held-out ones (split.held_out_per_class; 2023, Fig. 8)."""
     boundaries: bool = True
     """Show decision boundaries with and without the feature, for data that are points (2023, Fig. 3)."""
 

@@ -22,7 +22,7 @@ from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries import choose_canaries, null_kind
-from memlib.data.splits import TRAIN
+from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
 from memlib.observe.models import Nets
 from memlib.pipeline.provenance import Declared
@@ -266,7 +266,8 @@ class Report(PageStage):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Keys of the scores and of the examples that are shown."""
-        return {"scores": self.scores.key, "data": [cell.data.inputs(TRAIN) for cell in self.cells]}
+        roles = (TRAIN, HELD_OUT) if self.recipe.report.gradcam else (TRAIN,)
+        return {"scores": self.scores.key, "data": [cell.data.inputs(*roles) for cell in self.cells]}
 
     @property
     def read(self) -> Sequence[AnyArtifact]:

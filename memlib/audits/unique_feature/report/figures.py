@@ -144,8 +144,10 @@ def attention_section(attention: Pictures) -> Section | None:
     """Return the section that shows where a net looks for the canary's class."""
     return _gallery(
         "What the model looks at",
-        "Parts of the image on which the model with the highest score bases the canary's class, by GradCAM (warm: much, "
-        "cold: little; 2023, Fig. 8).",
+        "Parts of the image on which the model with the highest score, and its control, base the canary's class, by GradCAM "
+        "(warm: much, cold: little; 2023, Fig. 8). Other examples are of the canary's class; no model saw the held-out "
+        "examples, which stand for others who carry the feature. Heat on the feature is memory only where the control, which "
+        "never saw it, shows none: an illustration, not a test.",
         attention,
     )
 

@@ -1,5 +1,6 @@
 """Whole audits of nets so small that they train in a second, in this process."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,25 @@ def test_variants_with_other_probe_data_share_their_nets_and_are_compared_in_pai
         ("noise", "training_examples"), ("held-out", "training_examples"), ("held-out", "held_out_examples"),
     }  # fmt: skip
     assert "Decisions that the feature flips" in done.report.read_text()
+
+
+IMAGES = MOONS | {
+    "title": "images",
+    "data": {"source": {"kind": "scenes", "num_examples": 120, "size": 16, "digit_size": 8}, "image_size": 16, "channels": 1},
+    "split": {"train_per_class": 4, "held_out_per_class": 2},
+    "canary": {"feature": {"kind": "glyph", "text": "A", "top": 1, "left": 1}},
+    "model": {"architecture": "cnn_1"},
+    "training": MOONS["training"] | {"epochs": 1},
+    "nets": {"seeds": 2, "controls": 2},
+    "score": {"replicates": 100, "permutations": 100},
+    "report": {"examples": 2, "gradcam": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*too few for a significant result")
+def test_attention_of_a_model_and_its_control_is_shown_on_training_and_held_out_examples(tmp_path: Path) -> None:
+    page = memlib.run(IMAGES, store=str(tmp_path), quiet=True).report.read_text()
+    for whose in ("model", "its control"):
+        for name in ("canary", "other example 2", "held-out example 2"):
+            for title in ("with the feature", "without it"):
+                assert re.search(rf"{whose}: {name}[^<,]*, {title}", page), (whose, name, title)
