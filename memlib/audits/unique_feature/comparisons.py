@@ -80,6 +80,8 @@ def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: st
     if not len(a) or not len(b):
         return
     paired = _is_paired(one, ours, theirs, group)
+    if paired and np.array_equal(a, b):  # the score does not depend on what the variant changes, such as the probe data
+        return
     at = {**ours.params, "group": group, "statistic": CHANGE, "from": one.baseline, "paired": paired}
     row = estimate(ours.metric, at, float(a.mean() - b.mean()), n=min(len(a), len(b)))
     if over != other or min(len(a), len(b)) < 2 or ours.one_seed or theirs.one_seed:

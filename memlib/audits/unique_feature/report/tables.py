@@ -115,7 +115,8 @@ def _with_interval(row: Finding | None) -> str:
     """Return a share with its interval; "" for none."""
     if row is None:
         return ""
-    return percent(row.value, 2) + (f" ({interval_text(row)})" if row.interval is not None else "")
+    interval = "" if row.interval is None else f" ({format_interval(row, partial(percent, digits=1))})"
+    return f"{percent(row.value, 2)}{interval}"
 
 
 def changes_section(findings: Findings) -> Section | None:

@@ -100,7 +100,7 @@ def test_exchangeable_variants_differ_at_the_level(paired: bool) -> None:
     assert (hits <= most_of(tries, 0.05)).all()
 
 
-def test_what_raises_m_in_canary_nets_and_controls_alike_is_no_memory() -> None:
+def test_a_rise_of_m_in_canary_nets_and_controls_alike_does_not_change_memory() -> None:
     rng = np.random.default_rng(0)
     control = rng.normal(size=20)
     ours = units_of(control + 3 + 0.1 * rng.normal(size=20), control + 2, variant="batch norm")
