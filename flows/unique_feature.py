@@ -46,7 +46,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     cells = [_prepare(runner, cell) for cell in recipe.cells]
     models = _train(runner, cells)
     scored = _score(runner, cells, models)
-    scores = runner.run(Score(scored, recipe.score))
+    scores = runner.run(Score(scored, recipe.score, recipe.baselines))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, scored))
     named: dict[str, AnyArtifact] = {}
     for cell in cells:
@@ -184,6 +184,8 @@ def _chunk(cell: _Prepared, group: Sequence[Net]) -> TrainNets:
         watch=recipe.score.outputs if recipe.score.per_epoch else (),
         config=recipe.score,
         all_canaries=cell.rows,
+        probe=recipe.probe,
+        other=cell.probe,
     )
 
 

@@ -75,7 +75,7 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
     assert (head["verdict"], head["conclusion"]) == ("shown", "shown")
     tables = published(store, manifest)
     units = tables["units"]
-    assert set(units["metric"].to_pylist()) == {"m_white", "m_grey", "m_black", "m_w", "m_kl"}
+    assert set(units["metric"].to_pylist()) == {"m_white", "m_grey", "m_black", "m_w", "m_kl", "flips"}
     assert set(units["variant"].to_pylist()) == {""}
     control = np.array(units["control"].to_pylist())
     assert len(set(units["net"].to_numpy()[control])) == 24

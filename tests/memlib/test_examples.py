@@ -24,6 +24,7 @@ MODULES = {
     "memlib.runs.run": ("Run", "open"),
     "memlib.specs.base": ("Spec", "Source"),
     "memlib.stats.blind": ("tell_sides",),
+    "memlib.stats.changes": ("flipped_p", "welch_p"),
     "memlib.stats.divergence": ("ks_gap", "weighted_ks"),
     "memlib.stats.inference": (
         "exact_interval", "exceedance_p", "largest_mean", "mcnemar_p", "mean_interval", "permutation_p", "threshold_rank",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.recipe import SETTING, Config
+from memlib.audits.unique_feature.recipe import AT_LABEL, FLIPS, SETTING, Config
 from memlib.stats.inference import threshold_rank
 
 
@@ -23,15 +23,22 @@ def counting(units: pa.Table) -> NDArray[np.bool_]:
     return chosen
 
 
-def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
-    """Yield the scores that count for each variant, metric and output, as one table per draw of the data."""
-    units = units.filter(pa.array(counting(units)))
+def settings(units: pa.Table, *, flips: bool = False) -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
+    """Yield the scores that count for each variant, metric and output, as one table per draw of the data.
+
+    Args:
+        units: tables.UNITS.
+        flips: whether to yield the shares of flipped decisions instead of the M scores.
+    """
+    units = units.filter(
+        pa.array(counting(units) & ((np.array(units["metric"].to_pylist(), dtype=object) == FLIPS) == flips))
+    )
     names = ("variant", "metric", "output")
     keys = list(zip(*(units[name].to_pylist() for name in names), strict=True))
     for key in dict.fromkeys(keys):
         part = units.filter(pa.array([k == key for k in keys]))
         seeds = part["data_seed"].to_pylist()
-        params = of_variant(key[0]) | {"metric": key[1], "setting": SETTING[key[1]], "output": key[2]}
+        params = of_variant(key[0]) | {"metric": key[1], "setting": SETTING.get(key[1], "white"), "output": key[2]}
         yield params, [part.filter(pa.array([s == seed for s in seeds])) for seed in dict.fromkeys(seeds)]
 
 
@@ -50,12 +57,13 @@ class Analysis:
         self.published = (units["published_p"].to_numpy() < config.alpha) & (self.values > 0)
         self.nets, self.controls = np.flatnonzero(~control), np.flatnonzero(control)
         keys = list(zip(units["seed"].to_pylist(), units["canary"].to_pylist(), strict=True))
+        self.examples = units["example_id"].to_pylist()
+        self.seeds = [seed for seed, _ in keys]
         by_key = {keys[i]: i for i in self.controls}
         pairs = [(i, by_key[keys[i]]) for i in self.nets if keys[i] in by_key]
         self.pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        self.keys = [keys[i] for i, _ in pairs]
         self.one_seed = len({keys[i][0] for i in self.nets}) < 2
-        ranked = units["metric"][0].as_py() in ("m_white", "m_w")
+        ranked = units["metric"][0].as_py() in AT_LABEL
         self.one_label = not ranked or len(set(units["label"].to_pylist())) == 1
         self.rank = threshold_rank(len(self.controls), config.level)
 
@@ -64,6 +72,10 @@ class Analysis:
         """Score of each paired canary net minus that of its control."""
         gains: NDArray[np.float64] = self.values[self.pairs[:, 0]] - self.values[self.pairs[:, 1]]
         return gains
+
+    def identities(self, nets: NDArray[np.int64]) -> list[tuple[int, str | None]]:
+        """Return the seed of each net, and the example that is its canary."""
+        return [(self.seeds[net], self.examples[net]) for net in nets]
 
     @property
     def calibrated(self) -> NDArray[np.bool_] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from memlib.audits.unique_feature.curves import strongest
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net
-from memlib.data.splits import TRAIN
+from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.observe.models import load_net
@@ -104,31 +105,72 @@ def _pictures(recipe: Recipe, cell: Scored) -> Pictures:
 
 def _net(cell: Scored, number: int) -> tuple[torch.nn.Module, Net]:
     """Return a canary net by its number, with its description."""
+    found = _find(cell, number, control=False)
+    if found is None:
+        raise KeyError(number)
+    return found
+
+
+def _find(cell: Scored, number: int, *, control: bool) -> tuple[torch.nn.Module, Net] | None:
+    """Return a canary net or control by its number, with its description; None if there is none."""
     for models, nets in zip(cell.models, cell.nets, strict=True):
         for position, net in enumerate(nets):
-            if net.number == number and not net.control:
+            if net.number == number and net.control == control:
                 return load_net(models, position, epoch=cell.epoch), net
-    raise KeyError(number)
+    return None
 
 
 def _attention(recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]) -> Pictures:
-    """Return GradCAM images of the canary and other examples of its class, with and without the feature (2023, Fig. 8)."""
+    """Return GradCAM images of the highest-scoring net and of its control (2023, Fig. 8).
+
+    Both are shown the canary, other examples of its class and held-out examples, with the feature and without it.
+    """
     net, info = _net(cell, order[0])
+    control = _find(cell, order[0], control=True)
+    examples = _examples(recipe, cell, info)
+    try:
+        pictures = _heat_maps(cell, net, info.label, examples, "model")
+        return pictures + ([] if control is None else _heat_maps(cell, control[0], info.label, examples, "its control"))
+    except UserError as error:
+        warn(str(error))
+        return []
+
+
+def _examples(recipe: Recipe, cell: Scored, info: Net) -> list[tuple[int, str]]:
+    """Return the stored rows and names of a net's canary, other training examples of its class, and held-out examples."""
+    canary, most = int(cell.canaries[info.canary]["row"]), recipe.report.examples
     members = cell.data.members(TRAIN).to_pylist()
-    rows = [int(cell.canaries[info.canary]["row"])]
-    rows += [int(m["row"]) for m in members if m["label"] == info.label and int(m["row"]) != rows[0]][
-        : recipe.report.examples
-    ]
-    images = cell.data.images[rows]
+    others = [int(m["row"]) for m in members if m["label"] == info.label and int(m["row"]) != canary][:most]
+    named = [(canary, "canary"), *((row, f"other example {i}") for i, row in enumerate(others, start=1))]
+    held_out = _spread(cell.data.members(HELD_OUT).to_pylist(), most)
+    return named + [(int(m["row"]), f"held-out example {i} ({m['class_name']})") for i, m in enumerate(held_out, start=1)]
+
+
+def _spread(members: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return at most so many members of a role, of different classes where possible."""
+    seen: dict[int, int] = {}
+    turns = []
+    for member in members:
+        seen[member["label"]] = seen.get(member["label"], 0) + 1
+        turns.append((seen[member["label"]], member["label"]))
+    order = sorted(range(len(members)), key=turns.__getitem__)
+    return [members[place] for place in order[:most]]
+
+
+def _heat_maps(
+    cell: Scored, net: torch.nn.Module, label: int, examples: Sequence[tuple[int, str]], whose: str
+) -> list[tuple[NDArray[np.uint8], str]]:
+    """Return the examples overlaid with what a net bases a class on, with the feature and without it.
+
+    Raises:
+        UserError: for a net without convolutions.
+    """
+    images = cell.data.images[[row for row, _ in examples]]
     pictures = []
     for title, shown in (("with the feature", cell.feature.insert(images)), ("without it", cell.feature.clean(images))):
-        try:
-            heats = gradcam(net, prepare(shown, torch.device("cpu")), info.label)
-        except UserError as error:
-            warn(str(error))
-            return []
-        for place, (image, heat) in enumerate(zip(shown, heats, strict=True)):
-            pictures.append((overlaid(image, heat), f"{'canary' if place == 0 else f'other example {place}'}, {title}"))
+        heats = gradcam(net, prepare(shown, torch.device("cpu")), label)
+        captions = [f"{whose}: {name}, {title}" for _, name in examples]
+        pictures += [(overlaid(image, heat), caption) for image, heat, caption in zip(shown, heats, captions, strict=True)]
     return pictures
 
 

@@ -30,12 +30,14 @@ HEADLINE, OWN = "headline", "own model"  # families of tests: of trained models,
 HEADLINES = (HEADLINE, OWN)
 RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1]
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
+FLIPS = "flips"  # metric: share of other examples whose predicted class becomes the canary's when the feature is inserted
+AT_LABEL = ("m_white", "m_w", FLIPS)  # metrics that are computed at the canary's label
 
 
 class Config(LevelSpec):
     """Settings for scoring nets and testing their scores."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "bound"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "bound", "per_epoch_also"})
 
     outputs: tuple[Output, ...] = ("probability", "logit")
     """Outputs on which M is computed; the first gives the headline. Eq. 1 uses probabilities, the published results
@@ -46,6 +48,8 @@ class Config(LevelSpec):
     """Maximum number of training examples of each label on which nets are scored; probe.count limits the probe data."""
     per_epoch: bool = False
     """Compute the white-box score after every epoch (mlp, cnn_1 and cnn_2 only)."""
+    per_epoch_also: tuple[Literal["m_w", "m_kl"], ...] = ()
+    """With per_epoch: scores of 2022 to compute after every epoch as well (Fig. 3c), M_w and, on the probe data, M_kl."""
     random_draws: int = Field(default=1, ge=1, le=MOST_DRAWS)
     """Number of evaluations of M_w and M_kl, each with newly drawn random partners of the feature (2022, Fig. 4)."""
     removed_pixels: tuple[Annotated[int, Field(ge=1, le=MOST_PIXELS)], ...] = ()
@@ -73,6 +77,12 @@ class Config(LevelSpec):
             raise ValueError("outputs must name probability, logit or both")
         return tuple(dict.fromkeys(value))
 
+    @model_validator(mode="after")
+    def _epochs_are_scored(self) -> "Config":
+        if self.per_epoch_also and not self.per_epoch:
+            raise ValueError("score.per_epoch_also adds scores to those of every epoch; set score.per_epoch to true as well")
+        return self
+
 
 class ReportSpec(Spec):
     """Contents of the page."""
@@ -80,13 +90,16 @@ class ReportSpec(Spec):
     examples: int = Field(default=4, ge=0, le=MOST_DRAWS)
     """Number of canaries shown with and without the feature."""
     gradcam: bool = False
-    """Show what a convolutional model looks at, with and without the feature (2023, Fig. 8)."""
+    """Show what a convolutional model and its control look at, with and without the feature, on training examples and on
+    held-out ones (split.held_out_per_class; 2023, Fig. 8)."""
     boundaries: bool = True
     """Show decision boundaries with and without the feature, for data that are points (2023, Fig. 3)."""
 
 
 class Recipe(Spec):
     """A unique-feature audit from data to report, of models trained for it or of an external model."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"baselines"})
 
     audit: Literal["unique_feature"] = "unique_feature"
     title: str = "Unique-feature audit"
@@ -111,6 +124,9 @@ class Recipe(Spec):
     variants: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
     """Named changes to this recipe, each audited separately within the run; keys may be dotted, as in {training.patience:
     5}."""
+    baselines: Mapping[str, str] = Field(default_factory=dict)
+    """Variants that are compared with another variant each: {variant: baseline}, such as {MLP dropout: MLP}. By default, all
+    are compared with the first."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
@@ -125,6 +141,7 @@ class Recipe(Spec):
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
                 raise ValueError(f"variant {name!r} changes score or report, which all variants share")
+        self._check_baselines()
         if isinstance(subject, TrainIt):
             self._check_training(subject)
             self._check_augmentation(subject.training)
@@ -138,6 +155,15 @@ class Recipe(Spec):
         if self.trained is None or self.model is not None or self.training is not None:
             raise ValueError("give either model and training, or trained")
         return self.trained
+
+    def _check_baselines(self) -> None:
+        unknown = [name for pair in self.baselines.items() for name in pair if name not in self.variants]
+        if unknown:
+            known = ", ".join(self.variants) or "none"
+            raise ValueError(f"baselines names {unknown[0]!r}, which is no variant; variants are: {known}")
+        own = [name for name, baseline in self.baselines.items() if name == baseline]
+        if own:
+            raise ValueError(f"baselines compares {own[0]!r} with itself; name another variant, or leave it out")
 
     def _check_external(self, trained: ExternalClassifierSpec) -> None:
         if not trained.is_whole:
@@ -172,7 +198,7 @@ class Recipe(Spec):
             )
 
     def _variant(self, name: str) -> "Recipe":
-        return changed(self.model_copy(update={"variants": {}}), self.variants[name])
+        return changed(self.model_copy(update={"variants": {}, "baselines": {}}), self.variants[name])
 
     @property
     def cells(self) -> list["Cell"]:

@@ -12,13 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.last_stages import UNITS_FILE
+from memlib.audits.unique_feature.probe_data import held_out_labels, probe_examples, probe_inputs
 from memlib.audits.unique_feature.recipe import Config
-from memlib.audits.unique_feature.scoring import Net, Shown, score, score_by_label
+from memlib.audits.unique_feature.scoring import Net, Shown, flips, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.data.canaries import Feature, null_features, probe_rows
-from memlib.data.splits import HELD_OUT, TRAIN, column
+from memlib.data.splits import TRAIN, column
 from memlib.data.stages import Shard, TrainingData
-from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
 from memlib.pipeline.provenance import Declared
@@ -76,7 +76,7 @@ class ScoreNets(Stage[NetTables]):
         config: scoring settings.
     """
 
-    declared: ClassVar[Declared] = Declared("score_nets", 2)
+    declared: ClassVar[Declared] = Declared("score_nets", 3)
     title: ClassVar[str] = "score nets"
     place: ClassVar[Place] = "anywhere"
 
@@ -110,9 +110,7 @@ class ScoreNets(Stage[NetTables]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Keys of the models, the examples and the probe data."""
-        held_out = [HELD_OUT] if self.probe.kind == "held_out" else []
-        other = {"probe": self.other.key} if self.other is not None else {}
-        return {"models": model_key(self.models)} | self.data.inputs(TRAIN, *held_out) | other
+        return {"models": model_key(self.models)} | probe_inputs(self.data, self.probe, self.other, TRAIN)
 
     @property
     def nulls(self) -> dict[str, Feature]:
@@ -137,7 +135,7 @@ class ScoreNets(Stage[NetTables]):
         show = _Show(self, *load_any(self.models, self.epoch, self.data.num_classes, device), device)
         check_varied(self.models, show.clean, attempt)
         whole = show.everything(self.feature, random=True)
-        parts = [score(self.nets, whole, self.config)]
+        parts = [score(self.nets, whole, self.config), flips(self.nets, whole)]
         by_label = {"canary": score_by_label(whole, self.config)}
         for count in self.config.removed_pixels:
             partial = self.feature.without(count, seed=derive_seed(self.config.seed, "removed pixels"))
@@ -194,6 +192,7 @@ class _Show:
         )
         self._examples = {label: job.data.images[rows[choose(label)]] for label in labels}
         self._other = probe_examples(job.data, job.probe, job.other, seed=config.seed)
+        self._other_labels = held_out_labels(job.data, job.probe, seed=config.seed)
         self._clean = {label: self._scores(job.feature.clean(images)) for label, images in self._examples.items()}
         self._clean_other = self._scores(job.feature.clean(self._other))
 
@@ -221,42 +220,9 @@ class _Show:
             for label in job.labels
         }
         random_other = [self._scores(feature.insert_random(self._other, seed=derive_seed(d, "probe"))) for d in draws]
-        return Shown(job.labels, by_label, other, random_by_label, random_other)
+        return Shown(job.labels, by_label, other, random_by_label, random_other, self._other_labels)
 
     def _scores(self, examples: NDArray[Any]) -> NDArray[np.float32]:
         from memlib.observe.outputs import class_scores
 
         return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
-
-
-def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] | None, *, seed: int) -> NDArray[Any]:
-    """Return the probe data D_r of the black box, in the shape of the training examples.
-
-    Raises:
-        UserError: if there are fewer than two probe examples, or if their shape or type differs from the training examples'.
-    """
-    rng = np.random.default_rng(derive_seed(seed, "probe data"))
-    shape = data.images.shape[1:]
-    if probe.kind == "noise":
-        if data.images.dtype == np.uint8:
-            noise: NDArray[Any] = rng.integers(0, 256, size=(probe.count, *shape), dtype=np.uint8)
-            return noise
-        seen = data.images[column(data.members(TRAIN), "row")]
-        points: NDArray[Any] = rng.uniform(seen.min(axis=0), seen.max(axis=0), size=(probe.count, *shape)).astype(np.float32)
-        return points
-    if probe.kind == "held_out":
-        images, rows = data.images, column(data.members(HELD_OUT), "row")
-    else:
-        assert other is not None
-        images = other.content.images
-        rows = np.arange(len(images))
-    if images.shape[1:] != shape or images.dtype != data.images.dtype:
-        seen_shape = " x ".join(str(side) for side in images.shape[1:])
-        wanted = " x ".join(str(side) for side in shape)
-        raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
-    if len(rows) < 2:
-        raise UserError(
-            f"there are {len(rows)} probe examples, but a paired test needs two; see probe and split.held_out_per_class"
-        )
-    chosen: NDArray[Any] = images[np.sort(rng.permutation(rows)[: probe.count])]
-    return chosen

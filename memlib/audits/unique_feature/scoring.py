@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.formulas import divergence, log_softmax, m_kl, m_of_labels, m_w, of_label, to_output
-from memlib.audits.unique_feature.recipe import CONTROLS_FOR_P, Config, Output
+from memlib.audits.unique_feature.recipe import AT_LABEL, CONTROLS_FOR_P, FLIPS, Config, Output
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.identity import derive_seed
 from memlib.specs import NetsSpec
@@ -57,6 +57,7 @@ class Shown:
         other: (clean, featured) for the probe data.
         random_by_label: label -> one array per draw, with random partners of the feature.
         random_other: one array per draw, with random partners, for the probe data.
+        other_labels: labels of the probe data, if they are held-out examples.
     """
 
     labels: Sequence[int]
@@ -64,6 +65,7 @@ class Shown:
     other: tuple[NDArray[Any], NDArray[Any]]
     random_by_label: Mapping[int, Sequence[NDArray[Any]]]
     random_other: Sequence[NDArray[Any]]
+    other_labels: NDArray[np.int64] | None = None
 
 
 def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = True) -> pa.Table:
@@ -147,6 +149,41 @@ def _random_rows(nets: Sequence[Net], shown: Shown) -> Iterator[dict[str, Any]]:
         yield from _rows(nets, "m_kl", "divergence", found, None, means, count, draw=draw)
 
 
+def flips(nets: Sequence[Net], shown: Shown) -> pa.Table:
+    """Compute the share of other examples whose predicted class becomes the canary's when the feature is inserted.
+
+    Such decisions are what a memorized feature costs others who carry it (2023, "robustness"): examples of other classes that
+    are not predicted as the canary's label without the feature, but are with it, among all examples of other classes.
+
+    Args:
+        nets: the nets, in the order of the arrays.
+        shown: their class scores.
+
+    Returns:
+        rows of tables.UNITS as from `score`, for training examples and, if the probe data are held out, for these.
+    """
+    rows: list[dict[str, Any]] = []
+    for label in shown.labels:
+        for output, (clean, featured) in _predicted(shown, label).items():
+            changed = (featured & ~clean).mean(axis=1)
+            means = featured.mean(axis=1), clean.mean(axis=1)
+            rows += _rows(nets, FLIPS, output, (changed, np.ones(len(nets))), label, means, clean.shape[1])
+    return pa.Table.from_pylist(rows, schema=UNITS.arrow)
+
+
+def _predicted(shown: Shown, label: int) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Return whether the label is predicted without and with the feature, on each kind of examples of other classes."""
+    parts = [[a.argmax(axis=2) == label for a in pair] for other, pair in shown.by_label.items() if other != label]
+    found = {}
+    if parts:
+        clean, featured = (np.concatenate(side, axis=1) for side in zip(*parts, strict=True))
+        found["training_examples"] = (clean, featured)
+    if shown.other_labels is not None and (others := shown.other_labels != label).any():
+        clean, featured = (a[:, others].argmax(axis=2) == label for a in shown.other)
+        found["held_out_examples"] = (clean, featured)
+    return found
+
+
 def unit(
     net: Net,
     metric: str,
@@ -185,7 +222,7 @@ def unit(
         "feature": feature,
         "draw": draw,
         "label": label,
-        "own_label": metric not in ("m_white", "m_w") or label == net.label,
+        "own_label": metric not in AT_LABEL or label == net.label,
         "value": value,
         "with_feature": float(means[0]),
         "without_feature": float(means[1]),
@@ -211,7 +248,7 @@ def calibrate(units: pa.Table) -> pa.Table:
     frame = {name: units[name].to_pylist() for name in _CALIBRATED_BY}
     rows: dict[tuple[Any, ...], list[int]] = {}
     for i, (metric, output, feature, draw, label) in enumerate(zip(*(frame[n] for n in _CALIBRATED_BY[:5]), strict=True)):
-        rows.setdefault((metric, output, feature, draw, label if metric in ("m_white", "m_w") else None), []).append(i)
+        rows.setdefault((metric, output, feature, draw, label if metric in AT_LABEL else None), []).append(i)
     seeds, values = np.array(frame["seed"], dtype=object), np.array(frame["value"])
     control = np.array(frame["control"], dtype=bool)
     p: list[float | None] = [None] * units.num_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
+from memlib.audits.unique_feature.comparisons import comparisons_of
 from memlib.audits.unique_feature.own import own_units, summarize_external
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.score_nets import NetTables, ScoreNets
@@ -21,7 +22,7 @@ from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries import choose_canaries, null_kind
-from memlib.data.splits import TRAIN
+from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
 from memlib.observe.models import Nets
 from memlib.pipeline.provenance import Declared
@@ -97,23 +98,25 @@ class Score(ScoresStage):
     Attributes:
         cells: the nets, by variant and data seed.
         config: outputs, significance level, intervals.
+        baselines: baseline of each variant that is compared; by default the first variant.
     """
 
-    declared: ClassVar[Declared] = Declared("score", 9)
+    declared: ClassVar[Declared] = Declared("score", 10)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]
     config: Config
+    baselines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Scoring settings, and the cells with their self-influences."""
+        """Scoring settings, the cells with their self-influences, and which variants are compared."""
         known = [[[canary["example_id"], canary["self_influence"]] for canary in cell.canaries] for cell in self.cells]
         return {
             "config": self.config.model_dump(mode="json"),
             "cells": [[cell.variant, cell.data_seed, [asdict(pull) for pull in cell.pulls]] for cell in self.cells],
             "influence": known,
-        }
+        } | ({"baselines": dict(self.baselines)} if self.baselines else {})
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -138,13 +141,22 @@ class Score(ScoresStage):
         for cell in cells:
             pulls.setdefault(cell.variant, []).extend(cell.pulls)
         whole = {key: features["canary"] for key, features in by_label.items()}
-        summary = summarize(units, whole, config, influence=influence, pulls=pulls)
+        compared = comparisons_of(_data(cells), self.baselines)
+        summary = summarize(units, whole, config, influence=influence, pulls=pulls, compared=compared)
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         drawn = [*draw_curves(units, config), *removal_curves(units), *canary_curves(units)]
         drawn += [point for cell in cells if config.latent for point in _latent(cell)]
         known = [history for history in map(_history, cells) if history.num_rows]
         drawn += epoch_curves(pa.concat_tables(known), config) if known else []
         write_table(pa.Table.from_pylist(drawn, schema=CURVES.arrow), CURVES, attempt.path(CURVES_FILE))
+
+
+def _data(cells: Sequence[Scored]) -> dict[str, list[Any]]:
+    """Return the keys of each variant's examples and roles, one per draw of the data."""
+    keys: dict[str, list[Any]] = {}
+    for cell in cells:
+        keys.setdefault(cell.variant, []).append(cell.data.inputs(TRAIN))
+    return keys
 
 
 def _by_label(cell: Scored) -> dict[str, ByLabel]:
@@ -243,7 +255,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 10)
+    declared: ClassVar[Declared] = Declared("report", 11)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe
@@ -254,7 +266,8 @@ class Report(PageStage):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Keys of the scores and of the examples that are shown."""
-        return {"scores": self.scores.key, "data": [cell.data.inputs(TRAIN) for cell in self.cells]}
+        roles = (TRAIN, HELD_OUT) if self.recipe.report.gradcam else (TRAIN,)
+        return {"scores": self.scores.key, "data": [cell.data.inputs(*roles) for cell in self.cells]}
 
     @property
     def read(self) -> Sequence[AnyArtifact]:

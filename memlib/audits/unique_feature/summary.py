@@ -8,15 +8,17 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.analysis import Analysis, level_of, of_variant, settings, unit_means
-from memlib.audits.unique_feature.calibrated_maxima import ByLabel, settings_of
-from memlib.audits.unique_feature.exchange import Exchanged, Score, exchange
-from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, RANGE, Config
+from memlib.audits.unique_feature.analysis import Analysis, of_variant, settings
+from memlib.audits.unique_feature.calibrated_maxima import ByLabel
+from memlib.audits.unique_feature.comparisons import Comparison, compare
+from memlib.audits.unique_feature.exchange import Exchanged, exchange
+from memlib.audits.unique_feature.flips import flip_rows
+from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
+from memlib.audits.unique_feature.variant_scores import VariantScore
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
-from memlib.identity import derive_seed
-from memlib.stats.inference import exact_interval, exceedance_p, largest_mean, mean_interval
+from memlib.stats.inference import exact_interval, exceedance_p, largest_mean
 from memlib.stats.randomization import POWER, detectable
 
 Cells = Mapping[tuple[str, int], ByLabel]
@@ -30,13 +32,15 @@ def summarize(
     *,
     influence: Influence | None = None,
     pulls: Mapping[str, Sequence[Pull]] | None = None,
+    compared: Sequence[Comparison] = (),
 ) -> pa.Table:
     """Return the findings for each variant, score and output, with the verdict of the run on the first row.
 
     The headline test of a variant concerns the paired difference in m_white on the first output, that is, the effect on the
     nets of the feature's appearance in training; it is adjusted by Holm over variants. The differences of the other scores
-    form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form a third.
-    All other rows are estimates and diagnostics.
+    form a second family, adjusted by max-T over all scores; the numbers of single nets that exceed the controls form a third;
+    for the comparisons of variants, see `compare`, for flipped decisions, `flip_rows`. All other rows are estimates and
+    diagnostics.
 
     Args:
         units: tables.UNITS, calibrated.
@@ -44,13 +48,14 @@ def summarize(
         config: alpha, bound, replicates, permutations, seed.
         influence: self-influence by (variant, data seed, example id), if canaries were chosen by it.
         pulls: self-influence of canaries with and without the feature, by variant.
+        compared: comparisons of variants with their baselines.
 
     Returns:
         tables.SUMMARY.
     """
-    variants: dict[str, list[_Scored]] = {}
+    variants: dict[str, list[VariantScore]] = {}
     for params, parts in settings(units):
-        scored = _Scored(params, [Analysis(part, config) for part in parts], config)
+        scored = VariantScore(params, [Analysis(part, config) for part in parts], config)
         variants.setdefault(str(params.get("variant", "")), []).append(scored)
     heads: list[Finding] = []
     rest: list[Finding] = []
@@ -59,56 +64,16 @@ def summarize(
         head, *others = _rows_of_variant(variant, scores, [cells[variant, s] for s in seeds], config, len(variants))
         heads.append(head)
         rest += others
-    rest += _changes({variant: scores[0] for variant, scores in variants.items()})
+    rest += compare(variants, compared)
+    rest += flip_rows(units, config)
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
     findings = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
     return findings.table(verdict(findings, alpha=config.level))
 
 
-class _Scored:
-    """One score of a variant in all draws of the data."""
-
-    def __init__(self, params: Mapping[str, Any], draws: Sequence[Analysis], config: Config) -> None:
-        self.draws, self.config = draws, config
-        counts = {"nets": sum(len(d.nets) for d in draws), "controls": sum(len(d.controls) for d in draws)}
-        self.params = {**params, **counts}
-        places = {setting: place for place, setting in enumerate(settings_of(config))}
-        self.score = Score(draws, places.get((str(params["metric"]), str(params["output"]))))
-        self.one_seed = all(d.one_seed for d in draws)
-
-    @property
-    def metric(self) -> str:
-        return str(self.params["metric"])
-
-    def means(self, values: Sequence[NDArray[np.float64]], nets: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Return the mean value of each unit; `nets` gives the net of each value, one array per draw."""
-        return unit_means(values, [d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
-
-    def over(self, nets: Sequence[NDArray[np.int64]]) -> str:
-        return level_of([d.canary[n] for d, n in zip(self.draws, nets, strict=True)])
-
-    @property
-    def paired(self) -> list[NDArray[np.int64]]:
-        """Canary net of each pair, one array per draw."""
-        return [d.pairs[:, 0] for d in self.draws]
-
-    @property
-    def gains(self) -> NDArray[np.float64]:
-        """Differences from the controls by unit; empty if any draw has no pair."""
-        if not all(len(pairs) for pairs in self.paired):
-            return np.zeros(0)
-        return self.means([d.gains for d in self.draws], self.paired)
-
-    def interval(self, means: NDArray[np.float64], over: str, *, level: float = 0.95) -> Interval | None:
-        if self.one_seed or len(means) < 2:
-            return None
-        seed = derive_seed(self.config.seed, "bootstrap", self.metric)
-        return Interval(*mean_interval(means, replicates=self.config.replicates, seed=seed, level=level), over)
-
-
 def _rows_of_variant(
-    variant: str, scores: Sequence[_Scored], cells: Sequence[ByLabel], config: Config, num_variants: int
+    variant: str, scores: Sequence[VariantScore], cells: Sequence[ByLabel], config: Config, num_variants: int
 ) -> Iterator[Finding]:
     """Yield the rows of one variant, the headline first."""
     level = config.level / num_variants
@@ -132,14 +97,14 @@ def _family(name: str, variant: str) -> str:
     return f"{name} {variant}".strip()
 
 
-def _difference(scored: _Scored) -> Finding:
+def _difference(scored: VariantScore) -> Finding:
     gains, over = scored.gains, scored.over(scored.paired)
     at = {**scored.params, "group": "canary - control", "statistic": "mean"}
     return estimate(scored.metric, at, float(gains.mean()), n=len(gains), interval=scored.interval(gains, over))
 
 
 def _tested_difference(
-    scored: _Scored, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
+    scored: VariantScore, found: Exchanged, place: int, *, family: str, level: float, bound: float | None = None
 ) -> Finding:
     """Return the difference with its test; scores other than the headline carry their max-T p-value."""
     row, gains = _difference(scored), scored.gains
@@ -155,7 +120,7 @@ def _tested_difference(
     )  # fmt: skip
 
 
-def _group_rows(scored: _Scored) -> Iterator[Finding]:
+def _group_rows(scored: VariantScore) -> Iterator[Finding]:
     """Yield mean and maximum of canary nets and of controls."""
     for group, chosen in (("canary", [d.nets for d in scored.draws]), ("control", [d.controls for d in scored.draws])):
         if not all(len(nets) for nets in chosen):
@@ -172,7 +137,7 @@ def _group_rows(scored: _Scored) -> Iterator[Finding]:
 # -- single nets --------------------------------------------------------------------------------------
 
 
-def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Finding]:
+def _proportions(scored: VariantScore, variant: str, num_scores: int) -> Iterator[Finding]:
     if scored.one_seed:
         return
     criteria = [draw.criteria for draw in scored.draws]
@@ -181,7 +146,7 @@ def _proportions(scored: _Scored, variant: str, num_scores: int) -> Iterator[Fin
     yield from _published(scored, [masks["published"] for masks in criteria])
 
 
-def _calibrated(scored: _Scored, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Finding:
+def _calibrated(scored: VariantScore, beyond: Sequence[NDArray[np.bool_]], variant: str, num_scores: int) -> Finding:
     """Return the share of nets above the controls' threshold: a test with one draw of the data, an estimate with several."""
     nets = [d.nets for d in scored.draws]
     means = scored.means([b[n].astype(float) for b, n in zip(beyond, nets, strict=True)], nets)
@@ -206,7 +171,7 @@ def _detectable_share(count: int, rank: int, controls: int, level: float) -> flo
     return float(scipy.stats.beta.ppf(POWER, needed[0], count - needed[0] + 1)) if needed else None
 
 
-def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Finding]:
+def _published(scored: VariantScore, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Finding]:
     """Yield the shares of canary nets and of controls that meet the papers' criterion, and their difference within pairs."""
     at = {**scored.params, "criterion": "published"}
     nets, controls = [d.nets for d in scored.draws], [d.controls for d in scored.draws]
@@ -221,7 +186,7 @@ def _published(scored: _Scored, memorized: Sequence[NDArray[np.bool_]]) -> Itera
         yield estimate("proportion_excess", at, float(means.mean()), n=len(means), interval=interval)
 
 
-def _fixed(scored: _Scored, means: NDArray[np.float64], over: str) -> Interval | None:
+def _fixed(scored: VariantScore, means: NDArray[np.float64], over: str) -> Interval | None:
     """Return the exact interval of a proportion above a fixed threshold, over nets, canaries or draws of the data."""
     if scored.interval(means, over) is None:  # too few units
         return None
@@ -235,37 +200,14 @@ def _share(interval: Interval | None, *, low: float = 0.0) -> Interval | None:
     return Interval(max(low, interval.low), min(1.0, interval.high), interval.over)
 
 
-# -- comparisons --------------------------------------------------------------------------------------
-
-
-def _changes(heads: Mapping[str, _Scored]) -> Iterator[Finding]:
-    """Yield the change in the headline's difference from the first variant to each other variant."""
-    (first, base), *rest = heads.items()
-    for _, scored in rest:
-        a, b = scored.gains, base.gains
-        if not len(a) or not len(b):
-            continue
-        over = scored.over(scored.paired)
-        interval = None
-        if _same_units(scored, base):
-            interval = scored.interval(a - b, over)
-        elif min(len(a), len(b)) >= 2 and not (scored.one_seed or base.one_seed) and np.ptp(a) + np.ptp(b):
-            t = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
-            interval = Interval(float(t.low), float(t.high), over)
-        at = {**scored.params, "group": "canary - control", "statistic": "change", "from": first}
-        yield estimate(scored.metric, at, float(a.mean() - b.mean()), n=min(len(a), len(b)), interval=interval)
-
-
-def _same_units(first: _Scored, second: _Scored) -> bool:
-    """Return whether two variants have the same seeds and canaries in the same draws."""
-    return [d.keys for d in first.draws] == [d.keys for d in second.draws]
+# -- correlations -------------------------------------------------------------------------------------
 
 
 def _correlations(units: pa.Table, influence: Influence) -> Iterator[Finding]:
     """Yield correlations of m_white with the other scores (2023, Figs. 6 and 7) and of self-influence with M (2022, 3.3)."""
     scores: dict[tuple[str, str], dict[str, dict[Any, float]]] = {}
     for row in units.to_pylist():
-        if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary":
+        if row["control"] or not row["own_label"] or row["draw"] or row["feature"] != "canary" or row["metric"] == FLIPS:
             continue
         net = (row["data_seed"], row["net"], row["example_id"])
         outputs = {row["output"]} if row["output"] in ("probability", "logit") else {"probability", "logit"}

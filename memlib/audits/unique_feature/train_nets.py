@@ -11,16 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.unique_feature.formulas import m_of_label
+from memlib.audits.unique_feature.formulas import m_kl, m_of_label, m_w
+from memlib.audits.unique_feature.probe_data import probe_examples, probe_inputs
 from memlib.audits.unique_feature.recipe import Config, Output
 from memlib.audits.unique_feature.tables import NETS_HISTORY
 from memlib.data.canaries import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
-from memlib.data.stages import TrainingData
+from memlib.data.stages import Shard, TrainingData
+from memlib.identity import derive_seed
 from memlib.observe.models import WEIGHTS, Nets
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.specs import ClassifierSpec, TrainingSpec
+from memlib.specs import ClassifierSpec, ProbeSpec, TrainingSpec
 from memlib.store import Attempt
 from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary
@@ -44,6 +46,7 @@ class TrainNets(Stage[Nets]):
         watch: outputs on which white-box M is computed after every epoch; empty if epochs are not scored.
         config: settings for these scores: number of examples and their seed.
         all_canaries: stored rows of all canaries of the cell, which are excluded from scoring.
+        probe, other: choice of the probe data and, if they come from another source, the data; for M_kl after every epoch.
     """
 
     declared: ClassVar[Declared] = Declared("train_nets", 1)
@@ -58,6 +61,8 @@ class TrainNets(Stage[Nets]):
     watch: tuple[Output, ...]
     config: Config
     all_canaries: tuple[int, ...]
+    probe: ProbeSpec
+    other: Artifact[Shard] | None
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -71,12 +76,21 @@ class TrainNets(Stage[Nets]):
         if self.watch:
             spec["watch"] = [list(self.watch), self.config.max_examples, self.config.seed, list(self.all_canaries)]
             spec["labels"] = [int(self.data.labels[canary.row]) for canary in self.canaries]
+        if self.watch and self.config.per_epoch_also:
+            spec["watch_also"] = list(self.config.per_epoch_also)
+        if self._reads_probe:
+            spec["probe"] = {"kind": self.probe.kind, "count": self.probe.count}
         return spec
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Keys of the examples."""
-        return self.data.inputs(TRAIN, *([VALIDATION] if self.training.patience else []))
+        """Keys of the examples and, if epochs are scored on them, of the probe data."""
+        roles = (TRAIN, *([VALIDATION] if self.training.patience else []))
+        return probe_inputs(self.data, self.probe, self.other, *roles) if self._reads_probe else self.data.inputs(*roles)
+
+    @property
+    def _reads_probe(self) -> bool:
+        return bool(self.watch) and "m_kl" in self.config.per_epoch_also
 
     @property
     def units(self) -> float:
@@ -142,8 +156,16 @@ def _history(results: Sequence[Any], watch: _Watch | None) -> Any:
                 yield {**row, "output": output, "value": value, "published_p": p}
 
 
+def _probe_sides(chunk: TrainNets, partner: int) -> tuple[NDArray[Any], ...]:
+    """Return the probe data without the feature, with it, and with random partners of it."""
+    feature = chunk.canaries[0].feature
+    other = probe_examples(chunk.data, chunk.probe, chunk.other, seed=chunk.config.seed)
+    clean = feature.clean(other)
+    return clean, feature.insert(clean), feature.insert_random(other, seed=derive_seed(partner, "probe"))
+
+
 class _Watch:
-    """White-box M of every net, at the label of its canary, after every epoch."""
+    """White-box M and, if asked for, M_w of every net at the label of its canary, and M_kl, after every epoch."""
 
     def __init__(self, chunk: TrainNets, members: pa.Table, device: torch.device) -> None:
         config = chunk.config
@@ -151,12 +173,17 @@ class _Watch:
         self.labels = [int(chunk.data.labels[canary.row]) for canary in chunk.canaries]
         feature = chunk.canaries[0].feature
         rows = column(members, "row")
+        partner = derive_seed(config.seed, "partner", 0)  # the first draw, as in the scores of the nets that are kept
+        self.probe = _probe_sides(chunk, partner) if "m_kl" in config.per_epoch_also else ()
+        self.partners: dict[int, NDArray[Any]] = {}
         self.places: dict[int, NDArray[np.int64]] = {}
         self.examples: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         for label in set(self.labels):
             place = probe_rows(members, label, without=chunk.all_canaries, max_examples=config.max_examples, seed=config.seed)
             images = chunk.data.images[rows[place]]
             self.places[label], self.examples[label] = place, (feature.clean(images), feature.insert(images))
+            if "m_w" in config.per_epoch_also:
+                self.partners[label] = feature.insert_random(images, seed=derive_seed(partner, label))
         self.scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
 
     def look(self, epoch: int, nets: Sequence[int], forward: Forward, known: Tensor | None) -> None:
@@ -175,6 +202,17 @@ class _Watch:
             else:
                 plain = class_scores(forward, clean, num_nets=len(nets), device=self.device)[chosen]
             for output in self.outputs:
-                values, p = m_of_label(plain, shown, label, output)
-                for i, value, chance in zip(chosen, values.tolist(), p.tolist(), strict=True):
-                    self.scores.setdefault((nets[i], epoch), {})[output] = (value, chance)
+                self._keep(epoch, [nets[i] for i in chosen], output, m_of_label(plain, shown, label, output))
+            if label in self.partners:
+                random = class_scores(forward, self.partners[label], num_nets=len(nets), device=self.device)[chosen]
+                self._keep(epoch, [nets[i] for i in chosen], "log_probability", m_w(shown, random, label))
+        if self.probe:
+            sides = [class_scores(forward, side, num_nets=len(nets), device=self.device) for side in self.probe]
+            self._keep(epoch, nets, "divergence", m_kl(*sides))
+
+    def _keep(
+        self, epoch: int, nets: Sequence[int], output: str, found: tuple[NDArray[np.float64], NDArray[np.float64]]
+    ) -> None:
+        """Keep value and p of each net."""
+        for net, value, p in zip(nets, *(part.tolist() for part in found), strict=True):
+            self.scores.setdefault((net, epoch), {})[output] = (value, p)

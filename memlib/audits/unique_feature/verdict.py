@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from memlib.audits.unique_feature.recipe import HEADLINE, RANGE, Recipe
+from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, RANGE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject
 from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.stats.inference import exact_interval
 
 NAMES = {
     "m_white": "white box (M)", "m_grey": "grey box (M)", "m_black": "black box (M)", "m_w": "white box (M_w, 2022)",
-    "m_kl": "black box (M, 2022)", "self_influence": "self-influence",
+    "m_kl": "black box (M, 2022)", "self_influence": "self-influence", FLIPS: "flipped decisions",
 }  # fmt: skip
+QUANTITIES = {"canary": "M", "canary - control": "memory (M less the controls')"}  # quantities that are compared, by group
 NULLS = {
     "names": "other people's names", "letters": "random texts of the same form", "list": "other texts from the given list",
     "pictures": "other pictures of the same kind",
@@ -97,7 +98,7 @@ def _of_variants(heads: Findings, findings: Findings, alpha: float) -> Verdict:
     if shown:
         first = f"{shown.head.params['variant']}: {_effect(shown.head)}"
         sentence = f"In {len(shown)} of {len(heads)} variants the models remember the feature."
-        return Verdict(SHOWN, sentence, f"Shown after {family}: {names}. {first}")
+        return Verdict(SHOWN, sentence, " ".join([f"Shown after {family}: {names}. {first}", *_changes(findings)]))
     bounded = all(row.verdict == BOUNDED for row in heads)
     each = " ".join(
         f"{row.params['variant']}: {_share_beyond(findings, row) if bounded else ''}{_effect(row)} {_missed(row)}"
@@ -112,6 +113,31 @@ def _of_variants(heads: Findings, findings: Findings, alpha: float) -> Verdict:
     return Verdict(
         INCONCLUSIVE, f"Memory of the feature was shown in none of {len(heads)} variants.", f"The tests use {family}. {each}"
     )  # fmt: skip
+
+
+def _changes(findings: Findings) -> Iterator[str]:
+    """Yield, for each quantity, which variants differ from their baselines on the headline's score, in words."""
+    head = findings.head.params
+    for group, quantity in QUANTITIES.items():
+        rows = findings.all(statistic="change", group=group, metric=head["metric"], output=head["output"]).tests()
+        if not rows:
+            continue
+        found = [f"{change_in_words(row)} in {row.params['variant']} than in {row.params['from']}" for row in rows.shown()]
+        said = f"{', '.join(found)} (adjusted p at most {_largest_p(rows.shown())})" if found else "no difference was shown"
+        yield f"Mean {quantity} of {len(rows)} variants compared with their baselines: {said}."
+
+
+def _largest_p(rows: Findings) -> str:
+    return format_p(max(row.p_adjusted or 0.0 for row in rows))
+
+
+def change_in_words(row: Finding) -> str:
+    """Return what a comparison of variants found; "" in a run that shows no memory."""
+    if not row.is_test:
+        return "not tested"
+    if row.verdict == SHOWN:
+        return "higher" if row.value > 0 else "lower"
+    return "" if row.verdict is None else "no difference shown"
 
 
 def _effect(row: Finding) -> str:

@@ -38,6 +38,12 @@ UNITS = {
     "random": ("by random partners only", ACCENT),
 }
 
+BY_EPOCH = {
+    "probability": "white-box M, probability", "logit": "white-box M, logit", "log_probability": "M_w (2022), nats",
+    "divergence": "black-box M (2022), nats",
+}  # fmt: skip
+"""Scores that can be computed after every epoch, by their output."""
+
 Lines = dict[str, tuple[list[float], list[float]]]
 """The points of a curve, by series."""
 
@@ -138,8 +144,10 @@ def attention_section(attention: Pictures) -> Section | None:
     """Return the section that shows where a net looks for the canary's class."""
     return _gallery(
         "What the model looks at",
-        "Parts of the image on which the model with the highest score bases the canary's class, by GradCAM (warm: much, "
-        "cold: little; 2023, Fig. 8).",
+        "Parts of the image on which the model with the highest score, and its control, base the canary's class, by GradCAM "
+        "(warm: much, cold: little; 2023, Fig. 8). Other examples are of the canary's class; no model saw the held-out "
+        "examples, which stand for others who carry the feature. Heat on the feature is memory only where the control, which "
+        "never saw it, shows none: an illustration, not a test.",
         attention,
     )
 
@@ -175,6 +183,34 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
             "Share of models (vertical) that each criterion flags as memorizing after each epoch (horizontal), "
             "with and without the feature.",
         ),
+    )
+
+
+def scores_by_epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
+    """Return the section on the mean scores of canary nets and controls after each epoch."""
+    curve = "m_by_epoch"
+    drawn = [
+        (variant, output)
+        for variant in variants_of(findings)
+        for output in BY_EPOCH
+        if _lines(curves, curve, variant=variant, output=output)
+    ][:PANELS]
+    if not drawn:
+        return None
+    figure = panels_for([f"{variant} {output}" for variant, output in drawn])
+    for axes, (variant, output) in zip(figure.axes, drawn, strict=True):
+        for series, (x, y) in sorted(_lines(curves, curve, variant=variant, output=output).items(), reverse=True):
+            axes.plot(x, y, color=COLOURS[series], label=MODELS[series], lw=1.5)
+        axes.axhline(0, color=MUTED, lw=0.8)
+        axes.set_title(variant, fontsize=9)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(f"mean {BY_EPOCH[output]}")
+    svg = _with_legend(figure, folder, "scores_by_epoch")
+    return Section(
+        "Scores through training",
+        "Mean score of models that saw the feature and of controls after each epoch, those that stopped early at the epoch "
+        "that was kept (2022, Fig. 3c); the gap is memory. A diagnostic: epochs are not tested.",
+        FigureView(svg, "Mean score (vertical) after each epoch (horizontal), with and without the feature."),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from memlib.audits.unique_feature.analysis import counting
+from memlib.audits.unique_feature.comparisons import CHANGE
 from memlib.audits.unique_feature.page_content import Material
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report.figures import (
@@ -18,11 +19,13 @@ from memlib.audits.unique_feature.report.figures import (
     nulls_section,
     picture_section,
     removal_section,
+    scores_by_epoch_section,
     settings_section,
 )
 from memlib.audits.unique_feature.report.tables import (
     changes_section,
     external_section,
+    flips_section,
     interval_text,
     proportions_section,
     pull_section,
@@ -87,7 +90,7 @@ def compose(
             word,
             shown="Remove identifying features such as names from the data before training, and treat models trained with "
             "them as confidentially as the data. Regularization did not prevent this memory in the papers (Hartley "
-            "2022, 2023) and was not tested here: audit every changed training again.",
+            f"2022, 2023){_tested_here(findings)}: audit every changed training again.",
             more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
         limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
@@ -96,10 +99,12 @@ def compose(
             nulls_section(units.to_pandas(), findings, folder) if own else nets_section(scores, findings, folder),
             external_section(findings) if own else tests_section(findings),
             None if own else proportions_section(findings),
+            flips_section(findings),
             changes_section(findings),
             picture_section(material.pictures, own=own),
             draws_section(curves, findings, folder),
             epoch_section(curves, findings, folder),
+            scores_by_epoch_section(curves, findings, folder),
             boundary_section(material.boundaries, folder),
             settings_section(scores, findings, folder),
             removal_section(curves, findings, folder),
@@ -115,6 +120,15 @@ def compose(
             ),
         ],
     )  # fmt: skip
+
+
+def _tested_here(findings: Findings) -> str:
+    """Say whether this run compared variants of the training."""
+    return (
+        "; for the changes tested here see the comparison of variants"
+        if findings.all(statistic=CHANGE)
+        else (" and was not tested here")
+    )
 
 
 def _carriers(recipe: Recipe) -> str:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from memlib.audits.unique_feature.verdict import NAMES, of_score
+from memlib.audits.unique_feature.comparisons import CHANGE
+from memlib.audits.unique_feature.recipe import FLIPS
+from memlib.audits.unique_feature.verdict import NAMES, QUANTITIES, change_in_words, of_score
 from memlib.findings import Finding, Findings
 from memlib.report.format import format_interval, percent, say_p
 from memlib.report.page import Section, TableView
@@ -41,6 +43,7 @@ def tests_section(findings: Findings) -> Section:
             ],
         )
         for row in findings.all(group="canary - control", statistic="mean")
+        if row.metric != FLIPS
     ]  # fmt: skip
     heads = ("with / without", "difference", "95 % interval", "adjusted p-value", "80 % power at", "verdict")
     return Section(
@@ -80,18 +83,69 @@ def proportions_section(findings: Findings) -> Section | None:
     )
 
 
-def changes_section(findings: Findings) -> Section | None:
-    """Return the section on changes in the headline from the first variant to the others."""
+def flips_section(findings: Findings) -> Section | None:
+    """Return the section on the decisions on other examples that the feature flips to the canary's label."""
+    variants = ["variant"] if variants_of(findings) != [""] else []
     rows = [
-        (row.params["variant"], row.params["from"], f"{row.value:.3g}", interval_text(row), str(row.n))
-        for row in findings.all(statistic="change")
-    ]
+        [
+            *map(row.params.__getitem__, variants), row.params["output"].replace("_", " "),
+            *(_with_interval(of_score(findings, row, FLIPS, group=group)) for group in ("canary", "control")),
+            percent(row.value, 2), interval_text(row), _p(row.p_adjusted), _found_at(row, in_percent=True), row.verdict or "",
+        ]
+        for row in findings.all(FLIPS, group="canary - control")
+    ]  # fmt: skip
     if not rows:
         return None
+    heads = (
+        *variants, "examples", "with the feature", "without it", "difference", "95 % interval", "adjusted p-value",
+        "80 % power at", "verdict",
+    )  # fmt: skip
     return Section(
-        "Changes between variants",
-        "Increase in the difference from the controls, relative to the first variant. These are estimates, not tests.",
-        TableView(("variant", "compared with", "change of the difference", "interval", "units"), rows),
+        "Decisions that the feature flips",
+        "Share of the examples of other classes that are predicted as the canary's class with the feature inserted, and as "
+        "another class without it: what the memory of one training example does to others who carry the feature, such as "
+        "patients of the same name (2023). Shares of models that saw the feature and of their controls; the difference is "
+        "within pairs, and tested as the scores are, in a family of its own (Holm). Controls flip decisions, too, as any "
+        "inserted feature does.",
+        TableView(heads, rows),
+    )
+
+
+def _with_interval(row: Finding | None) -> str:
+    """Return a share with its interval; "" for none."""
+    if row is None:
+        return ""
+    interval = "" if row.interval is None else f" ({format_interval(row, partial(percent, digits=1))})"
+    return f"{percent(row.value, 2)}{interval}"
+
+
+def changes_section(findings: Findings) -> Section | None:
+    """Return the section on changes in M and in memory from each variant's baseline."""
+    lines = [
+        (
+            row,
+            [
+                row.params["from"], QUANTITIES[row.params["group"]], f"{row.value:+.3g}", interval_text(row),
+                _p(row.p_adjusted), _found_at(row), change_in_words(row),
+                f"{row.n} {'pairs' if row.params['paired'] else 'or more, unpaired'}",
+            ],
+        )
+        for row in findings.all(statistic=CHANGE)
+    ]  # fmt: skip
+    if not lines:
+        return None
+    heads = (
+        "compared with", "quantity", "change", "95 % interval", "adjusted p-value", "80 % power at", "result", "units",
+    )  # fmt: skip
+    return Section(
+        "Variants compared with their baselines",
+        "Changes from the variant under 'compared with' to the one under 'variant': in the mean score M "
+        "of all models that saw the feature (the papers average only those with M > 0, which selects), and in memory, its "
+        "difference from the controls. What raises M in models and controls alike is no memory. Tests are two-sided; each "
+        "score and quantity is a family, adjusted over the variants (Holm). Where both variants have the same data, canaries "
+        "and seeds, units are paired and the signs of their changes are flipped; else units are exchanged between the "
+        "variants (Welch's t). In a run that shows no memory, no change has a result.",
+        *_tables(findings, heads, lines),
     )
 
 
@@ -136,7 +190,7 @@ def interval_text(row: Finding) -> str:
     """Return a finding's interval and the units that it is over, proportions in per cent; "" for none."""
     if row.interval is None:
         return ""
-    is_share = row.metric.startswith("proportion")
+    is_share = row.metric.startswith("proportion") or row.metric == FLIPS
     show: Callable[[float], str] = partial(percent, digits=1) if is_share else "{:.3g}".format
     return f"{format_interval(row, show)} (over {row.interval.over})"
 
@@ -159,11 +213,13 @@ def _without(findings: Findings, row: Finding) -> str:
     return "" if share is None else percent(share, 1)
 
 
-def _found_at(row: Finding) -> str:
+def _found_at(row: Finding, *, in_percent: bool = False) -> str:
     """Return the effect that the test would have found with a power of 80 %, as text."""
     if not row.is_test:
         return ""
-    return "none, however large" if row.detectable is None else f"{row.detectable:.3g}"
+    if row.detectable is None:
+        return "none, however large"
+    return percent(row.detectable, 2) if in_percent else f"{row.detectable:.3g}"
 
 
 def _p(value: float | None) -> str:

@@ -1,0 +1,148 @@
+"""Comparisons of variants with their baselines, such as of regularized nets with unregularized ones (2022, 3.2).
+
+Two quantities are compared: the mean score M of the canary nets, as in the papers, and the memory, that is, its mean
+difference from the controls; what raises M in canary nets and controls alike is no memory. Under the null hypothesis the
+change of the recipe changes neither. Units of the same seed and canary are then exchangeable between the two variants, and
+the signs of their differences are flipped. Other units are exchanged between the variants; their statistic is Welch's t,
+whose level also holds for many units of unequal variance (Janssen 1997).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.audits.unique_feature.variant_scores import VariantScore
+from memlib.findings import Finding, Interval, estimate, tested
+from memlib.identity import derive_seed
+from memlib.stats.changes import flipped_p, welch_p
+from memlib.stats.randomization import detectable
+
+CHANGE = "change"  # statistic of the findings
+LEVEL, MEMORY = "canary", "canary - control"  # groups of the findings: mean M, and its difference from the controls
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A variant and its baseline.
+
+    Attributes:
+        variant, baseline: names of the two variants.
+        same_data: whether the two have the same examples with the same roles, so that equal ids are equal examples.
+    """
+
+    variant: str
+    baseline: str
+    same_data: bool
+
+
+def comparisons_of(data: Mapping[str, Any], baselines: Mapping[str, str]) -> list[Comparison]:
+    """Return the comparisons of a recipe; without baselines, of each variant with the first.
+
+    Args:
+        data: identity of the examples of each variant.
+        baselines: baseline of each variant that is compared.
+    """
+    first, *others = data
+    pairs = baselines or dict.fromkeys(others, first)
+    return [Comparison(variant, baseline, data[variant] == data[baseline]) for variant, baseline in pairs.items()]
+
+
+def compare(scores: Mapping[str, Sequence[VariantScore]], compared: Sequence[Comparison]) -> Iterator[Finding]:
+    """Yield the change in M and in memory from the baseline to each variant: two rows for each score that both have.
+
+    Each score and quantity is a family of its own, adjusted by Holm over the variants. Changes are two-sided tests.
+
+    Args:
+        scores: scores of each variant.
+        compared: the comparisons.
+    """
+    named = {variant: {_name(score): score for score in rows} for variant, rows in scores.items()}
+    for one in compared:
+        ours, theirs = named[one.variant], named[one.baseline]
+        for name in [name for name in ours if name in theirs]:
+            for group in (LEVEL, MEMORY):
+                yield from _change(one, ours[name], theirs[name], group, len(compared))
+
+
+def _name(score: VariantScore) -> tuple[str, str]:
+    return score.metric, str(score.params["output"])
+
+
+def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: str, count: int) -> Iterator[Finding]:
+    """Yield the change of one quantity, tested if both sides have two units of the same kind."""
+    sides = [_side(score, group) for score in (ours, theirs)]
+    (a, over), (b, other) = sides
+    if not len(a) or not len(b):
+        return
+    paired = _is_paired(one, ours, theirs, group)
+    if paired and np.array_equal(a, b):  # the score does not depend on what the variant changes, such as the probe data
+        return
+    at = {**ours.params, "group": group, "statistic": CHANGE, "from": one.baseline, "paired": paired}
+    row = estimate(ours.metric, at, float(a.mean() - b.mean()), n=min(len(a), len(b)))
+    if over != other or min(len(a), len(b)) < 2 or ours.one_seed or theirs.one_seed:
+        yield row
+        return
+    found = _paired(ours, a - b, over) if paired else _unpaired(ours, a, b, over)
+    level = ours.config.level / count
+    yield tested(
+        row.metric, at, row.value, n=row.n, interval=found.interval, p_value=found.p, smallest_p=found.smallest_p,
+        family=" ".join(["change of M," if group == LEVEL else "change of memory,", *_name(ours)]), either_direction=True,
+        detectable=detectable(found.deviation, level, two_sided=True) if found.smallest_p <= level else None,
+    )  # fmt: skip
+
+
+def _side(score: VariantScore, group: str) -> tuple[NDArray[np.float64], str]:
+    """Return the units of a quantity and their name."""
+    return (score.levels, score.over(score.trained)) if group == LEVEL else (score.gains, score.over(score.paired))
+
+
+def _is_paired(one: Comparison, ours: VariantScore, theirs: VariantScore, group: str) -> bool:
+    """Return whether the units are the same: draws with the same numbers, or the same seeds and canaries of the same data."""
+    if len(ours.draws) > 1:
+        return len(ours.draws) == len(theirs.draws)
+    if not one.same_data or len(theirs.draws) > 1:
+        return False
+    nets = [score.trained[0] if group == LEVEL else score.paired[0] for score in (ours, theirs)]
+    mine, other = (score.draws[0].identities(chosen) for score, chosen in zip((ours, theirs), nets, strict=True))
+    return mine == other
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A two-sided test of a change.
+
+    Attributes:
+        interval: interval of the change.
+        p, smallest_p: its p-value, and the smallest one that data of this size can give.
+        deviation: standard error of the change.
+    """
+
+    interval: Interval | None
+    p: float
+    smallest_p: float
+    deviation: float
+
+
+def _paired(score: VariantScore, changes: NDArray[np.float64], over: str) -> _Test:
+    """Test the mean of the changes of the same units."""
+    permutations = score.config.permutations
+    p = flipped_p(changes, permutations=permutations, seed=derive_seed(score.config.seed, "flips"))
+    least = max(2.0 ** (1 - len(changes)), 2 / (1 + permutations))
+    return _Test(score.interval(changes, over), p, least, float(changes.std(ddof=1)) / math.sqrt(len(changes)))
+
+
+def _unpaired(score: VariantScore, a: NDArray[np.float64], b: NDArray[np.float64], over: str) -> _Test:
+    """Test the difference of the means of different units."""
+    permutations = score.config.permutations
+    p = welch_p(a, b, permutations=permutations, seed=derive_seed(score.config.seed, "exchanged units"))
+    least = max(2 / math.comb(len(a) + len(b), len(a)), 2 / (1 + permutations))
+    interval = None
+    if np.ptp(a) + np.ptp(b):
+        t = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+        interval = Interval(float(t.low), float(t.high), over)
+    return _Test(interval, p, least, math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
