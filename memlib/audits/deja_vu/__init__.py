@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params appears in short listings: those at the headline's setting do."""
+    """Return whether a finding with these params appears in short listings: those at the headline's setting do.
+
+    So do the probes of earlier checkpoints at the headline's layer.
+    """
+    if "probe_layer" in params and "epoch" in params:
+        return bool(params["probe_layer"] == headline["layer"])
     setting = ("layer", "epoch", "crop", "k", "direction")
     return all(params.get(name, headline[name]) == headline[name] for name in setting)
 

@@ -61,5 +61,5 @@ def _ignorant(cells: Mapping[str, Findings]) -> set[str]:
 
 def _knowledge(rows: Findings) -> Interval | None:
     """Return the interval of a run's best accuracy on whole images; None if none was measured."""
-    best = max(rows.all("knn_accuracy"), key=lambda row: row.value, default=None)
+    best = max(rows.all("knn_accuracy", epoch=None), key=lambda row: row.value, default=None)
     return None if best is None else best.interval
