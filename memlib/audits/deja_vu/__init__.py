@@ -52,6 +52,12 @@ def _compare(cells: Sequence[Cell]) -> Findings:
     return compare(cells)
 
 
+def _utility(findings: Findings) -> Finding | None:
+    from memlib.audits.deja_vu.comparison import utility  # loads scipy
+
+    return utility(findings)
+
+
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
     """Return all background crops and whole images that the audit shows to encoders, with the set of each example."""
     from memlib.audits.deja_vu.embedding import SET_OF, pictures_of, shown_rows, views_of
@@ -83,6 +89,7 @@ AUDIT = Audit(
     limits=_limits,
     columns=("share_excess", "deja_vu_score", "knn_accuracy", "sslmem"),
     compare=_compare,
+    utility=_utility,
     exported=_exported,
     gate=_gate,
 )

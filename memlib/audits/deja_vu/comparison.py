@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from memlib.audits.base import Cell
 from memlib.audits.deja_vu.gains import Gains, difference
-from memlib.findings import Finding, Findings, Interval, settle
+from memlib.findings import Finding, Findings, Interval, estimate, settle
 from memlib.identity import derive_seed
+from memlib.stats.inference import exact_interval
 
 METRIC, FAMILY = "difference in share_excess", "differences"
 
@@ -48,6 +49,21 @@ def compare(cells: Sequence[Cell]) -> Findings:
 def gains_of(headline: Finding, units: pa.Table) -> Gains:
     """Return the gains of a run's models on each image at the headline's setting."""
     return Gains.of(units, headline.params, alone="reference" in headline.params)
+
+
+def utility(rows: Findings) -> Finding | None:
+    """Return the accuracy of a linear probe of the last checkpoint on whole images that its model was not trained on.
+
+    The probe reads the backbone, whose representation users of such models keep (Meehan 2023, Fig. 8), or the first probed
+    layer of encoders without a layer of that name. The interval is over images; all pairs of models share them.
+    """
+    row = rows.get("probe_gap_backbone", epoch=None) or rows.get("probe_gap_projector", epoch=None)
+    if row is None:
+        return None
+    accuracy, images = row.params["test_accuracy"], row.n / rows.head.params["pairs"]
+    interval = Interval(*exact_interval(accuracy * images, round(images)), "examples")
+    params = {"measure": "linear probe", "probe_layer": row.params["probe_layer"]}
+    return estimate("utility", params, accuracy, n=row.n, interval=interval)
 
 
 def _ignorant(cells: Mapping[str, Findings]) -> set[str]:
