@@ -184,7 +184,7 @@ class Recipe(Spec):
         for training in (self.training, self.training.start or self.training):
             objective = training.objective
             odd = isinstance(objective, DINOSpec) and objective.local_side_at(side) != side
-            if odd and self.model.backbone.startswith("vit"):
+            if odd and self.model.is_vit:
                 raise ValueError(
                     f"{self.model.backbone} takes images of one size; set objective.local_views to 0, or local_side to {side}"
                 )
