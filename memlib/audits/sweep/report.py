@@ -203,8 +203,8 @@ def _along(trend: Trend, change: Finding | None, useful: Mapping[str, Finding], 
 def _sampled(change: Finding) -> str:
     """Say what the interval of a change of utility covers."""
     assert change.interval is not None
-    whole = "trainings" in change.interval.over
-    return f"Its interval covers {'images, training runs and any curvature' if whole else 'images only, not training runs'}."
+    covered = "images, training runs and any curvature" if "trainings" in change.interval.over else "images only"
+    return f"The interval of utility covers {covered}."
 
 
 def _draw_along(axes: Any, points: Sequence[tuple[float, Finding]], colour: str) -> None:
