@@ -70,9 +70,13 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
     observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
+    last = probes.pop(recipe.last_epoch)
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
     checks = _checks(runner, recipe, searches, shard, splits)
-    whole = Score(searches, probes, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks)
+    whole = Score(
+        searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
+        earlier_probes=probes,
+    )  # fmt: skip
     scores = _score(runner, whole)
 
     named = {stage.name: trained[side] for side, stage in training.items()}
@@ -194,7 +198,7 @@ class _Observations:
 
     def _embed(self) -> dict[tuple[Side, int, View], EmbeddedView]:
         """Embed every view with every model, once per run, however many layers and searches use it."""
-        epochs, last = self.recipe.epochs, self.recipe.last_epoch
+        epochs, probed = self.recipe.epochs, [(epoch, PROBED_VIEW) for epoch in self.recipe.probed_epochs]
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
         stages = {
             (side, epoch, view): Embed(
@@ -208,7 +212,7 @@ class _Observations:
                 precision=self.recipe.decode.precision,
             ).in_parts(self._probed if view == PROBED_VIEW else self.recipe.layers)
             for side, model in self.models.items()
-            for epoch, view in dict.fromkeys([*wanted, (last, PROBED_VIEW)])
+            for epoch, view in dict.fromkeys([*wanted, *probed])
         }
         self.embedded = self.runner.run_all([part for parts in stages.values() for part in parts])
         artifacts = iter(self.embedded)
@@ -264,22 +268,23 @@ class _Observations:
             for crop in self.recipe.crops
         }
 
-    def probes(self) -> list[Artifact[pa.Table]]:
-        """Probe what the backbone and last layer of each model know about whole images."""
-        last = self.recipe.last_epoch
-        stages = [
-            Probe(
-                self._views[side, last, PROBED_VIEW],
-                self._views[side, last, PUBLIC_VIEW],
+    def probes(self) -> dict[int, list[Artifact[pa.Table]]]:
+        """Probe what the backbone and last layer of each model know about whole images, by checkpoint."""
+        stages = {
+            (epoch, side): Probe(
+                self._views[side, epoch, PROBED_VIEW],
+                self._views[side, epoch, PUBLIC_VIEW],
                 self.splits,
                 side[1],
                 side[0],
                 self._probed,
                 self._searched,
             )
+            for epoch in self.recipe.probed_epochs
             for side in self.models
-        ]
-        return self.runner.run_all(stages)
+        }
+        probes = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        return {epoch: [probes[epoch, side] for side in self.models] for epoch in self.recipe.probed_epochs}
 
     def views(self) -> list[Compared]:
         """Measure distances between views of each image under both models of each pair, if the recipe includes them."""

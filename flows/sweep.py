@@ -27,7 +27,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if ended is None:
         return None
     outcomes = outcomes_of(cells, ended)
-    scores = runner.run(Score(outcomes, runner.store))
+    scores = runner.run(Score(outcomes, runner.store, recipe.equal_utility))
     report = runner.run(Report(recipe, run_of(recipe), scores, outcomes))
     run = runner.publish(recipe, scores, report, {}, cells=ended)
     assert run is not None, "only a plan publishes nothing, and a plan runs no cells"

@@ -59,6 +59,10 @@ def _none(recipe: Any) -> Iterable[str]:
     return ()
 
 
+def _unmeasured(findings: Findings) -> None:
+    return None
+
+
 def _no_rule(run: Run, row: Finding, limit: float) -> None:
     return None
 
@@ -100,6 +104,8 @@ class Audit:
             supplied outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled findings.
+        utility: function that returns how well a run's models do what they are for, as an estimate with an interval; None if
+            that was not measured.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
         run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
@@ -124,6 +130,7 @@ class Audit:
     queried: Callable[[Any, Any], tuple[NDArray[Any], dict[str, int]]] | None = None
     columns: tuple[str, ...] = ()
     compare: Callable[[Sequence[Cell]], Sequence[Finding]] | None = None
+    utility: Callable[[Findings], Finding | None] = _unmeasured
     exported: Callable[[Any, Any], Exported] | None = None
     run_of: Callable[[Params, str], str] = run_name
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule

@@ -22,11 +22,11 @@ VIT_SHAPES = {  # depth, heads, width (Dosovitskiy 2021, Touvron 2021)
 def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     """Return the backbone that a spec names, randomly initialized, and the dimension of its features."""
     if spec.backbone == "small_resnet":
-        return SmallResNet(spec.width), 8 * spec.width
+        return SmallResNet(spec.width, spec.blocks), 8 * spec.width
     import torchvision  # slow to load
 
-    if spec.backbone in VIT_SHAPES:
-        depth, heads, width = VIT_SHAPES[spec.backbone]
+    if spec.is_vit:
+        depth, heads, width = VIT_SHAPES.get(spec.backbone, (4 * spec.blocks, 4, 4 * spec.width))
         vit = torchvision.models.VisionTransformer(
             image_size=spec.input_size,
             patch_size=spec.patch_size,
@@ -48,21 +48,20 @@ def build_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
 
 
 class SmallResNet(nn.Module):
-    """A network of four residual blocks for images of 32 to 64 pixels; each block after the first halves the side.
+    """A network of residual blocks of four widths for images of 32 to 64 pixels; each new width halves the side.
 
-    A stride-2 stem is followed by blocks of widths w, 2w, 4w and 8w and by global average pooling, which returns features
-    (batch, 8 * width).
+    A stride-2 stem is followed by `depth` blocks of each of the widths w, 2w, 4w and 8w and by global average pooling, which
+    returns features (batch, 8 * width).
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, depth: int = 1) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
-        widths = [width, 2 * width, 4 * width, 8 * width]
-        blocks = [
-            _Block(a, b, stride=1 if i == 0 else 2) for i, (a, b) in enumerate(zip([width, *widths], widths, strict=False))
-        ]
+        widths = [multiple * width for multiple in (1, 2, 4, 8) for _ in range(depth)]
+        steps = zip([width, *widths], widths, strict=False)
+        blocks = [_Block(before, after, stride=1 if before == after else 2) for before, after in steps]
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, images: Tensor) -> Tensor:

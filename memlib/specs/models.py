@@ -10,30 +10,51 @@ from memlib.specs.limits import MOST_NUMBER, MOST_PIXELS, MOST_WIDTH
 
 TEACHER = "teacher_"  # prefix of the names of the teacher's layers
 Backbone = Literal[
-    "small_resnet", "resnet18", "resnet34", "resnet50", "resnet101", "vit_tiny", "vit_small", "vit_base", "vit_large"
+    "small_resnet",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "small_vit",
+    "vit_tiny",
+    "vit_small",
+    "vit_base",
+    "vit_large",
 ]
 
 
 class ModelSpec(Spec):
     """A backbone followed by a projector of fully connected layers."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"blocks"})
+
     kind: Literal["encoder"] = "encoder"
     backbone: Backbone = "small_resnet"
-    """small_resnet: four blocks, for 32 to 64 px; ResNets: with a small stem up to 64 px; ViTs: as in DeiT."""
+    """small_resnet and small_vit: four blocks, for 32 to 64 px; ResNets: with a small stem up to 64 px; ViTs: as in DeiT."""
     projector: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (256, 256, 256)
     """Widths of the projector's layers; the paper uses 8192-8192-8192."""
     input_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
     """Side of the model's input images in pixels."""
     width: int = Field(default=32, ge=4, le=MOST_WIDTH)
-    """small_resnet only: channels of the first of its four blocks."""
+    """small_resnet: channels of the first of its four blocks; small_vit: a quarter of the length of its tokens, that is, the
+    length of each of its four heads."""
+    blocks: int = Field(default=1, ge=1, le=MOST_WIDTH)
+    """small_resnet: residual blocks of each of its four widths; small_vit: a quarter of its number of blocks."""
     patch_size: int = Field(default=16, ge=2, le=MOST_PIXELS)
     """ViT only: side of a patch in pixels."""
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "ModelSpec":
-        if self.backbone.startswith("vit") and self.input_size % self.patch_size:
+        if self.is_vit and self.input_size % self.patch_size:
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
+        if self.blocks > 1 and not self.backbone.startswith("small"):
+            raise ValueError(f"{self.backbone} has a depth of its own; blocks is for small_resnet and small_vit")
         return self
+
+    @property
+    def is_vit(self) -> bool:
+        """True if the backbone is a vision transformer, which takes images of one size."""
+        return "vit" in self.backbone
 
     def layers(self, *, classifier: bool, teacher: bool = False) -> tuple[str, ...]:
         """Return the names of the model's layers in order of depth, then its teacher's, as in `Encoder.all_layers`."""

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params appears in short listings: those at the headline's setting do."""
+    """Return whether a finding with these params appears in short listings: those at the headline's setting do.
+
+    So do the probes of earlier checkpoints at the headline's layer.
+    """
+    if "probe_layer" in params and "epoch" in params:
+        return bool(params["probe_layer"] == headline["layer"])
     setting = ("layer", "epoch", "crop", "k", "direction")
     return all(params.get(name, headline[name]) == headline[name] for name in setting)
 
@@ -45,6 +50,12 @@ def _compare(cells: Sequence[Cell]) -> Findings:
     from memlib.audits.deja_vu.comparison import compare  # loads scipy
 
     return compare(cells)
+
+
+def _utility(findings: Findings) -> Finding | None:
+    from memlib.audits.deja_vu.comparison import utility  # loads scipy
+
+    return utility(findings)
 
 
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
@@ -78,6 +89,7 @@ AUDIT = Audit(
     limits=_limits,
     columns=("share_excess", "deja_vu_score", "knn_accuracy", "sslmem"),
     compare=_compare,
+    utility=_utility,
     exported=_exported,
     gate=_gate,
 )

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from memlib.audits.base import Cell
 from memlib.audits.deja_vu.gains import Gains, difference
-from memlib.findings import Finding, Findings, Interval, settle
+from memlib.findings import Finding, Findings, Interval, estimate, settle
 from memlib.identity import derive_seed
+from memlib.stats.inference import exact_interval
 
 METRIC, FAMILY = "difference in share_excess", "differences"
 
@@ -50,6 +51,21 @@ def gains_of(headline: Finding, units: pa.Table) -> Gains:
     return Gains.of(units, headline.params, alone="reference" in headline.params)
 
 
+def utility(rows: Findings) -> Finding | None:
+    """Return the accuracy of a linear probe of the last checkpoint on whole images that its model was not trained on.
+
+    The probe reads the backbone, whose representation users of such models keep (Meehan 2023, Fig. 8), or the first probed
+    layer of encoders without a layer of that name. The interval is over images; all pairs of models share them.
+    """
+    row = rows.get("probe_gap_backbone", epoch=None) or rows.get("probe_gap_projector", epoch=None)
+    if row is None:
+        return None
+    accuracy, images = row.params["test_accuracy"], row.n / rows.head.params["pairs"]
+    interval = Interval(*exact_interval(accuracy * images, round(images)), "examples")
+    params = {"measure": "linear probe", "probe_layer": row.params["probe_layer"]}
+    return estimate("utility", params, accuracy, n=row.n, interval=interval)
+
+
 def _ignorant(cells: Mapping[str, Findings]) -> set[str]:
     """Return the cells whose models name whole images no better than untrained models or, if there are none, than chance."""
     known = {name: ends for name, rows in cells.items() if (ends := _knowledge(rows)) is not None}
@@ -61,5 +77,5 @@ def _ignorant(cells: Mapping[str, Findings]) -> set[str]:
 
 def _knowledge(rows: Findings) -> Interval | None:
     """Return the interval of a run's best accuracy on whole images; None if none was measured."""
-    best = max(rows.all("knn_accuracy"), key=lambda row: row.value, default=None)
+    best = max(rows.all("knn_accuracy", epoch=None), key=lambda row: row.value, default=None)
     return None if best is None else best.interval

@@ -48,7 +48,9 @@ class StabilitySpec(Spec):
 class Config(LevelSpec):
     """Decoding and scoring of the embeddings."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "alpha", "bound", "embeddings", "precision", "stability"})
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"looks", "alpha", "bound", "embeddings", "precision", "stability", "probe_epochs"}
+    )
 
     layers: tuple[str, ...] = ("last",)
     """Layers whose embeddings are decoded: last, backbone, projector_1, ..., classifier; the first is the headline. The
@@ -57,6 +59,9 @@ class Config(LevelSpec):
     """Numbers of public neighbours that vote; the first is the headline. None may exceed the size of the public set."""
     epochs: tuple[Annotated[int, Field(ge=0, le=MOST_STEPS)], ...] = ()
     """Checkpoints to decode in addition to the last one, which is the headline."""
+    probe_epochs: Literal["last", "all"] = "last"
+    """Checkpoints that are probed on whole images: the last one, or all decoded ones, which shows whether the gap of a linear
+    probe between training and other images follows memory through training (Meehan 2023, Fig. 4a)."""
     crops: tuple[CropMode, ...] = ()
     """Crop modes to decode; the first is the headline. By default the split's crop mode."""
     p: float = Field(default=0.2, gt=0, le=1)
@@ -158,6 +163,11 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _decodes_what_there_is(self) -> "Recipe":
+        if self.decode.probe_epochs == "all" and not self.decode.epochs:
+            raise ValueError(
+                "decode.probe_epochs is all, but only the last checkpoint is decoded: name earlier ones in decode.epochs and "
+                "training.checkpoint_epochs, or set decode.probe_epochs to last"
+            )
         if self.training is None:
             return self  # the layers are known only once the encoders are loaded
         if "own" not in self.training.on and not self.split.extra_per_class:
@@ -174,7 +184,7 @@ class Recipe(Spec):
         for training in (self.training, self.training.start or self.training):
             objective = training.objective
             odd = isinstance(objective, DINOSpec) and objective.local_side_at(side) != side
-            if odd and self.model.backbone.startswith("vit"):
+            if odd and self.model.is_vit:
                 raise ValueError(
                     f"{self.model.backbone} takes images of one size; set objective.local_views to 0, or local_side to {side}"
                 )
@@ -236,6 +246,11 @@ class Recipe(Spec):
     def epochs(self) -> tuple[int, ...]:
         """The checkpoints to decode, the last one first."""
         return tuple(dict.fromkeys((self.last_epoch, *self.decode.epochs)))
+
+    @property
+    def probed_epochs(self) -> tuple[int, ...]:
+        """The checkpoints to probe on whole images, the last one first."""
+        return self.epochs if self.decode.probe_epochs == "all" else (self.last_epoch,)
 
     @property
     def crops(self) -> tuple[CropSpec, ...]:

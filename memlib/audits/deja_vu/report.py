@@ -15,6 +15,7 @@ from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memoriz
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES
+from memlib.audits.deja_vu.summary import GAP_CHANGE, GAPS
 from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
 from memlib.report.figures import (
     ACCENT,
@@ -23,6 +24,7 @@ from memlib.report.figures import (
     TARGET,
     data_uri,
     new_figure,
+    new_panels,
     outlined,
     percent_axis,
     save_figure,
@@ -130,7 +132,8 @@ def compose(
             _gallery_section("Most correlated", _CORRELATED, correlated, show, named),
             _class_section(here, alone=alone),
             *_along_sections(findings, recipe, folder),
-            _change_section(findings.all(CHANGE)),
+            _training_section(findings, folder),
+            _change_section(findings.all(CHANGE)) if recipe.fine_tuned else None,
             _settings_section(findings, alone=alone),
             _probe_section(findings),
             _stability_section(findings.all("sslmem", "sslmem_disjoint")),
@@ -372,7 +375,8 @@ ALONG = {
 def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
     """Yield one figure each for epoch, layer and k if several values were decoded, with the headline's other settings."""
     order, wholes = list(recipe.model_layers), findings.all("share_excess", direction="both", **{"class": None})
-    for name, (heading, axis, text) in ALONG.items():
+    shown = {name: texts for name, texts in ALONG.items() if name != "epoch" or not findings.all(GAP_CHANGE)}
+    for name, (heading, axis, text) in shown.items():
         fixed = {other: wholes.head.params[other] for other in ("layer", "epoch", "crop", "k") if other != name}
         found = {row.params[name]: row for row in wholes.all(**fixed)}
         if len(found) < 2:
@@ -392,6 +396,81 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         said = f"{text}. All other settings are those of the headline, the only result that was fixed in advance."
         caption = "Share of images named beyond chance, with 95 % intervals; all points use the same images."
         yield Section(heading, said, FigureView(save_figure(figure, folder, f"share_excess_by_{name}"), caption))
+
+
+def _training_section(findings: Findings, folder: Path) -> Section | None:
+    """Return the section on memory and the gap of the linear probe at each checkpoint; None if only the last is probed."""
+    layer, changed = findings.head.params["layer"], findings.get(GAP_CHANGE, probe_layer=findings.head.params["layer"])
+    if changed is None:
+        return None
+    excess = _by_epoch(findings, "share_excess", **{"class": None})
+    scores, gaps = _by_epoch(findings, "deja_vu_score"), _probed_by_epoch(findings, *GAPS, layer=layer)
+    (change,) = findings.all(CHANGE, layer=layer, epoch=changed.params["epoch"])
+    figure = new_panels(2, width=3.2, height=2.8)
+    panels = ((excess, TARGET, "named beyond chance"), (gaps, REFERENCE, f"probe gap, {layer}"))
+    for axes, (rows, colour, label) in zip(figure.axes, panels, strict=True):
+        heights = [row.value for row in rows.values()]
+        axes.errorbar(list(rows), heights, yerr=_whiskers(list(rows.values())), color=colour, marker="o", ms=5, capsize=4)
+        axes.axhline(0, color=MUTED, ls=":")
+        axes.set_xlabel("epochs of training")
+        axes.set_ylabel(label)
+        percent_axis(axes.yaxis)
+    table = [
+        (str(epoch), *_with_interval(excess[epoch]), *_with_interval(scores[epoch]), *_with_interval(gap),
+         percent(gap.params["test_accuracy"]))
+        for epoch, gap in gaps.items()
+    ]  # fmt: skip
+    since = change.params["since"]
+    ends = f"from epoch {since} to epoch {changed.params['epoch']}"
+    text = (
+        f"Memory and the usual check for overfitting, at each checkpoint of the same models. {_followed(change, changed)} "
+        f"{ends[0].upper()}{ends[1:]}, the share of images named beyond chance changed by {_points(change.value)} "
+        f"({format_interval(change, _points)}{_tested_by(change)}), and the gap of the linear probe at {layer} by "
+        f"{_points(changed.value)} ({format_interval(changed, _points)}). The first difference compares the same images; the "
+        "interval of the second treats the images of both checkpoints as if they were different, which makes it wider. The "
+        "gap is a diagnostic and is not tested."
+    )
+    caption = "95 % intervals; all points use the same images. Left: memory; right: training minus other images."
+    named = (heading for name in ("named beyond chance", "déjà vu score", "probe gap") for heading in (name, "95 % interval"))
+    return Section(
+        "Memory and the linear probe through training",
+        text,
+        FigureView(save_figure(figure, folder, "probe_by_epoch"), caption),
+        TableView(("epoch", *named, "probe, other images"), table),
+    )
+
+
+def _by_epoch(findings: Findings, metric: str, **params: Any) -> dict[int, Finding]:
+    """Return the findings of a metric in both directions by epoch, at the headline's other settings, in order."""
+    fixed = {name: findings.head.params[name] for name in ("layer", "crop", "k", "direction")}
+    rows = {row.params["epoch"]: row for row in findings.all(metric, **fixed, **params)}
+    return dict(sorted(rows.items()))
+
+
+def _probed_by_epoch(findings: Findings, *metrics: str, layer: str) -> dict[int, Finding]:
+    """Return the findings on whole images by epoch, at one layer, in order; those of the last checkpoint state no epoch."""
+    last = findings.head.params["epoch"]
+    rows = {row.params.get("epoch", last): row for row in findings.all(*metrics, probe_layer=layer)}
+    return dict(sorted(rows.items()))
+
+
+def _with_interval(row: Finding) -> tuple[str, str]:
+    return _points(row.value), format_interval(row, _points)
+
+
+def _tested_by(change: Finding) -> str:
+    return f"; {say_p(change.p_adjusted)}, {change.verdict}" if change.is_test and change.verdict else " over images only"
+
+
+def _followed(change: Finding, gap: Finding) -> str:
+    """Say whether the gap of the linear probe changed as memory did."""
+    rises = change.verdict == SHOWN and change.value > 0 if change.is_test else (change.low or 0.0) > 0
+    if not rises:
+        return "No rise of memory between the first and the last checkpoint is shown."
+    if (gap.low or 0.0) > 0:
+        return "Memory rises, and the gap of the linear probe rises with it."
+    moves = "falls" if (gap.high or 0.0) < 0 else "is not shown to rise"
+    return f"Memory rises while the gap of the linear probe {moves}: the gap does not reveal it."
 
 
 def _change_section(changes: Findings) -> Section | None:
@@ -448,11 +527,11 @@ def _settings_section(findings: Findings, *, alone: bool) -> Section:
 
 def _probe_section(findings: Findings) -> Section:
     rows = []
-    for row in findings.all("probe_gap_backbone", "probe_gap_projector"):
+    for row in findings.all(*GAPS, epoch=None):
         layer = row.params["probe_layer"]
         accuracies = (percent(row.params[f"{part}_accuracy"]) for part in ("train", "test"))
         gap = f"{_points(row.value)} ({format_interval(row, _points)})"
-        named = findings.get("knn_accuracy", probe_layer=layer)
+        named = findings.get("knn_accuracy", probe_layer=layer, epoch=None)
         rows.append((layer, *accuracies, gap, "{} ({})".format(*_share(named)) if named else ""))
     return Section(
         "What the models know about whole images",

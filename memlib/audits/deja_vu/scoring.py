@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.searching import Found
-from memlib.audits.deja_vu.summary import probe_rows, rows_of, settled
+from memlib.audits.deja_vu.summary import probe_rows, rows_of, rows_through_training, settled
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, ScoresStage
 from memlib.data.splits import REFERENCE, TARGET, select
@@ -119,6 +119,7 @@ class Score(ScoresStage):
         by_chance: whether images were assigned to A and B at random.
         checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
         fine_tuned: whether to report changes since the first epoch.
+        earlier_probes: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
@@ -136,6 +137,7 @@ class Score(ScoresStage):
     by_chance: bool = True
     checks: Artifact[pa.Table] | None = None
     parts: tuple[Artifact[Tables], ...] = ()
+    earlier_probes: Mapping[int, Sequence[Artifact[pa.Table]]] = field(default_factory=dict)
 
     def in_parts(self) -> list[ScoreSetting]:
         """Return one stage per setting; none for a small audit."""
@@ -164,7 +166,15 @@ class Score(ScoresStage):
         """Searches, probes, splits and distances between views."""
         stability = {"stability": [one.key for one in self.stability]} if self.stability else {}
         checks = {} if self.checks is None else {"checks": self.checks.key}
-        return _read(self) | {"probes": [probe.key for probe in self.probes]} | stability | checks
+        earlier = {str(epoch): [probe.key for probe in probes] for epoch, probes in self.earlier_probes.items()}
+        probes = {"probes": [probe.key for probe in self.probes]} | ({"earlier_probes": earlier} if earlier else {})
+        return _read(self) | probes | stability | checks
+
+    @property
+    def _followed(self) -> dict[str, Any]:
+        """The setting whose change through training is reported: of every layer after fine-tuning, else the headline's."""
+        first = self.searches[0]
+        return {"crop": first.crop, "k": self.config.k[0]} | ({} if self.fine_tuned else {"layer": first.layer})
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves; if `parts` were scored separately, write a list of them instead of units."""
@@ -181,12 +191,15 @@ class Score(ScoresStage):
             reference = _stands(self)
             rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
             points = curves(units, alone=reference is not None)
-        if self.fine_tuned:
+        if self.fine_tuned or self.earlier_probes:
             tables = [units] if not self.parts else [next(part.content.parts("units")) for part in self.parts]
-            headline = {"crop": self.searches[0].crop, "k": self.config.k[0]}
-            alone = _stands(self) is not None
-            rows += change_rows(pa.concat_tables(tables), headline, alone=alone, seed=self.config.seed)
-        rows += probe_rows(pa.concat_tables([probe.content for probe in self.probes]))
+            rows += change_rows(
+                pa.concat_tables(tables), self._followed, alone=_stands(self) is not None, seed=self.config.seed
+            )
+        rows += probe_rows(_joined(self.probes))
+        if self.earlier_probes:
+            earlier = {epoch: _joined(probes) for epoch, probes in self.earlier_probes.items()}
+            rows += rows_through_training(earlier, _joined(self.probes), last=self.searches[0].epoch)
         if self.stability:
             from memlib.audits.deja_vu.stability import stability_rows
 
@@ -198,6 +211,10 @@ class Score(ScoresStage):
             rows += check_rows(self.checks.content)
         write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(points, CURVES, attempt.path(CURVES_FILE))
+
+
+def _joined(probes: Sequence[Artifact[pa.Table]]) -> pa.Table:
+    return pa.concat_tables([probe.content for probe in probes])
 
 
 def _scored(stage: Score | ScoreSetting) -> dict[str, Any]:

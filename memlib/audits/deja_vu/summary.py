@@ -3,6 +3,7 @@
 The side of an image is the set, A or B, that it was drawn into.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from memlib.stats.randomization import Design, attributable_bound, detectable_an
 from memlib.stats.totals import grouped_interval, resampled_differences
 
 SETTINGS, CLASSES = "settings", "classes"
+GAPS, GAP_CHANGE = ("probe_gap_backbone", "probe_gap_projector"), "change in probe_gap"
 
 
 def summarize(
@@ -201,19 +203,48 @@ def _interval_of_class(analysis: Analysis, units: NDArray[np.int64], part: Desig
     return Interval(low, high, analysis.sampled)
 
 
-def probe_rows(probes: pa.Table) -> Iterator[Finding]:
+def rows_through_training(earlier: Mapping[int, pa.Table], probes: pa.Table, *, last: int) -> Iterator[Finding]:
+    """Yield the accuracies of earlier checkpoints on whole images, and how the probe gap has changed since the first of them.
+
+    Both ends of a change use the same images; its interval is computed as if they used different ones, which makes it wider.
+
+    Args:
+        earlier: stages.PROBES of each earlier checkpoint, by epoch.
+        probes: those of the last checkpoint.
+        last: its epoch.
+    """
+    for epoch in sorted(earlier):
+        yield from probe_rows(earlier[epoch], epoch=epoch)
+    since = min(earlier)
+    before = {row.params["probe_layer"]: row for row in probe_rows(earlier[since]) if row.metric in GAPS}
+    for row in probe_rows(probes):
+        if row.metric in GAPS:
+            first = before[row.params["probe_layer"]]
+            value = row.value - first.value
+            half = math.hypot((row.high or 0.0) - row.value, (first.high or 0.0) - first.value)
+            params = {"probe_layer": row.params["probe_layer"], "epoch": last, "since": since}
+            interval = Interval(max(-2.0, value - half), min(2.0, value + half), "examples")
+            yield diagnostic(GAP_CHANGE, params, value, n=row.n, interval=interval)
+
+
+def probe_rows(probes: pa.Table, *, epoch: int | None = None) -> Iterator[Finding]:
     """Yield the models' accuracies on whole images, averaged over directions and pairs; these do not detect déjà vu.
 
     probe_gap: training minus test accuracy of a linear probe; its interval is over examples and computed as if there were no
     more training images than test images. knn_accuracy: share of the other model's images whose class the nearest public
     images name correctly.
+
+    Args:
+        probes: stages.PROBES of one checkpoint.
+        epoch: its epoch, for the params; None for the last checkpoint.
     """
+    at = {} if epoch is None else {"epoch": epoch}
     records = probes.to_pylist()
     for layer in dict.fromkeys(row["layer"] for row in records):
         rows = [row for row in records if row["layer"] == layer]
         train, test = (float(np.mean([row[f"{part}_accuracy"] for row in rows])) for part in ("train", "test"))
-        name = "probe_gap_backbone" if layer == "backbone" else "probe_gap_projector"
-        params = {"probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
+        name = GAPS[0] if layer == "backbone" else GAPS[1]
+        params = {**at, "probe_layer": layer, "train_accuracy": round(train, 4), "test_accuracy": round(test, 4)}
         count = sum(row["n"] for row in rows)
         each = count / len({row["pair"] for row in rows})  # all pairs share the examples
         half = float(scipy.stats.norm.ppf(0.975)) * np.sqrt((train * (1 - train) + test * (1 - test)) / each)
@@ -224,4 +255,4 @@ def probe_rows(probes: pa.Table) -> Iterator[Finding]:
             right, count = float(np.mean([row["knn_accuracy"] for row in voted])), sum(row["knn_n"] for row in voted)
             each = count / len({row["pair"] for row in voted})
             interval = Interval(*exact_interval(right * each, round(each)), "examples")
-            yield estimate("knn_accuracy", {"probe_layer": layer}, right, n=count, interval=interval)
+            yield estimate("knn_accuracy", {**at, "probe_layer": layer}, right, n=count, interval=interval)

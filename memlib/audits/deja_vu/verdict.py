@@ -66,7 +66,8 @@ class Recognition:
 def recognition(rows: Findings) -> Recognition | None:
     """Return the recognition of whole images in the headline's layer, or where it is best; None if it was not measured."""
     answers = rows.get("accuracy_target")
-    named = rows.all("knn_accuracy", probe_layer=rows.head.params.get("layer")) or rows.all("knn_accuracy")
+    last = rows.all("knn_accuracy", epoch=None)  # earlier checkpoints say nothing of the one that is judged
+    named = last.all(probe_layer=rows.head.params.get("layer")) or last
     if answers is None:
         return None
     found = [Recognition(row.value, row.low or 0.0, answers.params["chance"]) for row in named]

@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from memlib.specs import Spec
 from memlib.specs.asks import NAME_LENGTH
 from memlib.specs.limits import MOST_MODELS
 
-MOST_CELLS = 10_000
+MOST_CELLS, EQUAL_UTILITY = 10_000, 0.05
 
 
 class CellSpec(Spec):
@@ -31,6 +31,8 @@ class CellSpec(Spec):
 class Recipe(Spec):
     """A sweep of audits."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"equal_utility"})
+
     audit: Literal["sweep"] = "sweep"
     title: str = "Sweep"
     """Heading of the report."""
@@ -42,6 +44,9 @@ class Recipe(Spec):
     """Values by dotted key; every combination is a cell: {training.epochs: [10, 50], training.seed: [0, 1, 2]}."""
     cells: tuple[CellSpec, ...] = ()
     """Additional individual cells."""
+    equal_utility: float = Field(default=EQUAL_UTILITY, gt=0, lt=1)
+    """Difference in utility, as a fraction of 1, within which cells are equally useful: the whole interval must lie
+    within it. Fix it in advance."""
     concurrent_cells: int = Field(default=2, ge=1, le=MOST_MODELS)
     """Number of cells that run concurrently. Each stage runs in one cell at a time, so shared work is computed once."""
 

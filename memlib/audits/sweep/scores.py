@@ -56,6 +56,7 @@ def score(
     outcomes: Sequence[Outcome],
     compared: Mapping[str, Sequence[Finding]] = MappingProxyType({}),
     along: Sequence[Finding] = (),
+    useful: Mapping[str, Finding] = MappingProxyType({}),
 ) -> pa.Table:
     """Return tables.SWEEP: every finding of every cell; a failed cell has one row without a metric.
 
@@ -63,6 +64,7 @@ def score(
         outcomes: outcomes of all cells.
         compared: findings that compare two cells each, by audit.
         along: trends along keys.
+        useful: utility of each cell in which it was measured.
     """
     rows = []
     adjusted = _adjusted(outcomes)
@@ -79,6 +81,8 @@ def score(
             p = adjusted.get(outcome.cell) if finding is outcome.headline else None
             values = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **recorded.model_dump()}
             rows.append(row | values)
+        if outcome.cell in useful:
+            rows.append({**row, "state": "completed", "cell_run": outcome.run.run, **useful[outcome.cell].row()})
     for audit, pairs in compared.items():
         rows += [_compared(f"{pair.params['cell']} - {pair.params['other']}", audit, pair) for pair in pairs]
     rows += [_compared(f"along {trend.params['along']}", trend.params["audit"], trend) for trend in along]
@@ -130,27 +134,35 @@ def _scores(run: RunRecord) -> str:
     return run.artifacts.get("scores", run.run)
 
 
-def summarize(outcomes: Sequence[Outcome]) -> list[Finding]:
-    """Return the number of completed cells and the headline of each.
+def summarize(outcomes: Sequence[Outcome], useful: Mapping[str, Finding] = MappingProxyType({})) -> list[Finding]:
+    """Return the number of completed cells, the headline of each, and its utility where that was measured.
 
     A headline keeps the verdict and p-values of its run; `p_adjusted_sweep` in the sweep's table is adjusted over all cells.
     """
     done = _headlines(outcomes)
     completed = diagnostic("cells_completed", {}, float(len(done)), n=len(outcomes))
-    return [completed, *(replace(first, params={"cell": cell, **first.params}) for cell, first in done.items())]
+    rows = [(cell, first) for cell, first in done.items()] + [(cell, useful[cell]) for cell in done if cell in useful]
+    return [completed, *(replace(row, params={"cell": cell, **row.params}) for cell, row in rows)]
 
 
-def verdict(outcomes: Sequence[Outcome], compared: Mapping[str, Sequence[Finding]] = MappingProxyType({})) -> Verdict:
+def verdict(
+    outcomes: Sequence[Outcome],
+    compared: Mapping[str, Sequence[Finding]] = MappingProxyType({}),
+    *,
+    remarks: Sequence[str] = (),
+) -> Verdict:
     """Return the verdict of all cells together, adjusted for their number, and whether cells were shown to differ.
 
     Args:
         outcomes: outcomes of all cells.
         compared: findings that compare two cells each, by audit.
+        remarks: sentences on memorization and utility along keys, for the explanation.
     """
     heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
     words = {o.cell: o.run.verdict.word for o in outcomes if o.run is not None and o.run.verdict is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
-    missing = f" {len(broken)} of {len(outcomes)} cells failed: {', '.join(broken)}." if broken else ""
+    missing = "".join(f" {remark}" for remark in remarks)
+    missing += f" {len(broken)} of {len(outcomes)} cells failed: {', '.join(broken)}." if broken else ""
     if not adjusted:
         text = f"{_differences(compared)}{missing}"
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", text)

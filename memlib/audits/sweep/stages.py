@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memlib.audits import AUDITS
 from memlib.audits.base import Cell
 from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
-from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.recipe import EQUAL_UTILITY, Recipe
 from memlib.audits.sweep.scores import Outcome, models_of, score, summarize, verdict
 from memlib.audits.sweep.tables import SWEEP
 from memlib.audits.sweep.trends import Trend, trends
@@ -45,17 +45,18 @@ def outcomes_of(cells: Mapping[str, CellRequest], ended: Ended) -> list[Outcome]
 class Score(ScoresStage):
     """Compare the cells of a sweep: findings side by side, differences of two cells, trends along keys."""
 
-    declared: ClassVar[Declared] = Declared("score_sweep", 1)
+    declared: ClassVar[Declared] = Declared("score_sweep", 2)
     title: ClassVar[str] = "compare the cells"
     place: ClassVar[Place] = "driver"
 
     outcomes: Sequence[Outcome]
     store: Store
+    equal_utility: float = EQUAL_UTILITY
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The audit, changes and run of each cell, or the reason why it failed."""
-        return {"cells": list(map(_cell, self.outcomes))}
+        """The audit, changes and run of each cell, or the reason why it failed; when utilities count as equal."""
+        return {"cells": list(map(_cell, self.outcomes)), "equal_utility": self.equal_utility}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -64,11 +65,15 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
+        from memlib.audits.sweep.utility import changes_along, remarks_on, utilities  # loads scipy
+
         outcomes = [scored(self.store, outcome) for outcome in self.outcomes]
         pairs, along = compare(self.store, outcomes)
-        table = score(outcomes, pairs, [trend.row for trend in along])
-        write_table(table, SWEEP, attempt.path(f"{SWEEP.name}.parquet"))
-        said = Findings(summarize(outcomes)).table(verdict(outcomes, pairs))
+        useful = utilities(outcomes)
+        changes = changes_along(along, useful, margin=self.equal_utility)
+        trends = [trend.row for trend in along] + list(changes.values())
+        write_table(score(outcomes, pairs, trends, useful), SWEEP, attempt.path(f"{SWEEP.name}.parquet"))
+        said = Findings(summarize(outcomes, useful)).table(verdict(outcomes, pairs, remarks=remarks_on(along, changes)))
         write_table(said, SUMMARY, attempt.path(SUMMARY_FILE))
 
 
@@ -76,7 +81,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a sweep."""
 
-    declared: ClassVar[Declared] = Declared("report", 1)
+    declared: ClassVar[Declared] = Declared("report", 2)
     title: ClassVar[str] = "report sweep"
     place: ClassVar[Place] = "driver"
 
@@ -95,7 +100,8 @@ class Report(PageStage):
         from memlib.audits.sweep.report import compose
 
         outcomes = [scored(self.scores.store, outcome) for outcome in self.outcomes]
-        return compose(outcomes, attempt.path("figures"), *compare(self.scores.store, outcomes))
+        compared, along = compare(self.scores.store, outcomes)
+        return compose(outcomes, attempt.path("figures"), compared, along, margin=self.recipe.equal_utility)
 
 
 def scored(store: Store, outcome: Outcome) -> Outcome:

@@ -5,8 +5,9 @@ from memlib.tables import FLOAT, SUMMARY, TEXT, Column, Table
 SWEEP = Table(
     name="sweep",
     version=3,
-    meaning="The findings of all cells of a sweep; a failed cell has one row without a metric. Comparisons of two cells of "
-    "the same audit on the same examples, and trends over all cells along a numeric key, have one row each.",
+    meaning="The findings of all cells of a sweep, and their utility where it was measured; a failed cell has one row "
+    "without a metric. Comparisons of two cells of the same audit on the same examples, and trends over all cells along a "
+    "numeric key, have one row each.",
     columns=(
         Column("cell", TEXT, "", "name of the cell; first name - second name for a comparison; along KEY for a trend"),
         Column("cell_audit", TEXT, "", "audit of the cell"),

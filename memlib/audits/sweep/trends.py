@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from memlib.audits.sweep.scores import Outcome, models_of
 from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.identity import derive_seed
 
+SHARED_MODELS = "the cells share their models"
 FEWEST, EXACT, DRAWS = 3, 10_000, 10_000
 
 Point = tuple[float, str, Finding]
@@ -87,7 +88,7 @@ def _row(audit: str, key: str, strata: Sequence[Sequence[Point]], outcomes: Sequ
     observed, scale = _statistic(values), _scale(values)
     untested = ""
     if _share_models([o for o in outcomes if o.cell in named]):
-        untested = "the cells share their models"
+        untested = SHARED_MODELS
     elif any(len({first.n for _, _, first in points}) > 1 for points in strata):
         untested = f"{key} changes the number of audited examples, and with it the precision of each cell"
     if untested:
@@ -147,10 +148,3 @@ def _share_models(outcomes: Sequence[Outcome]) -> bool:
             return True
         seen |= models
     return False
-
-
-def points_of(trend: Trend) -> Mapping[str, list[float]]:
-    """Return x, value, low and high of the points of the longest stratum, for a figure."""
-    longest = max(trend.strata, key=len)
-    rows = [(x, f.value, f.value if f.low is None else f.low, f.value if f.high is None else f.high) for x, _, f in longest]
-    return {name: [row[n] for row in rows] for n, name in enumerate(("x", "value", "low", "high"))}
