@@ -21,7 +21,8 @@ from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
 
-HEADLINE, DOCUMENTS, PRIVACY, CANARIES, VARIANTS = "headline", "documents", "privacy", "canaries", "variants"  # families
+HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
+VARIANTS, EQUAL_LOSS = "variants", "equal_loss"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
@@ -29,7 +30,7 @@ Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 class Config(LevelSpec):
     """Scoring of candidates."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "cache_gb"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "cache_gb", "equal_loss"})
 
     method: Method = "auto"
     """pruned: exact rank, by visiting only prefixes that cost no more than the canary; enumerated: exact rank, by visiting
@@ -57,6 +58,9 @@ class Config(LevelSpec):
     canary lies below this value; null: no such claim is made."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the references, the bootstrap and the permutations."""
+    equal_loss: bool = False
+    """Compare variants at equal utility as well: each training at its first checkpoint (training.checkpoint_epochs) whose
+    validation loss is as low as the loss that all trainings reach (Carlini 2019, A.2)."""
     cache_gb: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Gigabytes of memory for cached states of prefixes; states that do not fit are recomputed. This does not affect
     results."""
@@ -227,15 +231,24 @@ class Recipe(Spec):
             self._check_documents(self.discoverable)
         if self.data.unit == "token" and self.data.vocabulary is not None:
             raise ValueError("the tokenizer determines the tokens: leave out data.vocabulary")
+        if self.score.equal_loss and not (self.variants and all(c.has_checkpoints for c in self.cells.values())):
+            raise ValueError(
+                "score.equal_loss compares variants at checkpoints: give variants and training.checkpoint_epochs"
+            )
         for name, recipe in self.cells.items():
             if any(getattr(recipe.model, key, None) != getattr(self.model, key, None) for key in ("path", "adapter")):
                 raise ValueError(
                     f"variant {name!r} fine-tunes another model; all variants need the same model.path and model.adapter"
                 )
-            if name and recipe._shared != self._shared:
+            if name and recipe._shared != self._plain._shared:
                 raise ValueError(
                     f"variant {name!r} may only change model, training, quantize and the known prefix and suffix"
                 )
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if exposure is measured before the end of training, too."""
+        return self.training is not None and bool(self.training.checkpoint_epochs or self.training.checkpoint_steps)
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -246,7 +259,11 @@ class Recipe(Spec):
         )
 
     @property
+    def _plain(self) -> "Recipe":
+        """The recipe without variants, and without their comparison."""
+        return self.model_copy(update={"variants": {}, "score": self.score.model_copy(update={"equal_loss": False})})
+
+    @property
     def cells(self) -> dict[str, "Recipe"]:
         """The recipe of each variant, by name; the whole recipe under an empty name if there are no variants."""
-        plain = self.model_copy(update={"variants": {}})
-        return {name: changed(plain, change) for name, change in self.variants.items()} or {"": self}
+        return {name: changed(self._plain, change) for name, change in self.variants.items()} or {"": self}

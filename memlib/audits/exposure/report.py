@@ -63,6 +63,7 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
     return Content(
         sections=[
             _variants_section(rows, curves["utility"], folder),
+            _equal_loss_section(rows),
             _insertions_section(curves["exposure_by_insertions"], units[0]["space_bits"], folder, noun, listed=listed),
             _epochs_section(curves["exposure_by_epoch"], curves["loss_by_epoch"], folder),
             _histogram_section(curves["perplexity_histogram"], folder, noun, listed=listed),
@@ -572,6 +573,31 @@ def _variant_cells(exposure: Finding, rows: Findings, loss: float, *, on_front: 
         how = budget.params
         cells[7] = f"{budget.value:.3g} (delta {how['delta']:g}, noise {how['noise']:.3g}, {how['accountant']})"
     return cells
+
+
+def _equal_loss_section(rows: Findings) -> Section | None:
+    found = rows.all("exposure_at_equal_loss")
+    if not found:
+        return None
+    cells = []
+    for row in found:
+        difference = rows.get("difference_at_equal_loss", variant=row.params["variant"])
+        cells.append(
+            (
+                row.params["variant"], f"{row.params['validation_loss']:.4f}", f"{row.params['epoch']:g}",
+                _with_interval(row, "{:.2f}".format),
+                "" if difference is None else _with_interval(difference, "{:.2f}".format, "{:+.2f}".format),
+                "" if difference is None else format_p(difference.p_adjusted),
+            )
+        )  # fmt: skip
+    headings = ("variant", "validation loss", "epoch", "exposure (95 %)", "difference (95 %)", "p of difference")
+    return Section(
+        "Exposure at equal loss",
+        "Each training at its first checkpoint whose validation loss is as low as the loss that every training reaches; loss "
+        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close. Difference: as above, "
+        "from the first variant.",
+        filled(headings, cells),
+    )
 
 
 def _utility_figure(lines: Lines, means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path) -> FigureView:

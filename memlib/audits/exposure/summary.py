@@ -3,7 +3,7 @@
 Headline families, at alpha together (Holm 1979): "headline", all canaries of a variant together; "privacy", claims of
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
 documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
-"variants", differences from the first variant.
+"variants", differences from the first variant; "equal_loss", such differences at equal validation loss.
 """
 
 import math
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import privacy_rows
-from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, VARIANTS, Recipe
+from memlib.audits.exposure.recipe import CANARIES, EQUAL_LOSS, HEADLINE, HEADLINES, VARIANTS, Recipe
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
@@ -64,6 +64,7 @@ def summarize(
             *_tests(models, last, recipe, size, level),
             *_estimates(last),
             *_differences(last, recipe),
+            *_equal_loss(frame, recipe),
             *_null_rows(last),
             *private,
             *_extraction_rows(extractions),
@@ -80,6 +81,18 @@ def at_last(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the units of each training run at its last checkpoint; early stopping may end runs at different epochs."""
     training = ["variant", "seed", "canary", "insertions"]
     return frame[frame["epoch"] == frame.groupby(training)["epoch"].transform("max")]
+
+
+def at_equal_loss(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the units of each training run at its first checkpoint that is as good as every run becomes.
+
+    The loss to reach is the highest of the runs' lowest validation losses, so that every run reaches it (Carlini 2019, A.2:
+    better models are compared at an earlier epoch). Exposure plays no part in the choice.
+    """
+    training = ["variant", "seed", "canary", "insertions"]
+    loss = frame.groupby(training)["validation_loss"].min().max()
+    reached = frame[frame["validation_loss"] <= loss]
+    return reached[reached["epoch"] == reached.groupby(training)["epoch"].transform("min")]
 
 
 def _named_only_if_shown(rows: Findings) -> Iterator[Finding]:
@@ -258,14 +271,38 @@ def _estimates(last: pd.DataFrame) -> Iterator[Finding]:
         yield estimate("validation_loss", at, losses.mean(), n=len(losses), interval=interval)
 
 
-def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+def _share_models(recipe: Recipe) -> bool:
+    return recipe.canaries.together or recipe.canaries.file is not None
+
+
+def _equal_loss(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield each variant's exposure, and differences from the first variant, at the loss that all trainings reach."""
+    if not recipe.score.equal_loss:
+        return
+    reached = at_equal_loss(frame)
+    by = "seed" if _share_models(recipe) and recipe.seeds > 1 else "canary"
+    for name, at in variants_of(reached):
+        units = reached[(reached["variant"] == name) & (reached["insertions"] > 0)]
+        values = units.groupby(by)["exposure"].mean().to_numpy()
+        params = {
+            **at, "validation_loss": round(float(units["validation_loss"].mean()), 4),
+            "epoch": round(float(units["epoch"].mean()), 2),
+        }  # fmt: skip
+        interval = mean_interval(values, over="trainings" if by == "seed" else "canaries")
+        yield estimate("exposure_at_equal_loss", params, values.mean(), n=len(values), interval=interval)
+    yield from _differences(reached, recipe, "difference_at_equal_loss", EQUAL_LOSS)
+
+
+def _differences(
+    last: pd.DataFrame, recipe: Recipe, metric: str = "exposure_difference", family: str = VARIANTS
+) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
     """
     seen = last[last["insertions"] > 0]
     first, *others = variants_of(last)
-    shared = recipe.canaries.together or recipe.canaries.file is not None
+    shared = _share_models(recipe)
     by = ["seed"] if shared and recipe.seeds > 1 else ["canary"]
     base = seen[seen["variant"] == first[0]].groupby(by)["exposure"].mean()
     for name, at in others:
@@ -277,11 +314,11 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
         interval = mean_interval(values, least=-math.inf, over=over)
         if len(values) > 1 and (by == ["seed"] or not shared):
             yield tested(
-                "exposure_difference", params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=VARIANTS,
+                metric, params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=family,
                 interval=interval, smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
             )  # fmt: skip
         else:
-            yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)
+            yield estimate(metric, params, values.mean(), n=len(values), interval=interval)
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:

@@ -275,6 +275,11 @@ def test_page_lists_the_privacy_budget_of_a_private_variant(tmp_path: Path) -> N
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None}}, "use language"),
         ({"training": {"objective": {"kind": "language"}, "epochs": 1}}, "set it to null for text"),
         (
+            {"score": {"equal_loss": True}, "variants": {"b": {"training.checkpoint_epochs": []}}},
+            r"give variants and training\.checkpoint_epochs",
+        ),
+        ({"score": {"equal_loss": True}}, r"give variants and training\.checkpoint_epochs"),
+        (
             {"variants": {"b": {"data.window": 50}}},
             "may only change model, training, quantize and the known prefix and suffix",
         ),
@@ -507,6 +512,43 @@ def test_variants_are_compared_by_pairs() -> None:
     assert found.verdict == "shown"
     together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
     assert together.first("exposure_difference").role == "estimate"  # one net each: no p speaks of trainings
+
+
+def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) -> list[Scored]:
+    """One training at epochs 1, 2, ...: its loss, and the rank of its canary."""
+    return [
+        replace(ranked([rank], variant=variant, seed=seed), epoch=epoch, validation_loss=loss)
+        for epoch, (loss, rank) in enumerate(zip(losses, ranks, strict=True), start=1)
+    ]
+
+
+def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tmp_path: Path) -> None:
+    """The fast one is more exposed in the end, but not at the slow one's loss of 2."""
+    models = at_epochs("slow", 0, [3, 2.5, 2], [900, 500, 100]) + at_epochs("fast", 0, [2.5, 1.9, 1], [700, 100, 1])
+    mine = recipe(variants={"slow": {}, "fast": {"model.dropout": 0.1}}, score={"equal_loss": True})
+    found = rows_of(models, mine)
+    slow, fast = found.all("exposure_at_equal_loss")
+    assert slow.params == {"variant": "slow", "validation_loss": 2, "epoch": 3}
+    assert fast.params == {"variant": "fast", "validation_loss": 1.9, "epoch": 2}
+    assert slow.value == fast.value == exposure_of_rank(100, SIZE)
+    assert found.first("difference_at_equal_loss").value == 0
+    assert found.first("exposure_difference").value == pytest.approx(math.log2(100))
+    assert "Exposure at equal loss" in render(page_of(models, mine, tmp_path))
+    assert not rows_of(models, recipe(variants=mine.variants)).all("exposure_at_equal_loss")
+
+
+def test_eight_trainings_show_a_difference_at_equal_loss_and_none_where_there_is_none() -> None:
+    together = {"canaries": {"together": True}, "seeds": 8, "score": {"equal_loss": True}}
+    mine = recipe(variants={name: {} for name in "abcdef"}, **together)
+    rng, models = np.random.default_rng(0), []
+    for seed in range(8):
+        for name in "abcdef":
+            rank = int(rng.integers(1000, 1100)) // (100 if name == "f" else 1)
+            losses, ranks = ([1.5, 1], [rank, 1]) if name != "a" else ([2, 1.5], [10**5, rank])
+            models += at_epochs(name, seed, losses, ranks)
+    tests = rows_of(models, mine).all("difference_at_equal_loss")
+    assert [row.params["variant"] for row in tests if (row.p_adjusted or 0) <= 0.05] == ["f"]
+    assert tests.first("difference_at_equal_loss", variant="f").interval.over == "trainings"
 
 
 def test_signs_are_flipped_exactly_and_by_chance() -> None:
