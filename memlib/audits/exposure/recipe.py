@@ -22,7 +22,7 @@ from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED,
 from memlib.specs.subject import TrainIt
 
 HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
-VARIANTS, EQUAL_LOSS = "variants", "equal_loss"
+VARIANTS, EQUAL_LOSS, OVERTRAINING = "variants", "equal_loss", "overtraining"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 

@@ -65,7 +65,7 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
             _variants_section(rows, curves["utility"], folder),
             _equal_loss_section(rows),
             _insertions_section(curves["exposure_by_insertions"], units[0]["space_bits"], folder, noun, listed=listed),
-            _epochs_section(curves["exposure_by_epoch"], curves["loss_by_epoch"], folder),
+            _epochs_section(curves, units, rows, folder),
             _histogram_section(curves["perplexity_histogram"], folder, noun, listed=listed),
             _canaries_section(units, rows, noun, listed=listed),
             _privacy_section(rows),
@@ -214,7 +214,10 @@ def _insertions_section(dots: Sequence[Row], bits: float, folder: Path, noun: st
     )
 
 
-def _epochs_section(measured: Sequence[Row], losses: Sequence[Row], folder: Path) -> Section | None:
+def _epochs_section(
+    curves: Mapping[str, Sequence[Row]], units: Sequence[Row], rows: Findings, folder: Path
+) -> Section | None:
+    measured, losses = curves["exposure_by_epoch"], curves["loss_by_epoch"]
     if len({p["x"] for p in measured}) < 2:
         return None
     figure, axes = _new_axes("epoch", "exposure in bits")
@@ -223,18 +226,57 @@ def _epochs_section(measured: Sequence[Row], losses: Sequence[Row], folder: Path
         label = name if name not in series else None
         colour = series.setdefault(name, COLOURS[len(series) % len(COLOURS)])
         axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "o-", ms=3, lw=1.2, color=colour, label=label)
+    for (name, *_), (x, y) in _lines(curves["extrapolated_by_epoch"], "canary", "seed").items():
+        axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "--", lw=0.9, alpha=0.6, color=series[name])
     beside = axes.twinx()
     for x, y in _lines(losses).values():
         beside.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), ":", lw=1, color=INK)
     beside.set_ylabel("validation loss in nats per symbol (dotted)")
     return Section(
         "Exposure during training",
-        "Exposure at every checkpoint of each model, and the mean validation loss of each variant.",
+        "Exposure at every checkpoint of each model, and the mean validation loss of each variant. The exposure of a canary "
+        "that ranks first cannot rise any further, while the extrapolated one can rise and fall, if log-perplexities are "
+        "skew-normal. The table lists means over inserted canaries and trainings, as diagnostics without intervals.",
         FigureView(
             _with_legend(figure, folder, "exposure_by_epoch"),
-            "Exposure of each canary (vertical) by epoch (horizontal). Dotted lines, right axis: validation loss.",
+            "Exposure of each canary (vertical) by epoch (horizontal). Dashed: extrapolated. Dotted lines, right axis: "
+            "validation loss.",
         ),
+        *_overtraining_table(rows),
+        *_folded(("variant", "epoch", "validation loss", "exposure", "extrapolated"), _epoch_cells(units)),
     )
+
+
+def _epoch_cells(units: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the means of inserted canaries at each checkpoint of each variant."""
+    groups = defaultdict[tuple[str, float], list[Row]](list)
+    for unit in units:
+        if unit["insertions"]:
+            groups[unit["variant"], unit["epoch"]].append(unit)
+    order = {variant: place for place, variant in enumerate(dict.fromkeys(variant for variant, _ in groups))}
+    cells = []
+    for (variant, epoch), group in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        laws = [unit["exposure_extrapolated"] for unit in group if unit["exposure_extrapolated"] is not None]
+        means = [float(np.mean([unit[column] for unit in group])) for column in ("validation_loss", "exposure")]
+        cells.append((variant, f"{epoch:g}", f"{means[0]:.4f}", f"{means[1]:z.2f}", f"{np.mean(laws):.2f}" if laws else ""))
+    return cells
+
+
+def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
+    """Yield by how much exposure changed after the lowest validation loss, if training went on beyond it."""
+    found = rows.all("overtraining_change")
+    if not found:
+        return
+    yield "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries:"
+    cells = [
+        (
+            row.params.get("variant", ""), f"{row.params['from_epoch']:g} to {row.params['to_epoch']:g}",
+            row.params["of"].removeprefix("exposure_"), str(row.n),
+            _with_interval(row, "{:.2f}".format, "{:+.2f}".format), format_p(row.p_adjusted),
+        )
+        for row in found
+    ]  # fmt: skip
+    yield filled(("variant", "epochs", "estimate", "n", "change (95 %)", "adjusted p"), cells)
 
 
 def _histogram_section(bars: Sequence[Row], folder: Path, noun: str, *, listed: bool) -> Section:

@@ -224,7 +224,7 @@ class Score(ScoresStage):
         documents: results of the extraction of documents.
     """
 
-    declared: ClassVar[Declared] = Declared("score_exposure", 11)
+    declared: ClassVar[Declared] = Declared("score_exposure", 12)
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe

@@ -3,7 +3,8 @@
 Headline families, at alpha together (Holm 1979): "headline", all canaries of a variant together; "privacy", claims of
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
 documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
-"variants", differences from the first variant; "equal_loss", such differences at equal validation loss.
+"variants", differences from the first variant; "equal_loss", such differences at equal validation loss;
+"overtraining", changes after the lowest validation loss.
 """
 
 import math
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import privacy_rows
-from memlib.audits.exposure.recipe import CANARIES, EQUAL_LOSS, HEADLINE, HEADLINES, VARIANTS, Recipe
+from memlib.audits.exposure.recipe import CANARIES, EQUAL_LOSS, HEADLINE, HEADLINES, OVERTRAINING, VARIANTS, Recipe
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
@@ -65,6 +66,7 @@ def summarize(
             *_estimates(last),
             *_differences(last, recipe),
             *_equal_loss(frame, recipe),
+            *_overtraining(frame, recipe),
             *_null_rows(last),
             *private,
             *_extraction_rows(extractions),
@@ -313,12 +315,46 @@ def _differences(
         params, over = {**at, "less": first[0]}, "trainings" if by == ["seed"] else "canaries"
         interval = mean_interval(values, least=-math.inf, over=over)
         if len(values) > 1 and (by == ["seed"] or not shared):
-            yield tested(
-                metric, params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=family,
-                interval=interval, smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
-            )  # fmt: skip
+            yield _flipped(metric, params, values, family, interval)
         else:
             yield estimate(metric, params, values.mean(), n=len(values), interval=interval)
+
+
+def _flipped(
+    metric: str, params: Mapping[str, Any], values: NDArray[np.float64], family: str, interval: Interval | None
+) -> Finding:
+    """Test paired differences (num_pairs,) by sign flips."""
+    return tested(
+        metric, params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=family, interval=interval,
+        smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
+    )  # fmt: skip
+
+
+def _overtraining(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield by how much exposure changes from the lowest mean validation loss to the last checkpoint (Carlini 2019, 7.2).
+
+    The exposure of a canary that ranks first cannot rise any further, and falls only with its rank; the extrapolated one can.
+    The units are canaries in separate models, or else trainings.
+    """
+    for name, at in variants_of(frame):
+        of_variant = frame[frame["variant"] == name]
+        losses = of_variant.groupby("epoch")["validation_loss"].mean()
+        best, last = losses.idxmin(), losses.index.max()
+        if losses[last] == losses[best]:
+            continue
+        seen = of_variant[of_variant["insertions"] > 0]
+        by = "seed" if _share_models(recipe) or seen["canary"].nunique() == 1 else "canary"
+        for column in ("exposure", "exposure_extrapolated"):
+            before, after = (seen[seen["epoch"] == epoch].groupby(by)[column].mean() for epoch in (best, last))
+            values = (after - before).dropna().to_numpy()
+            if not len(values):
+                continue
+            interval = mean_interval(values, least=-math.inf, over="trainings" if by == "seed" else "canaries")
+            params = {**at, "of": column, "from_epoch": float(best), "to_epoch": float(last)}
+            if len(values) > 1:
+                yield _flipped("overtraining_change", params, values, OVERTRAINING, interval)
+            else:
+                yield estimate("overtraining_change", params, values.mean(), n=1, interval=interval)
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:

@@ -551,6 +551,46 @@ def test_eight_trainings_show_a_difference_at_equal_loss_and_none_where_there_is
     assert tests.first("difference_at_equal_loss", variant="f").interval.over == "trainings"
 
 
+def overtrained(canaries: list[tuple[float, float]], **changes: Any) -> list[Scored]:
+    """One model per canary: its log-perplexity at the lowest loss (epoch 2) and at the end (epoch 4), always first."""
+    return [
+        replace(
+            seen([cost], [1], epoch=epoch, exact={0: ("pruned", 1, 9)}),
+            seed=seed, validation_loss=1.0 + epoch / 10, **changes,
+        )
+        for seed, costs in enumerate(canaries)
+        for epoch, cost in zip((2, 4), costs, strict=True)
+    ]  # fmt: skip
+
+
+def test_the_fall_after_the_lowest_loss_is_seen_in_the_extrapolated_exposure_alone(tmp_path: Path) -> None:
+    models = overtrained([(8 + seed / 10, 12 + seed / 5) for seed in range(8)])
+    mine = recipe(canaries={"insertions": [1], "never": 0}, seeds=8)
+    found = rows_of(models, mine)
+    exact, law = found.all("overtraining_change")
+    assert exact.params == {"of": "exposure", "from_epoch": 2.0, "to_epoch": 4.0}
+    assert (exact.value, exact.p_value) == (0, 1)  # first before and after: exact exposure cannot fall
+    assert law.params["of"] == "exposure_extrapolated"
+    assert law.value < -8
+    assert (law.p_value, law.verdict) == (2 / 2**8, "shown")
+    assert law.interval is not None
+    assert law.interval.over == "trainings"
+    page = page_of(models, mine, tmp_path)
+    table = next(
+        table for table in tables_on(page) if table.headings == ["epoch", "validation loss", "exposure", "extrapolated"]
+    )
+    assert [row[0] for row in table.rows] == ["2", "4"]
+    assert table.rows[0][2] == table.rows[1][2] == f"{math.log2(SIZE):.2f}"
+    assert float(table.rows[0][3]) > float(table.rows[1][3]) + 8
+
+
+def test_a_model_that_never_overtrains_has_no_change_after_its_lowest_loss() -> None:
+    models = [replace(model, validation_loss=1 / model.epoch) for model in overtrained([(8, 12), (9, 12)])]
+    assert not rows_of(models, recipe(seeds=2)).all("overtraining_change")
+    same = [replace(model, validation_loss=1) for model in models]  # patience: the last weights are the best ones
+    assert not rows_of(same, recipe(seeds=2)).all("overtraining_change")
+
+
 def test_signs_are_flipped_exactly_and_by_chance() -> None:
     assert sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
     assert sign_flip_p(np.array([1.0, -1.0])) == 1
