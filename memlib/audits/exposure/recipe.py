@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.data.formats import HOLE
+from memlib.data.formats import HOLE, Format
 from memlib.specs import (
     AnyLanguageSpec,
     LanguageSpec,
@@ -159,6 +159,7 @@ class Recipe(Spec):
                 self._check_trained(trained)
         if self.data.unit == "character":
             self._check_alphabets()
+        self._check_words()
         return self
 
     def _check_alphabets(self) -> None:
@@ -170,6 +171,17 @@ class Recipe(Spec):
                     f"canaries.alphabets.{name} contains {long[0]!r}, but data.unit is character: give single characters, or "
                     "set data.unit to word"
                 )
+
+    def _check_words(self) -> None:
+        canaries = self.canaries
+        if not Format(canaries.format, canaries.alphabets).has_words:
+            if canaries.words is not None:
+                raise ValueError("canaries.words counts the words for {w} in canaries.format, which has none; leave it out")
+        elif self.data.unit == "token" or self.data.paired or self.trained is not None or canaries.file is not None:
+            raise ValueError(
+                "{w} in canaries.format is for words that memlib draws from a text of characters or words; for others, list "
+                "words in canaries.alphabets.w"
+            )
 
     @property
     def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | SequenceModelSpec:

@@ -254,7 +254,7 @@ def _epoch_cells(units: Sequence[Row]) -> list[tuple[str, ...]]:
         if unit["insertions"]:
             groups[unit["variant"], unit["epoch"]].append(unit)
     order = {variant: place for place, variant in enumerate(dict.fromkeys(variant for variant, _ in groups))}
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for (variant, epoch), group in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
         laws = [unit["exposure_extrapolated"] for unit in group if unit["exposure_extrapolated"] is not None]
         means = [float(np.mean([unit[column] for unit in group])) for column in ("validation_loss", "exposure")]
