@@ -24,6 +24,7 @@ from memlib.specs.subject import TrainIt
 HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
 VARIANTS, EQUAL_LOSS, OVERTRAINING = "variants", "equal_loss", "overtraining"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
+UNSANITIZED, SANITIZED = "unsanitized", "sanitized"  # variants
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
 
@@ -111,6 +112,15 @@ class DiscoverableSpec(Spec):
     """Largest number of tokens inserted, deleted or replaced in a near continuation, as a share of the suffix."""
 
 
+class SanitizeSpec(Spec):
+    """Removal of the windows about which two models disagree, trained on halves of the training text (Carlini 2019, 9.2)."""
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training windows to remove: those whose losses under the two models differ most."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of the halves."""
+
+
 class ReportSpec(Spec):
     """Contents of the page."""
 
@@ -121,7 +131,7 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """An exposure audit from text to report."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"discoverable"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"discoverable", "sanitize"})
 
     audit: Literal["exposure"] = "exposure"
     title: str = "Exposure audit"
@@ -148,6 +158,9 @@ class Recipe(Spec):
     """Search for the canaries; null: no search."""
     discoverable: DiscoverableSpec | None = None
     """Extraction of documents from fine-tuned models; null: no extraction."""
+    sanitize: SanitizeSpec | None = None
+    """Also train on the text without the windows about which two models disagree, and compare (instead of variants); null: no
+    such comparison."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
@@ -191,6 +204,12 @@ class Recipe(Spec):
         if self.trained is None or self.training is not None:
             raise ValueError("an exposure audit needs exactly one of training and trained (an external model)")
         return self.trained
+
+    def _check_sanitize(self) -> None:
+        if self.variants or self.data.unit == "token" or self.data.paired or self.canaries.file is not None:
+            raise ValueError("sanitize needs a text of characters or words, inserted canaries, and no variants")
+        if not self.canaries.together:
+            raise ValueError("sanitize needs models that see all canaries: set canaries.together to true")
 
     def _check_pairs(self) -> None:
         if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:
@@ -247,12 +266,15 @@ class Recipe(Spec):
             raise ValueError(
                 "score.equal_loss compares variants at checkpoints: give variants and training.checkpoint_epochs"
             )
-        for name, recipe in self.cells.items():
+        if self.sanitize is not None:
+            self._check_sanitize()
+        for name in self.variants:
+            recipe = self.cells[name]
             if any(getattr(recipe.model, key, None) != getattr(self.model, key, None) for key in ("path", "adapter")):
                 raise ValueError(
                     f"variant {name!r} fine-tunes another model; all variants need the same model.path and model.adapter"
                 )
-            if name and recipe._shared != self._plain._shared:
+            if recipe._shared != self._plain._shared:
                 raise ValueError(
                     f"variant {name!r} may only change model, training, quantize and the known prefix and suffix"
                 )
@@ -277,5 +299,10 @@ class Recipe(Spec):
 
     @property
     def cells(self) -> dict[str, "Recipe"]:
-        """The recipe of each variant, by name; the whole recipe under an empty name if there are no variants."""
+        """The recipe of each variant, by name; the whole recipe under an empty name if there are no variants.
+
+        With `sanitize`, the variants are the text as it is and the sanitized text.
+        """
+        if self.sanitize is not None:
+            return {UNSANITIZED: self.model_copy(update={"sanitize": None}), SANITIZED: self}
         return {name: changed(self._plain, change) for name, change in self.variants.items()} or {"": self}

@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import privacy_rows
-from memlib.audits.exposure.recipe import CANARIES, EQUAL_LOSS, HEADLINE, HEADLINES, OVERTRAINING, VARIANTS, Recipe
+from memlib.audits.exposure.recipe import (
+    CANARIES,
+    EQUAL_LOSS,
+    HEADLINE,
+    HEADLINES,
+    OVERTRAINING,
+    SANITIZED,
+    UNSANITIZED,
+    VARIANTS,
+    Recipe,
+)
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
@@ -67,6 +77,7 @@ def summarize(
             *_differences(last, recipe),
             *_equal_loss(frame, recipe),
             *_overtraining(frame, recipe),
+            *_sanitizing(last),
             *_null_rows(last),
             *private,
             *_extraction_rows(extractions),
@@ -303,6 +314,8 @@ def _differences(
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
     """
     seen = last[last["insertions"] > 0]
+    if recipe.sanitize is not None:
+        return  # a sanitized text has fewer canaries: see _sanitizing
     first, *others = variants_of(last)
     shared = _share_models(recipe)
     by = ["seed"] if shared and recipe.seeds > 1 else ["canary"]
@@ -355,6 +368,31 @@ def _overtraining(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
                 yield _flipped("overtraining_change", params, values, OVERTRAINING, interval)
             else:
                 yield estimate("overtraining_change", params, values.mean(), n=1, interval=interval)
+
+
+def _sanitizing(last: pd.DataFrame) -> Iterator[Finding]:
+    """Yield which canaries a sanitized text has lost, and the exposure of the lost and of the others before and after.
+
+    A model that never saw a canary ranks it like any other; the lost ones are among its null (`_null_rows`). Models disagree
+    more about unlikely canaries, so that the lost ones may rank higher than chance, never lower.
+    """
+    keys = ["seed", "canary"]
+    before = last[(last["variant"] == UNSANITIZED) & (last["insertions"] > 0)].set_index(keys)
+    after = last[last["variant"] == SANITIZED].set_index(keys)
+    both = before.join(after[["insertions", "exposure"]], rsuffix="_after", how="inner").reset_index()
+    for insertions, group in both.groupby("insertions"):
+        lost = group.groupby("canary")["insertions_after"].max() == 0
+        params = {"insertions": int(insertions)}
+        interval = share_interval(lost.to_numpy().astype(float))
+        yield estimate("removed_by_sanitizing", params, float(lost.mean()), n=len(lost), interval=interval)
+        for removed in (True, False):
+            some = group[group["canary"].isin(lost.index[lost == removed])]
+            for column, when in (("exposure", UNSANITIZED), ("exposure_after", SANITIZED)):
+                values = some.groupby("canary")[column].mean().to_numpy()
+                if len(values):
+                    where = {**params, "removed": removed, "text": when}
+                    interval = mean_interval(values, float(last["space_bits"].iloc[0]))
+                    yield estimate("exposure_by_sanitizing", where, values.mean(), n=len(values), interval=interval)
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:

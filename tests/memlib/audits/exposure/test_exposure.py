@@ -278,6 +278,8 @@ def test_page_lists_the_privacy_budget_of_a_private_variant(tmp_path: Path) -> N
             {"score": {"equal_loss": True}, "variants": {"b": {"training.checkpoint_epochs": []}}},
             r"give variants and training\.checkpoint_epochs",
         ),
+        ({"sanitize": {}}, "set canaries.together to true"),
+        ({"sanitize": {}, "variants": {"b": {"quantize": True}}}, "and no variants"),
         ({"canaries": {"words": 9}}, "counts the words for {w} in canaries.format"),
         ({"canaries": {"format": "a {w}", "file": "secrets.txt"}}, r"list words in canaries\.alphabets\.w"),
         ({"score": {"equal_loss": True}}, r"give variants and training\.checkpoint_epochs"),
