@@ -383,8 +383,8 @@ def _sanitizing(last: pd.DataFrame) -> Iterator[Finding]:
     for insertions, group in both.groupby("insertions"):
         lost = group.groupby("canary")["insertions_after"].max() == 0
         params = {"insertions": int(insertions)}
-        interval = share_interval(lost.to_numpy().astype(float))
-        yield estimate("removed_by_sanitizing", params, float(lost.mean()), n=len(lost), interval=interval)
+        shares = share_interval(lost.to_numpy().astype(float))
+        yield estimate("removed_by_sanitizing", params, float(lost.mean()), n=len(lost), interval=shares)
         for removed in (True, False):
             some = group[group["canary"].isin(lost.index[lost == removed])]
             for column, when in (("exposure", UNSANITIZED), ("exposure_after", SANITIZED)):
