@@ -541,7 +541,7 @@ def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tm
     assert not rows_of(models, recipe(variants=mine.variants)).all("exposure_at_equal_loss")
 
 
-def test_eight_trainings_show_a_difference_at_equal_loss_and_none_where_there_is_none() -> None:
+def test_eight_trainings_show_the_one_of_six_variants_that_differs_at_equal_loss() -> None:
     together = {"canaries": {"together": True}, "seeds": 8, "score": {"equal_loss": True}}
     mine = recipe(variants={name: {} for name in "abcdef"}, **together)
     rng, models = np.random.default_rng(0), []
