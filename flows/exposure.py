@@ -8,7 +8,8 @@ from memlib.audits.arrangement import prefect_flow
 from memlib.audits.exposure.models import CorpusData, ExternalModel, ModelAt
 from memlib.audits.exposure.observing import Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.ranks import FitLaw, ScoredModel, law_stages, rank_stages
-from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.recipe import Recipe, SanitizeSpec
+from memlib.audits.exposure.sanitizing import HALVES, Halve, Sanitize, left
 from memlib.audits.exposure.stages import MakeCorpus, Report, Score
 from memlib.audits.last_stages import run_id
 from memlib.data.splits import TRAIN
@@ -24,7 +25,7 @@ from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 
-STAGES = (TakeOver, MakeCorpus, Train, Perplexities, Ranks, FitLaw, Search, Discover, Score, Report)
+STAGES = (TakeOver, MakeCorpus, Halve, Train, Sanitize, Perplexities, Ranks, FitLaw, Search, Discover, Score, Report)
 NONE, ALL = "no canary", "all canaries"
 
 
@@ -32,6 +33,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the audit from text to report; return the run's manifest, or None in a plan."""
     data = _data(runner, recipe)
     models = _models(recipe, data)
+    if recipe.sanitize is not None:
+        models = _sanitized(runner, recipe, recipe.sanitize, data, models)
     trained = runner.run_all([model.stage for model in models])
     scored = [] if isinstance(recipe.subject, TrainIt) else [_external(recipe, recipe.subject, data)]
     for model, artifact in zip(models, trained, strict=True):
@@ -116,6 +119,33 @@ def _models(recipe: Recipe, data: CorpusData) -> list[_Model]:
                 )
                 models.append(_Model(variant, seed, seen, stage))
     return models
+
+
+def _sanitized(runner: Runner, recipe: Recipe, how: SanitizeSpec, data: CorpusData, models: Sequence[_Model]) -> list[_Model]:
+    """Train on halves of the text and remove what the two models disagree about; the sanitized variant trains on the rest.
+
+    The halves are trained once, like the first model; all seeds of the sanitized variant share the sanitized text.
+    """
+    first, training = models[0].stage, recipe.training
+    assert training is not None
+    halves = runner.run(Halve(data.corpus, first.roles, how.seed))
+    stages = [
+        replace(
+            first, name=half, splits=halves, roles=(half,),
+            training=first.training.model_copy(update={"checkpoint_epochs": (), "checkpoint_steps": ()}),
+        )
+        for half in HALVES
+    ]  # fmt: skip
+    epoch, precision = float(training.epochs), recipe.score.precision
+    one, other = (ModelAt(data, model, epoch, recipe.quantize, precision) for model in runner.run_all(stages))
+    splits = runner.run(Sanitize(data.corpus, first.roles, (one, other), how.share))
+    seen = left(splits, {canary: role_of(canary) for canary in models[0].seen})
+    return [
+        model
+        if recipe.cells[model.variant].sanitize is None
+        else replace(model, seen=seen, stage=replace(model.stage, splits=splits))
+        for model in models
+    ]
 
 
 def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artifact[TrainedModel]) -> list[ScoredModel]:

@@ -1,9 +1,13 @@
 """Canary formats: a text with holes, and the space of candidates that fill them (Carlini 2019, section 4.1).
 
 "My number is {d3}-{d4}" has seven holes for digits; the randomness space R is the set of all ways to fill them. A candidate
-is a row of choices, one for each place of the sequence; places outside the holes offer a single symbol.
+is a row of choices, one for each place of the sequence; places outside the holes offer a single symbol. {w3} is three words
+of the text's vocabulary (section 6.2), which a model of characters spells, each with a space after it (section 6.3).
 """
 
+from __future__ import annotations
+
+import functools
 import math
 import re
 import string
@@ -24,8 +28,10 @@ ALPHABETS: Mapping[str, tuple[str, ...]] = {
     "u": tuple(string.ascii_uppercase),
     "a": tuple(string.ascii_lowercase + string.digits),
 }
+WORD = "w"  # name of the holes that any word of the text fills
 HOLE = re.compile(r"\{([a-z_]+)(\d*)\}")
 LONGEST_HOLE = 1000
+LONGEST_ALPHABET = 1000  # longer slots are parted in blocks of choices
 PERMUTED = 1_000_000  # spaces up to this size are permuted to draw; larger ones are sampled until enough candidates differ
 
 Choices = NDArray[np.int32]
@@ -60,6 +66,8 @@ class Candidates(ABC):
     """True if a path through the tree may spell its candidate with other symbols than the model's tokenizer does."""
     has_tree = True
     """True if candidates share prefixes; otherwise each is scored separately."""
+    sparse = False
+    """True if few paths lead to a place, so that all candidates are scored faster by blocks than by a walk."""
 
     def accepts(self, paths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask (num_paths,) of the complete paths (num_paths, length) that equal the symbols of their candidate."""
@@ -122,7 +130,11 @@ class Candidates(ABC):
 
     def fixed(self, place: int, choice: int) -> Self:
         """Return the candidates with a given choice at a place."""
-        slots = (*self.slots[:place], (self.slots[place][choice],), *self.slots[place + 1 :])
+        return self._among(place, [choice])
+
+    def _among(self, place: int, choices: Sequence[int]) -> Self:
+        """Return the candidates with one of some choices at a place."""
+        slots = (*self.slots[:place], tuple(self.slots[place][choice] for choice in choices), *self.slots[place + 1 :])
         return replace(self, slots=slots)
 
     def shards(self, at_least: int) -> Iterator[Self]:
@@ -131,7 +143,8 @@ class Candidates(ABC):
         for place, slot in enumerate(self.slots):
             if len(parts) >= at_least:
                 break
-            parts = [part.fixed(place, choice) for part in parts for choice in range(len(slot))]
+            blocks = np.array_split(np.arange(len(slot)), at_least if len(slot) > LONGEST_ALPHABET else len(slot))
+            parts = [part._among(place, block.tolist()) for part in parts for block in blocks]
         yield from parts
 
 
@@ -160,6 +173,68 @@ class Space(Candidates):
 
 
 @dataclass(frozen=True)
+class Worded(Candidates):
+    """Candidates for a model with one symbol per character, some of whose options are words of several characters.
+
+    No option of a slot may begin like another one and end before it, which the space after each word ensures. A place of the
+    tree is a beginning of an option; the last place is the end.
+
+    Attributes:
+        slots: spellings of the options at each place, as ids of symbols.
+    """
+
+    slots: tuple[tuple[tuple[int, ...], ...], ...]
+
+    sparse = True
+
+    @property
+    def end(self) -> int:
+        """See `Candidates.end`."""
+        return len(self._edges)
+
+    def tokens(self, choices: Choices) -> NDArray[np.int64]:
+        """See `Candidates.tokens`."""
+        rows = [[s for slot, c in zip(self.slots, row, strict=True) for s in slot[c]] for row in choices.tolist()]
+        longest = max(map(len, rows), default=1)
+        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int64).reshape(len(rows), longest)
+
+    def edges(self, place: int) -> list[tuple[int, tuple[int, ...]]]:
+        """See `Candidates.edges`."""
+        by_place: dict[int, list[int]] = {}
+        for symbol, after in self._edges[place].items():
+            by_place.setdefault(after, []).append(symbol)
+        return [(after, tuple(symbols)) for after, symbols in by_place.items()]
+
+    @functools.cached_property
+    def _edges(self) -> list[dict[int, int]]:
+        """The place to which each symbol leads, by place."""
+        edges: list[dict[int, int]] = [{}]
+        root = 0
+        for slot in self.slots:
+            ends: list[tuple[int, int]] = []
+            for option in slot:
+                place = root
+                for symbol in option[:-1]:
+                    if symbol not in edges[place]:
+                        edges[place][symbol] = len(edges)
+                        edges.append({})
+                    place = edges[place][symbol]
+                ends.append((place, option[-1]))
+            root = len(edges)
+            edges.append({})
+            for place, symbol in ends:
+                edges[place][symbol] = root
+        return edges[:-1]
+
+    def place_of(self, path: Sequence[int]) -> int:
+        """See `Candidates.place_of`."""
+        place = 0
+        for symbol in path:
+            place = self._edges[place][symbol]
+        return place
+
+
+@dataclass(frozen=True)
 class Format:
     """A text with holes.
 
@@ -167,11 +242,18 @@ class Format:
         text: text with holes such as {d3}: three symbols of alphabet d.
         alphabets: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
         holes: True if the text must have at least one hole.
+        words: words of the text that {w} stands for, unless `alphabets` gives w another meaning.
     """
 
     text: str
     alphabets: Mapping[str, tuple[str, ...]]
     holes: bool = True
+    words: tuple[str, ...] = ()
+
+    @property
+    def has_words(self) -> bool:
+        """True if a hole stands for words of the text."""
+        return WORD not in self.alphabets and any(hole[1] == WORD for hole in HOLE.finditer(self.text))
 
     def places(self, unit: str) -> list[tuple[str, ...]]:
         """Return the possible symbols at each place of the sequence.
@@ -192,14 +274,20 @@ class Format:
             raise UserError(f"the format {self.text!r} has no hole, such as {{d9}} for nine digits")
         places: list[tuple[str, ...]] = []
         for number, part in enumerate(parts):
+            after_words = number > 0 and self._of_words(parts[number - 1])
             if isinstance(part, list):
-                places += part
+                places += [_spelled(place) for place in part] if unit != "word" and self._of_words(part) else part
             elif unit != "word":
-                places += [(symbol,) for symbol in part]
+                if self.has_words:
+                    self._check_words(part, first=number == 0, last=number == len(parts) - 1)
+                places += [(symbol,) for symbol in part[after_words:]]  # the space after a word belongs to it
             else:
                 self._check_words(part, first=number == 0, last=number == len(parts) - 1)
                 places += [(word,) for word in part.split()]
         return places
+
+    def _of_words(self, part: str | list[tuple[str, ...]]) -> bool:
+        return self.has_words and isinstance(part, list) and part[0] == self.words
 
     def _hole(self, hole: re.Match[str]) -> list[tuple[str, ...]]:
         name, digits = hole[1], hole[2] or "1"
@@ -208,6 +296,8 @@ class Format:
             raise UserError(
                 f"the format {self.text[:80]!r} has a hole {hole[0][:20]}; holes have 1 to {LONGEST_HOLE} symbols"
             )
+        if name == WORD and self.has_words:
+            return [self._words()] * count
         alphabet = {**ALPHABETS, **self.alphabets}.get(name)
         if alphabet is None:
             known = ", ".join([*ALPHABETS, *self.alphabets])
@@ -216,9 +306,19 @@ class Format:
             raise UserError(f"alphabet {name!r} needs at least two symbols, all different")
         return [tuple(alphabet)] * count
 
+    def _words(self) -> tuple[str, ...]:
+        if len(self.words) < 2:
+            raise UserError(
+                f"the format {self.text!r} has {{w}}, any word of the text, but the text has {len(self.words)} different "
+                "words; use another text, or list words in canaries.alphabets"
+            )
+        return self.words
+
     def _check_words(self, part: str, *, first: bool, last: bool) -> None:
         if part and not ((first or part[0].isspace()) and (last or part[-1].isspace())):
-            raise UserError(f"the format {self.text!r} has a hole inside a word; a word model needs spaces around holes")
+            raise UserError(
+                f"the format {self.text!r} has a hole inside a word; words and word models need spaces around holes"
+            )
 
     def choices(self, text: str, unit: str) -> list[int] | None:
         """Return the choice at each place of a filled-in text; None if the text does not match the format."""
@@ -228,17 +328,44 @@ class Format:
             return None
         return [place.index(symbol) for symbol, place in zip(symbols, places, strict=True)]
 
-    def space(self, vocabulary: Mapping[str, int], unit: str) -> Space:
-        """Return the candidates as symbols of a model.
+    def candidates(self, vocabulary: Mapping[str, int], unit: str) -> Space | Worded:
+        """Return the candidates as symbols of a model, with words spelled by a model of characters.
 
         Raises:
             UserError: for a symbol that is not in the model's vocabulary.
         """
+        if unit == "word" or not self.has_words:
+            return self.space(vocabulary, unit)
+        spelled = (tuple(tuple(vocabulary[s] for s in option) for option in place) for place in self._known(vocabulary, unit))
+        return Worded(tuple(spelled))
+
+    def _known(self, vocabulary: Mapping[str, int], unit: str) -> list[tuple[str, ...]]:
+        """Return the places, all of whose symbols must be in the vocabulary."""
         places = self.places(unit)
-        missing = sorted({symbol for place in places for symbol in place if symbol not in vocabulary})
+        missing = sorted(symbols_in(places, unit) - vocabulary.keys())
         if missing:
             raise UserError(f"the model has no symbol {missing[0]!r}, which the format {self.text!r} needs")
+        return places
+
+    def space(self, vocabulary: Mapping[str, int], unit: str) -> Space:
+        """Return the candidates with one symbol per place.
+
+        Raises:
+            UserError: for a symbol that is not in the model's vocabulary.
+        """
+        places = self._known(vocabulary, unit)
         return Space(tuple(tuple(vocabulary[symbol] for symbol in place) for place in places))
+
+
+def _spelled(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return words as characters spell them: each with the space that ends it."""
+    return tuple(f"{word} " for word in words)
+
+
+def symbols_in(places: Sequence[Sequence[str]], unit: str) -> set[str]:
+    """Return the symbols of a model that the options at the places of a format need."""
+    options = {option for place in places for option in place}
+    return options if unit == "word" else {symbol for option in options for symbol in option}
 
 
 def render(symbols: Sequence[str], unit: str) -> str:

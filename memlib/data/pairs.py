@@ -73,7 +73,7 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
     _check_sides(canaries, places, source_places, spec)
     pairs = _read(text.splitlines(), spec)
     counts = Counter(symbol for pair in pairs for side in pair for symbol in side)
-    vocabulary = build_vocabulary(counts, [*places, *source_places], spec.vocabulary)
+    vocabulary = build_vocabulary(counts, [*places, *source_places], spec.vocabulary, spec.unit)
     number = {symbol: place for place, symbol in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN, 0)
     sides = [[np.array([number.get(symbol, unknown) for symbol in side], dtype=np.int32) for side in pair] for pair in pairs]
@@ -188,6 +188,7 @@ def pair_candidates(
     If the source has holes, there is no common context; the candidates are then `Paired`, each with its source.
     """
     target, before = text_candidates(form, canaries, spec, vocabulary)
+    assert isinstance(target, Space), "pairs have no words of the text"
     side = source_format(canaries).space(vocabulary, spec.unit)
     if all(len(slot) == 1 for slot in side.slots):
         padding = (0,) * (spec.window - side.end)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.formats import Choices, Format, Space, render
+from memlib.data.formats import Candidates, Choices, Format, Space, Worded, render, symbols_in
 from memlib.data.secret import keyed_seed
 from memlib.data.single import blocks_of, single_secrets
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
@@ -112,6 +112,7 @@ class Corpus:
         heads: beginnings of distinct documents, (num_documents, 7): document number; 1 if held out; number of copies in the
             corpus; row; place in the row; number of its tokens in that row (0 if canaries replaced the row); number of all
             its tokens (which continue in the next rows). None for text without documents.
+        words: words that {w} in the canaries' format stands for.
     """
 
     windows: NDArray[Any]
@@ -119,6 +120,7 @@ class Corpus:
     rows: Rows
     canaries: pa.Table
     heads: NDArray[np.int64] | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def splits(self) -> pa.Table:
@@ -159,16 +161,31 @@ def numbered(
         yield np.fromiter((number.get(symbol, unknown) for symbol in chunk), dtype=np.int32, count=len(chunk))
 
 
-def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most: int | None) -> list[str]:
+def most_frequent(counts: Counter[str], most: int | None) -> list[str]:
+    """Return the most frequent symbols, of equal ones the first in alphabetical order; None for all."""
+    return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
+
+
+def words_of(text: Text, spec: TextSpec, canaries: SecretsSpec) -> tuple[str, ...]:
+    """Return the words that {w} stands for, sorted: the most frequent ones of a text; none if the format has no such hole."""
+    if not Format(canaries.format, canaries.alphabets).has_words:
+        return ()
+    counts = count_symbols(symbols_of(text.beginning(spec.fraction), "word"), "word")
+    kept = most_frequent(counts, spec.vocabulary if spec.unit == "word" else None)
+    return tuple(sorted([word for word in kept if word not in (LINE_END, UNKNOWN)][: canaries.words]))
+
+
+def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most: int | None, unit: str) -> list[str]:
     """Return the line end and then, sorted, the symbols of the text and the format, and <unk> if any were dropped.
 
     Args:
         counts: number of occurrences of each symbol in the text.
         places: the symbols at each place of a format.
         most: number of the text's most frequent symbols to keep; None keeps all.
+        unit: unit of the text, in which the format's options are spelled.
     """
-    needed = {symbol for place in places for symbol in place}
-    kept = [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
+    needed = symbols_in(places, unit)
+    kept = most_frequent(counts, most)
     cut = [UNKNOWN] if len(kept) < len(counts) else []
     return [LINE_END, *sorted({*kept, *needed, *cut} - {LINE_END})]
 
@@ -239,16 +256,17 @@ def build_corpus(
         UserError: when the text is too short, a canary is longer than a window, or the candidate space is too small.
         RunError: when the text changes while it is read.
     """
-    form = Format(canaries.format, canaries.alphabets)
+    words = words_of(text, spec, canaries)
+    form = Format(canaries.format, canaries.alphabets, words=words)
     places = form.places(spec.unit)
     counts = count_symbols(symbols_of(text.beginning(spec.fraction), spec.unit), spec.unit)
-    vocabulary = build_vocabulary(counts, places, spec.vocabulary)
+    vocabulary = build_vocabulary(counts, places, spec.vocabulary, spec.unit)
     number = {symbol: i for i, symbol in enumerate(vocabulary)}
     unknown = number.get(UNKNOWN, 0)
     count = counts.total() // spec.window
     side = _sides(count, spec, canaries, secret)
     num_validation = int((side == 1).sum())
-    space = form.space(number, spec.unit)
+    space = form.candidates(number, spec.unit)
     rng = np.random.default_rng(keyed_seed(secret, "places", canaries.seed))
     with WindowFile(windows, spec.window, smallest_type(len(vocabulary))) as file:
         for wanted in (0, 1) if spec.hold_out == "blocks" else (None,):
@@ -279,14 +297,14 @@ def build_corpus(
             drawn, insertions = draw_canaries(space, canaries, secret)
             inserted, kinds = insertions, drawn_kinds(insertions)
         carriers = num_carriers(inserted, canaries)
-        _check(count - num_validation, carriers, len(places), spec)
+        _check(count - num_validation, carriers, space.tokens(drawn).shape[1], spec)
         placed = place_canaries(inserted, rng.permutation(count - num_validation)[:carriers], canaries)
         for canary, row in placed:
             window = file.row(row).copy()
             insert(window, space.tokens(drawn[canary : canary + 1])[0], rng)
             file.add(window)
     table = canary_table(drawn, insertions, kinds, rendered(space, drawn, vocabulary, spec.unit))
-    return Corpus(read_windows(windows), vocabulary, Rows("window", count, num_validation, placed), table)
+    return Corpus(read_windows(windows), vocabulary, Rows("window", count, num_validation, placed), table, words=words)
 
 
 def _block(count: int) -> int:
@@ -328,10 +346,13 @@ def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canar
 
 def text_candidates(
     form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: Mapping[str, int]
-) -> tuple[Space, tuple[int, ...]]:
+) -> tuple[Candidates, tuple[int, ...]]:
     """Return the scored candidates, from the first hole to the last or to the end, and the known symbols before them."""
-    whole = form.space(vocabulary, spec.unit)
+    whole = form.candidates(vocabulary, spec.unit)
     first, end = scored_part(form, spec, canaries)
+    if isinstance(whole, Worded):
+        before = tuple(symbol for slot in whole.slots[:first] for symbol in slot[0])
+        return Worded(whole.slots[first:end]), before if canaries.known_prefix else ()
     return Space(whole.slots[first:end]), tuple(slot[0] for slot in whole.slots[:first]) if canaries.known_prefix else ()
 
 
@@ -347,7 +368,7 @@ def role_of(canary: int) -> str:
     return f"canary {canary}"
 
 
-def draw_canaries(space: Space, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
+def draw_canaries(space: Candidates, canaries: SecretsSpec, secret: bytes) -> tuple[Choices, list[int]]:
     """Draw all canaries, inserted canaries first; return them and their numbers of insertions."""
     insertions = [times for times in canaries.insertions for _ in range(canaries.each)] + [0] * canaries.never
     rng = np.random.default_rng(keyed_seed(secret, "canaries", canaries.format, canaries.seed))
@@ -360,7 +381,7 @@ def drawn_kinds(insertions: Sequence[int]) -> list[str]:
 
 
 def known_canaries(
-    space: Space,
+    space: Candidates,
     known: Sequence[Secret],
     unseen: Sequence[Secret],
     canaries: SecretsSpec,
@@ -460,9 +481,10 @@ def insert(
     window[place + len(canary)] = end
 
 
-def rendered(space: Space, drawn: Choices, vocabulary: Sequence[str], unit: str) -> list[str]:
+def rendered(space: Candidates, drawn: Choices, vocabulary: Sequence[str], unit: str) -> list[str]:
     """Return the texts of drawn candidates."""
-    return [render([vocabulary[symbol] for symbol in row], unit) for row in space.tokens(drawn).tolist()]
+    rows = space.tokens(drawn).tolist()
+    return [render([vocabulary[symbol] for symbol in row if symbol >= 0], unit) for row in rows]
 
 
 def canary_table(drawn: Choices, insertions: Sequence[int], kinds: Sequence[str], texts: Sequence[str]) -> pa.Table:

@@ -174,24 +174,31 @@ class ShortestPath:
 
     def _expand(self, chosen: Sequence[Node]) -> None:
         frontier = self.frontier
-        alike: dict[tuple[int, int], list[Node]] = {}  # by length and place
+        alike: dict[int, list[Node]] = {}  # by length
         for node in chosen:
-            alike.setdefault((len(node[1]), self._space.place_of(node[1])), []).append(node)
-        for (_, place), nodes in alike.items():
-            logits = self._evaluate([path for _, path in nodes])
+            alike.setdefault(len(node[1]), []).append(node)
+        for nodes in alike.values():
+            log_probs = torch.log_softmax(self._evaluate([path for _, path in nodes]), dim=1)
             frontier.evaluations += len(nodes)
-            log_probs = torch.log_softmax(logits, dim=1)
-            for _, symbols in self._space.edges(place):
-                edge_costs = costs_of(log_probs[:, torch.tensor(symbols, device=logits.device)]).tolist()
-                for (paid, path), costs in zip(nodes, edge_costs, strict=True):
-                    for symbol, cost in zip(symbols, costs, strict=True):
-                        heapq.heappush(frontier.nodes, (paid + cost, (*path, symbol)))
+            places: dict[int, list[int]] = {}  # rows of the nodes at each place
+            for row, (_, path) in enumerate(nodes):
+                places.setdefault(self._space.place_of(path), []).append(row)
+            for place, rows in places.items():
+                self._push([nodes[row] for row in rows], log_probs[rows], place)
         if len(frontier.nodes) > self._max_nodes:
             frontier.nodes.sort()
             kept = self._max_nodes // 2
             lowest = frontier.nodes[kept][0]
             frontier.dropped = lowest if frontier.dropped is None else min(frontier.dropped, lowest)
             del frontier.nodes[kept:]  # a sorted list is a heap
+
+    def _push(self, nodes: Sequence[Node], log_probs: Tensor, place: int) -> None:
+        """Add the children of nodes at a place, given the log-probabilities (num_nodes, num_symbols) of their symbols."""
+        for _, symbols in self._space.edges(place):
+            edge_costs = costs_of(log_probs[:, torch.tensor(symbols, device=log_probs.device)]).tolist()
+            for (paid, path), costs in zip(nodes, edge_costs, strict=True):
+                for symbol, cost in zip(symbols, costs, strict=True):
+                    heapq.heappush(self.frontier.nodes, (paid + cost, (*path, symbol)))
 
     def _evaluate(self, prefixes: Sequence[tuple[int, ...]]) -> Tensor:
         """Return scores of the next symbol after prefixes of equal length; cache the prefixes' states for their children."""

@@ -194,7 +194,8 @@ def leaf_costs(
         OutOfWork: when the limit of `work` is exceeded.
     """
     work, rows_at_once = work or Work(), batch or _rows_at_once(predictor)
-    if not space.has_tree or (limit is None and space.ambiguous):  # most paths of such a tree belong to no candidate
+    if not space.has_tree or (limit is None and (space.ambiguous or space.sparse)):
+        # most paths of an ambiguous tree belong to no candidate, and a sparse one has few paths per place
         for block in space.blocks(rows_at_once):
             work.add(len(block))
             yield candidate_costs(predictor, space, block, context=context)

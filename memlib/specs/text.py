@@ -134,10 +134,15 @@ class TextSpec(Spec):
 class SecretsSpec(Spec):
     """Canaries: a format whose holes are filled at random, and how often each canary is inserted (Carlini 2019, 4.1)."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"words"})
+
     format: str = "My number is {d9}"
-    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits."""
+    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits; w: words
+    of the text, which a model of characters spells (with spaces around)."""
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
     """Further alphabets by name: characters, or words for a word model."""
+    words: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
+    """Number of words that {w} stands for: the most frequent words of the text, or fewer if it has fewer; null: all."""
     source: str | None = None
     """For pairs: the source text of which a canary (`format`) is the translation. If it has the same holes, it
     contains the same secret: each candidate is then scored after its own source, and extraction is impossible."""

@@ -158,8 +158,8 @@ ObjectiveSpec = Annotated[
 class OptimizerSpec(Spec):
     """An optimizer with linear warm-up, followed by a cosine schedule or a constant rate. AdamW without decay is Adam."""
 
-    name: Literal["lars", "adamw", "sgd", "rmsprop"] = "adamw"
-    """The optimizer."""
+    name: Literal["lars", "adamw", "sgd", "rmsprop", "adagrad", "adadelta"] = "adamw"
+    """The optimizer; sgd has the momentum below, which 0 switches off."""
     learning_rate: float = Field(default=2e-3, gt=0, le=MOST_NUMBER)
     """Peak learning rate; it is not scaled by the batch size."""
     weight_decay: float = Field(default=1e-4, ge=0, le=MOST_NUMBER)

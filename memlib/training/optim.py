@@ -49,6 +49,10 @@ def build_optimizer(spec: OptimizerSpec, modules: Iterable[nn.Module]) -> torch.
         return torch.optim.SGD(_groups(spec, params, decayed_from=2), lr=spec.learning_rate, momentum=spec.momentum)
     if spec.name == "rmsprop":
         return torch.optim.RMSprop(_groups(spec, params, decayed_from=2), lr=spec.learning_rate, alpha=0.9)
+    if spec.name == "adagrad":
+        return torch.optim.Adagrad(_groups(spec, params, decayed_from=2), lr=spec.learning_rate)
+    if spec.name == "adadelta":
+        return torch.optim.Adadelta(_groups(spec, params, decayed_from=2), lr=spec.learning_rate, rho=0.9)
     return build_adamw(spec, params, decayed_from=2)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from memlib.audits.last_stages import PageStage
 from memlib.data.datasets import open_source
 from memlib.data.secret import VARIABLE
 from memlib.data.shards import INDEX_FILE
+from memlib.data.splits import SPLITS_FILE
 from memlib.data.stored import IMAGES
 from memlib.data.streams import Documents, Text
 from memlib.identity import canonical_json
@@ -45,7 +47,7 @@ from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
-COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "self_influence"}
+COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "secret/halves", "self_influence"}
 EMBEDDED = ("scenes", "digits", "two_moons")
 PER_CLASS = {
     "forgetting_table_1": 1800,
@@ -193,6 +195,8 @@ def _train(job: Train, attempt: Attempt) -> None:
 
 def _observe(stage: str, job: Any, attempt: Attempt) -> None:
     _nothing(attempt)
+    if stage == "secret/sanitize":
+        shutil.copyfile(job.corpus.path(SPLITS_FILE), attempt.path(SPLITS_FILE))
     if stage == "gradient_norms":
         np.save(attempt.path("norms.npy"), _drawn(job.spec, int(job.units)))
     if stage == "perplexities":

@@ -24,8 +24,8 @@ LAW_DIGITS = 3  # decimals of the parameters of the fitted distribution
 def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe) -> pa.Table:
     """Compute the points that the page draws.
 
-    Curves: exposure_by_insertions, exposure_by_epoch, loss_by_epoch, utility (exposure by validation loss),
-    queries_by_exposure, and perplexity_histogram (density of the references' costs).
+    Curves: exposure_by_insertions, exposure_by_epoch, extrapolated_by_epoch, loss_by_epoch, utility (exposure by validation
+    loss), queries_by_exposure, and perplexity_histogram (density of the references' costs).
     """
     frame = units.to_pandas()
     points = []
@@ -34,6 +34,8 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
         params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["insertions"]:
             points.append(_point("exposure_by_epoch", series, params, unit["epoch"], unit["exposure"]))
+            if not np.isnan(unit["exposure_extrapolated"]):
+                points.append(_point("extrapolated_by_epoch", series, params, unit["epoch"], unit["exposure_extrapolated"]))
     for (variant, epoch), group in frame.groupby(["variant", "epoch"], sort=False):
         points.append(_point("loss_by_epoch", variant, {}, epoch, group["validation_loss"].mean()))
     last = at_last(frame)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memlib.models.sequence import LanguageModel
     from memlib.observe.likelihoods import Predictor
 
-VOCABULARY, CANARIES_FILE, HEADS_FILE = "vocabulary.json", "canaries.parquet", "heads.npy"
+VOCABULARY, CANARIES_FILE, HEADS_FILE, WORDS = "vocabulary.json", "canaries.parquet", "heads.npy", "words.json"
 OUTSIDE_WINDOWS = 200  # number of windows on which the loss of an external model is measured
 
 
@@ -55,6 +55,13 @@ class StoredCorpus:
     def canaries(self) -> pa.Table:
         """The secret list of canaries, as tables.CANARIES."""
         return read_table(self._artifact.path(CANARIES_FILE))
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words that {w} in the canaries' format stands for."""
+        if WORDS not in self._artifact.files:
+            return ()
+        return tuple(json.loads(self._artifact.path(WORDS).read_text()))
 
     @property
     def windows(self) -> NDArray[Any]:
@@ -126,7 +133,7 @@ class CorpusData:
     @property
     def format(self) -> Format:
         """The canaries' format."""
-        return Format(self.canaries.format, self.canaries.alphabets)
+        return Format(self.canaries.format, self.canaries.alphabets, words=self.corpus.content.words)
 
     @cached_property
     def symbols(self) -> list[str]:
@@ -162,7 +169,7 @@ class CorpusData:
         first, end = scored_part(self.format, self.text, self.canaries)
         every = np.array(self.table["choices"].to_pylist(), dtype=np.int32)[list(ids)][:, first:end]
         # a tokenizer may join places before the first hole to the hole; each such place has a single choice, 0
-        fixed = np.zeros((len(every), self.space.end - every.shape[1]), dtype=np.int32)
+        fixed = np.zeros((len(every), len(self.space.slots) - every.shape[1]), dtype=np.int32)
         return np.concatenate([fixed, every], axis=1)
 
     def text_of(self, path: Sequence[int]) -> str:

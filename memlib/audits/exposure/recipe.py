@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.data.formats import HOLE
+from memlib.data.formats import HOLE, Format
 from memlib.specs import (
     AnyLanguageSpec,
     LanguageSpec,
@@ -21,15 +21,17 @@ from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
 
-HEADLINE, DOCUMENTS, PRIVACY, CANARIES, VARIANTS = "headline", "documents", "privacy", "canaries", "variants"  # families
+HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
+VARIANTS, EQUAL_LOSS, OVERTRAINING = "variants", "equal_loss", "overtraining"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
+UNSANITIZED, SANITIZED = "unsanitized", "sanitized"  # variants
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 
 
 class Config(LevelSpec):
     """Scoring of candidates."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "cache_gb"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"looks", "cache_gb", "equal_loss"})
 
     method: Method = "auto"
     """pruned: exact rank, by visiting only prefixes that cost no more than the canary; enumerated: exact rank, by visiting
@@ -57,6 +59,9 @@ class Config(LevelSpec):
     canary lies below this value; null: no such claim is made."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the references, the bootstrap and the permutations."""
+    equal_loss: bool = False
+    """Compare variants at equal utility as well: each training at its first checkpoint (training.checkpoint_epochs) whose
+    validation loss is as low as the loss that all trainings reach (Carlini 2019, A.2)."""
     cache_gb: float = Field(default=1.0, gt=0, le=MOST_NUMBER)
     """Gigabytes of memory for cached states of prefixes; states that do not fit are recomputed. This does not affect
     results."""
@@ -107,6 +112,15 @@ class DiscoverableSpec(Spec):
     """Largest number of tokens inserted, deleted or replaced in a near continuation, as a share of the suffix."""
 
 
+class SanitizeSpec(Spec):
+    """Removal of the windows about which two models disagree, trained on halves of the training text (Carlini 2019, 9.2)."""
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training windows to remove: those whose losses under the two models differ most."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of the halves."""
+
+
 class ReportSpec(Spec):
     """Contents of the page."""
 
@@ -117,7 +131,7 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """An exposure audit from text to report."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"discoverable"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"discoverable", "sanitize"})
 
     audit: Literal["exposure"] = "exposure"
     title: str = "Exposure audit"
@@ -144,6 +158,9 @@ class Recipe(Spec):
     """Search for the canaries; null: no search."""
     discoverable: DiscoverableSpec | None = None
     """Extraction of documents from fine-tuned models; null: no extraction."""
+    sanitize: SanitizeSpec | None = None
+    """Also train on the text without the windows about which two models disagree, and compare (instead of variants); null: no
+    such comparison."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
@@ -155,6 +172,7 @@ class Recipe(Spec):
                 self._check_trained(trained)
         if self.data.unit == "character":
             self._check_alphabets()
+        self._check_words()
         return self
 
     def _check_alphabets(self) -> None:
@@ -167,6 +185,17 @@ class Recipe(Spec):
                     "set data.unit to word"
                 )
 
+    def _check_words(self) -> None:
+        canaries = self.canaries
+        if not Format(canaries.format, canaries.alphabets).has_words:
+            if canaries.words is not None:
+                raise ValueError("canaries.words counts the words for {w} in canaries.format, which has none; leave it out")
+        elif self.data.unit == "token" or self.data.paired or self.trained is not None or canaries.file is not None:
+            raise ValueError(
+                "{w} in canaries.format is for words that memlib draws from a text of characters or words; for others, list "
+                "words in canaries.alphabets.w"
+            )
+
     @property
     def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | SequenceModelSpec:
         """The subject of the audit: models that memlib trains, or one external model."""
@@ -175,6 +204,12 @@ class Recipe(Spec):
         if self.trained is None or self.training is not None:
             raise ValueError("an exposure audit needs exactly one of training and trained (an external model)")
         return self.trained
+
+    def _check_sanitize(self) -> None:
+        if self.variants or self.data.unit == "token" or self.data.paired or self.canaries.file is not None:
+            raise ValueError("sanitize needs a text of characters or words, inserted canaries, and no variants")
+        if not self.canaries.together:
+            raise ValueError("sanitize needs models that see all canaries: set canaries.together to true")
 
     def _check_pairs(self) -> None:
         if self.canaries.source is None or self.canaries.file is not None or self.trained is not None:
@@ -227,15 +262,27 @@ class Recipe(Spec):
             self._check_documents(self.discoverable)
         if self.data.unit == "token" and self.data.vocabulary is not None:
             raise ValueError("the tokenizer determines the tokens: leave out data.vocabulary")
-        for name, recipe in self.cells.items():
+        if self.score.equal_loss and not (self.variants and all(c.has_checkpoints for c in self.cells.values())):
+            raise ValueError(
+                "score.equal_loss compares variants at checkpoints: give variants and training.checkpoint_epochs"
+            )
+        if self.sanitize is not None:
+            self._check_sanitize()
+        for name in self.variants:
+            recipe = self.cells[name]
             if any(getattr(recipe.model, key, None) != getattr(self.model, key, None) for key in ("path", "adapter")):
                 raise ValueError(
                     f"variant {name!r} fine-tunes another model; all variants need the same model.path and model.adapter"
                 )
-            if name and recipe._shared != self._shared:
+            if recipe._shared != self._plain._shared:
                 raise ValueError(
                     f"variant {name!r} may only change model, training, quantize and the known prefix and suffix"
                 )
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if exposure is measured before the end of training, too."""
+        return self.training is not None and bool(self.training.checkpoint_epochs or self.training.checkpoint_steps)
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -246,7 +293,16 @@ class Recipe(Spec):
         )
 
     @property
+    def _plain(self) -> "Recipe":
+        """The recipe without variants, and without their comparison."""
+        return self.model_copy(update={"variants": {}, "score": self.score.model_copy(update={"equal_loss": False})})
+
+    @property
     def cells(self) -> dict[str, "Recipe"]:
-        """The recipe of each variant, by name; the whole recipe under an empty name if there are no variants."""
-        plain = self.model_copy(update={"variants": {}})
-        return {name: changed(plain, change) for name, change in self.variants.items()} or {"": self}
+        """The recipe of each variant, by name; the whole recipe under an empty name if there are no variants.
+
+        With `sanitize`, the variants are the text as it is and the sanitized text.
+        """
+        if self.sanitize is not None:
+            return {UNSANITIZED: self.model_copy(update={"sanitize": None}), SANITIZED: self}
+        return {name: changed(self._plain, change) for name, change in self.variants.items()} or {"": self}

@@ -63,8 +63,10 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
     return Content(
         sections=[
             _variants_section(rows, curves["utility"], folder),
+            _equal_loss_section(rows),
+            _sanitizing_section(rows),
             _insertions_section(curves["exposure_by_insertions"], units[0]["space_bits"], folder, noun, listed=listed),
-            _epochs_section(curves["exposure_by_epoch"], curves["loss_by_epoch"], folder),
+            _epochs_section(curves, units, rows, folder),
             _histogram_section(curves["perplexity_histogram"], folder, noun, listed=listed),
             _canaries_section(units, rows, noun, listed=listed),
             _privacy_section(rows),
@@ -213,7 +215,10 @@ def _insertions_section(dots: Sequence[Row], bits: float, folder: Path, noun: st
     )
 
 
-def _epochs_section(measured: Sequence[Row], losses: Sequence[Row], folder: Path) -> Section | None:
+def _epochs_section(
+    curves: Mapping[str, Sequence[Row]], units: Sequence[Row], rows: Findings, folder: Path
+) -> Section | None:
+    measured, losses = curves["exposure_by_epoch"], curves["loss_by_epoch"]
     if len({p["x"] for p in measured}) < 2:
         return None
     figure, axes = _new_axes("epoch", "exposure in bits")
@@ -222,18 +227,57 @@ def _epochs_section(measured: Sequence[Row], losses: Sequence[Row], folder: Path
         label = name if name not in series else None
         colour = series.setdefault(name, COLOURS[len(series) % len(COLOURS)])
         axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "o-", ms=3, lw=1.2, color=colour, label=label)
+    for (name, *_), (x, y) in _lines(curves["extrapolated_by_epoch"], "canary", "seed").items():
+        axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "--", lw=0.9, alpha=0.6, color=series[name])
     beside = axes.twinx()
     for x, y in _lines(losses).values():
         beside.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), ":", lw=1, color=INK)
     beside.set_ylabel("validation loss in nats per symbol (dotted)")
     return Section(
         "Exposure during training",
-        "Exposure at every checkpoint of each model, and the mean validation loss of each variant.",
+        "Exposure at every checkpoint of each model, and the mean validation loss of each variant. The exposure of a canary "
+        "that ranks first cannot rise any further, while the extrapolated one can rise and fall, if log-perplexities are "
+        "skew-normal. The table lists means over inserted canaries and trainings, as diagnostics without intervals.",
         FigureView(
             _with_legend(figure, folder, "exposure_by_epoch"),
-            "Exposure of each canary (vertical) by epoch (horizontal). Dotted lines, right axis: validation loss.",
+            "Exposure of each canary (vertical) by epoch (horizontal). Dashed: extrapolated. Dotted lines, right axis: "
+            "validation loss.",
         ),
+        *_overtraining_table(rows),
+        *_folded(("variant", "epoch", "validation loss", "exposure", "extrapolated"), _epoch_cells(units)),
     )
+
+
+def _epoch_cells(units: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the means of inserted canaries at each checkpoint of each variant."""
+    groups = defaultdict[tuple[str, float], list[Row]](list)
+    for unit in units:
+        if unit["insertions"]:
+            groups[unit["variant"], unit["epoch"]].append(unit)
+    order = {variant: place for place, variant in enumerate(dict.fromkeys(variant for variant, _ in groups))}
+    cells: list[tuple[str, ...]] = []
+    for (variant, epoch), group in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        laws = [unit["exposure_extrapolated"] for unit in group if unit["exposure_extrapolated"] is not None]
+        means = [float(np.mean([unit[column] for unit in group])) for column in ("validation_loss", "exposure")]
+        cells.append((variant, f"{epoch:g}", f"{means[0]:.4f}", f"{means[1]:z.2f}", f"{np.mean(laws):.2f}" if laws else ""))
+    return cells
+
+
+def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
+    """Yield by how much exposure changed after the lowest validation loss, if training went on beyond it."""
+    found = rows.all("overtraining_change")
+    if not found:
+        return
+    yield "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries:"
+    cells = [
+        (
+            row.params.get("variant", ""), f"{row.params['from_epoch']:g} to {row.params['to_epoch']:g}",
+            row.params["of"].removeprefix("exposure_"), str(row.n),
+            _with_interval(row, "{:.2f}".format, "{:+.2f}".format), format_p(row.p_adjusted),
+        )
+        for row in found
+    ]  # fmt: skip
+    yield filled(("variant", "epochs", "estimate", "n", "change (95 %)", "adjusted p"), cells)
 
 
 def _histogram_section(bars: Sequence[Row], folder: Path, noun: str, *, listed: bool) -> Section:
@@ -572,6 +616,54 @@ def _variant_cells(exposure: Finding, rows: Findings, loss: float, *, on_front: 
         how = budget.params
         cells[7] = f"{budget.value:.3g} (delta {how['delta']:g}, noise {how['noise']:.3g}, {how['accountant']})"
     return cells
+
+
+def _equal_loss_section(rows: Findings) -> Section | None:
+    found = rows.all("exposure_at_equal_loss")
+    if not found:
+        return None
+    cells = []
+    for row in found:
+        difference = rows.get("difference_at_equal_loss", variant=row.params["variant"])
+        cells.append(
+            (
+                row.params["variant"], f"{row.params['validation_loss']:.4f}", f"{row.params['epoch']:g}",
+                _with_interval(row, "{:.2f}".format),
+                "" if difference is None else _with_interval(difference, "{:.2f}".format, "{:+.2f}".format),
+                "" if difference is None else format_p(difference.p_adjusted),
+            )
+        )  # fmt: skip
+    headings = ("variant", "validation loss", "epoch", "exposure (95 %)", "difference (95 %)", "p of difference")
+    return Section(
+        "Exposure at equal loss",
+        "Each training at its first checkpoint whose validation loss is as low as the loss that every training reaches; loss "
+        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close. Difference: as above, "
+        "from the first variant.",
+        filled(headings, cells),
+    )
+
+
+def _sanitizing_section(rows: Findings) -> Section | None:
+    cells = []
+    for share in rows.all("removed_by_sanitizing"):
+        for removed in (True, False):
+            means = rows.all("exposure_by_sanitizing", insertions=share.params["insertions"], removed=removed)
+            if means:
+                kind = ("all windows removed", f"{100 * share.value:.0f} % ({format_interval(share, '{:.2f}'.format)})")
+                kind = kind if removed else ("a window was missed", "")
+                bits = (_with_interval(mean, "{:.2f}".format) for mean in means)
+                cells.append((str(share.params["insertions"]), *kind, str(means[0].n), *bits))
+    if not cells:
+        return None
+    headings = ("occurrences", "canaries", "share (95 %)", "n", "exposure before (95 %)", "exposure after (95 %)")
+    return Section(
+        "Sanitizing by two models",
+        "Two models were trained on halves of the training windows, and the windows about which they disagree most were "
+        "removed, a share fixed beforehand. A canary in several windows may be in both halves: then both models know it, and "
+        "its windows are missed. Exposure before: of the model of the whole text; after: of one trained on the sanitized "
+        f"text. Canaries that were removed altogether stand at chance there ({1 / np.log(2):.1f} bits) or below it.",
+        filled(headings, cells),
+    )
 
 
 def _utility_figure(lines: Lines, means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path) -> FigureView:

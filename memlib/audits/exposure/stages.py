@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, CorpusData, StoredCorpus, SubjectModel
+from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, WORDS, CorpusData, StoredCorpus, SubjectModel
 from memlib.audits.exposure.observing import Costs
 from memlib.audits.exposure.ranks import ScoredModel, exact_ranks
 from memlib.audits.exposure.recipe import Recipe
@@ -147,6 +147,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         for text in (*_said_of_given(given, Counter(corpus.canaries["kind"].to_pylist())), *map(_of_text, content.remarks())):
             attempt.warn(text)
         attempt.path(VOCABULARY).write_text(json.dumps(corpus.vocabulary))
+        if corpus.words:
+            attempt.path(WORDS).write_text(json.dumps(corpus.words))
         write_tables(corpus.rows.tables(), SPLITS, attempt.path(SPLITS_FILE))
         write_table(corpus.canaries, CANARIES, attempt.path(CANARIES_FILE))
         if corpus.heads is not None:
@@ -224,7 +226,7 @@ class Score(ScoresStage):
         documents: results of the extraction of documents.
     """
 
-    declared: ClassVar[Declared] = Declared("score_exposure", 11)
+    declared: ClassVar[Declared] = Declared("score_exposure", 12)
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe

@@ -3,7 +3,8 @@
 Headline families, at alpha together (Holm 1979): "headline", all canaries of a variant together; "privacy", claims of
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
 documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
-"variants", differences from the first variant.
+"variants", differences from the first variant; "equal_loss", such differences at equal validation loss;
+"overtraining", changes after the lowest validation loss.
 """
 
 import math
@@ -20,7 +21,17 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held, largest
 from memlib.audits.exposure.privacy import privacy_rows
-from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, VARIANTS, Recipe
+from memlib.audits.exposure.recipe import (
+    CANARIES,
+    EQUAL_LOSS,
+    HEADLINE,
+    HEADLINES,
+    OVERTRAINING,
+    SANITIZED,
+    UNSANITIZED,
+    VARIANTS,
+    Recipe,
+)
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
@@ -64,6 +75,9 @@ def summarize(
             *_tests(models, last, recipe, size, level),
             *_estimates(last),
             *_differences(last, recipe),
+            *_equal_loss(frame, recipe),
+            *_overtraining(frame, recipe),
+            *_sanitizing(last),
             *_null_rows(last),
             *private,
             *_extraction_rows(extractions),
@@ -80,6 +94,18 @@ def at_last(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the units of each training run at its last checkpoint; early stopping may end runs at different epochs."""
     training = ["variant", "seed", "canary", "insertions"]
     return frame[frame["epoch"] == frame.groupby(training)["epoch"].transform("max")]
+
+
+def at_equal_loss(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the units of each training run at its first checkpoint that is as good as every run becomes.
+
+    The loss to reach is the highest of the runs' lowest validation losses, so that every run reaches it (Carlini 2019, A.2:
+    better models are compared at an earlier epoch). Exposure plays no part in the choice.
+    """
+    training = ["variant", "seed", "canary", "insertions"]
+    loss = frame.groupby(training)["validation_loss"].min().max()
+    reached = frame[frame["validation_loss"] <= loss]
+    return reached[reached["epoch"] == reached.groupby(training)["epoch"].transform("min")]
 
 
 def _named_only_if_shown(rows: Findings) -> Iterator[Finding]:
@@ -258,14 +284,40 @@ def _estimates(last: pd.DataFrame) -> Iterator[Finding]:
         yield estimate("validation_loss", at, losses.mean(), n=len(losses), interval=interval)
 
 
-def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+def _share_models(recipe: Recipe) -> bool:
+    return recipe.canaries.together or recipe.canaries.file is not None
+
+
+def _equal_loss(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield each variant's exposure, and differences from the first variant, at the loss that all trainings reach."""
+    if not recipe.score.equal_loss:
+        return
+    reached = at_equal_loss(frame)
+    by = "seed" if _share_models(recipe) and recipe.seeds > 1 else "canary"
+    for name, at in variants_of(reached):
+        units = reached[(reached["variant"] == name) & (reached["insertions"] > 0)]
+        values = units.groupby(by)["exposure"].mean().to_numpy()
+        params = {
+            **at, "validation_loss": round(float(units["validation_loss"].mean()), 4),
+            "epoch": round(float(units["epoch"].mean()), 2),
+        }  # fmt: skip
+        interval = mean_interval(values, over="trainings" if by == "seed" else "canaries")
+        yield estimate("exposure_at_equal_loss", params, values.mean(), n=len(values), interval=interval)
+    yield from _differences(reached, recipe, "difference_at_equal_loss", EQUAL_LOSS)
+
+
+def _differences(
+    last: pd.DataFrame, recipe: Recipe, metric: str = "exposure_difference", family: str = VARIANTS
+) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
     """
     seen = last[last["insertions"] > 0]
+    if recipe.sanitize is not None:
+        return  # a sanitized text has fewer canaries: see _sanitizing
     first, *others = variants_of(last)
-    shared = recipe.canaries.together or recipe.canaries.file is not None
+    shared = _share_models(recipe)
     by = ["seed"] if shared and recipe.seeds > 1 else ["canary"]
     base = seen[seen["variant"] == first[0]].groupby(by)["exposure"].mean()
     for name, at in others:
@@ -276,12 +328,71 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
         params, over = {**at, "less": first[0]}, "trainings" if by == ["seed"] else "canaries"
         interval = mean_interval(values, least=-math.inf, over=over)
         if len(values) > 1 and (by == ["seed"] or not shared):
-            yield tested(
-                "exposure_difference", params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=VARIANTS,
-                interval=interval, smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
-            )  # fmt: skip
+            yield _flipped(metric, params, values, family, interval)
         else:
-            yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)
+            yield estimate(metric, params, values.mean(), n=len(values), interval=interval)
+
+
+def _flipped(
+    metric: str, params: Mapping[str, Any], values: NDArray[np.float64], family: str, interval: Interval | None
+) -> Finding:
+    """Test paired differences (num_pairs,) by sign flips."""
+    return tested(
+        metric, params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=family, interval=interval,
+        smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
+    )  # fmt: skip
+
+
+def _overtraining(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield by how much exposure changes from the lowest mean validation loss to the last checkpoint (Carlini 2019, 7.2).
+
+    The exposure of a canary that ranks first cannot rise any further, and falls only with its rank; the extrapolated one can.
+    The units are canaries in separate models, or else trainings.
+    """
+    for name, at in variants_of(frame):
+        of_variant = frame[frame["variant"] == name]
+        losses = of_variant.groupby("epoch")["validation_loss"].mean()
+        best, last = losses.idxmin(), losses.index.max()
+        if losses[last] == losses[best]:
+            continue
+        seen = of_variant[of_variant["insertions"] > 0]
+        by = "seed" if _share_models(recipe) or seen["canary"].nunique() == 1 else "canary"
+        for column in ("exposure", "exposure_extrapolated"):
+            before, after = (seen[seen["epoch"] == epoch].groupby(by)[column].mean() for epoch in (best, last))
+            values = (after - before).dropna().to_numpy()
+            if not len(values):
+                continue
+            interval = mean_interval(values, least=-math.inf, over="trainings" if by == "seed" else "canaries")
+            params = {**at, "of": column, "from_epoch": float(best), "to_epoch": float(last)}
+            if len(values) > 1:
+                yield _flipped("overtraining_change", params, values, OVERTRAINING, interval)
+            else:
+                yield estimate("overtraining_change", params, values.mean(), n=1, interval=interval)
+
+
+def _sanitizing(last: pd.DataFrame) -> Iterator[Finding]:
+    """Yield which canaries a sanitized text has lost, and the exposure of the lost and of the others before and after.
+
+    A model that never saw a canary ranks it like any other; the lost ones are among its null (`_null_rows`). Models disagree
+    more about unlikely canaries, so that the lost ones may rank higher than chance, never lower.
+    """
+    keys = ["seed", "canary"]
+    before = last[(last["variant"] == UNSANITIZED) & (last["insertions"] > 0)].set_index(keys)
+    after = last[last["variant"] == SANITIZED].set_index(keys)
+    both = before.join(after[["insertions", "exposure"]], rsuffix="_after", how="inner").reset_index()
+    for insertions, group in both.groupby("insertions"):
+        lost = group.groupby("canary")["insertions_after"].max() == 0
+        params = {"insertions": int(insertions)}
+        shares = share_interval(lost.to_numpy().astype(float))
+        yield estimate("removed_by_sanitizing", params, float(lost.mean()), n=len(lost), interval=shares)
+        for removed in (True, False):
+            some = group[group["canary"].isin(lost.index[lost == removed])]
+            for column, when in (("exposure", UNSANITIZED), ("exposure_after", SANITIZED)):
+                values = some.groupby("canary")[column].mean().to_numpy()
+                if len(values):
+                    where = {**params, "removed": removed, "text": when}
+                    interval = mean_interval(values, float(last["space_bits"].iloc[0]))
+                    yield estimate("exposure_by_sanitizing", where, values.mean(), n=len(values), interval=interval)
 
 
 def sign_flip_p(differences: NDArray[np.float64]) -> float:

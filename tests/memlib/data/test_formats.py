@@ -29,6 +29,32 @@ def test_given_alphabets_of_words_fill_whole_holes_but_no_part_of_a_word() -> No
         Format("the code-{colour2}", {"colour": ("red", "green")}).space(words, "word")
 
 
+def test_words_of_the_text_are_symbols_of_words_and_are_spelled_with_a_space_after_them() -> None:
+    form = Format("the code {w2} end", {}, words=("a", "an", "red"))
+    assert form.places("word") == [("the",), ("code",), *[("a", "an", "red")] * 2, ("end",)]
+    found = form.candidates(VOCABULARY, "character")
+    assert found.size == 9
+    choices = np.zeros((2, len(found.slots)), dtype=np.int32)
+    choices[0, [9, 10]], choices[1, [9, 10]] = (0, 2), (1, 0)
+    symbols = list(VOCABULARY)
+    texts = ["".join(symbols[s] for s in row if s >= 0) for row in found.tokens(choices).tolist()]
+    assert texts == ["the code a red end", "the code an a end"]
+    own = Format("code {w}", {"w": ("b", "c")}, words=("a", "an"))
+    assert own.places("character")[-1] == ("b", "c")  # an alphabet of the user's has precedence
+    with pytest.raises(UserError, match="any word of the text, but the text has 1 different words"):
+        Format("the {w}", {}, words=("a",)).places("word")
+    with pytest.raises(UserError, match="words and word models need spaces around holes"):
+        Format("the ({w})", {}, words=("a", "b")).places("character")
+
+
+def test_a_long_alphabet_is_parted_in_few_blocks_and_a_short_one_by_its_symbols() -> None:
+    words = Space(((0,), tuple(range(3000)), tuple(range(3000))))
+    parts = list(words.shards(10))
+    assert len(parts) == 10
+    assert [symbol for part in parts for symbol in part.slots[1]] == list(range(3000))
+    assert len(list(Space((tuple(range(16)),) * 2).shards(10))) == 16
+
+
 def test_draws_differ_and_favour_none() -> None:
     """With 300 of 1000 candidates drawn, a digit stands in each place as often as any other, whatever collided."""
     found = space("{d3}")

@@ -60,6 +60,23 @@ def test_a_canary_stands_whole_in_its_windows_and_nowhere_else(together: bool) -
     assert len(lines(found, TRAIN)) + carriers + len(lines(found, VALIDATION)) == len(TEXT) // 40
 
 
+@pytest.mark.parametrize("unit", ["character", "word"])
+def test_words_of_the_text_fill_the_holes_and_the_most_frequent_are_taken(unit: str) -> None:
+    found = corpus(unit=unit, format="the words {w3}", words=5, together=True)
+    assert found.words == ("a", "about", "all", "at", "line")  # all as frequent: the first in alphabetical order
+    for row in found.canaries.to_pylist():
+        words = row["text"].split()
+        assert words[:2] == ["the", "words"]
+        assert len(words) == 5
+        assert set(words[2:]) <= set(found.words)
+    if unit == "character":
+        row = found.canaries.to_pylist()[0]
+        assert all(f"\n{row['text']}\n" in window for window in lines(found, role_of(0)))
+        assert row["text"].endswith(" ")
+    assert len(corpus(unit=unit, format="the words {w3}").words) > 400  # and the numbers of the lines
+    assert corpus(unit=unit, format="the words {d3}" if unit == "character" else "the words {d3} end").words == ()
+
+
 def test_a_canary_comes_where_its_window_was() -> None:
     found = corpus(together=True)
     ids = found.splits["example_id"].to_pylist()

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Space
+from memlib.data.formats import Space, Worded
 from memlib.errors import RunError
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search
-from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Work, leaf_costs, ranks, sequence_costs
+from memlib.observe.likelihoods import UNITS_PER_BIT, OutOfWork, Work, candidate_costs, leaf_costs, ranks, sequence_costs
 from memlib.specs import LanguageSpec
 
 SYMBOLS = 12
@@ -86,6 +86,32 @@ def test_enumeration_pruning_and_extraction_are_brute_force(kind: str) -> None:
         assert best.exact
         assert best.ended == "found"
         assert truth[best.leaves[0][1]] == order[0]
+
+
+SPELLED = ((1, 8), (1, 2, 8), (2, 8), (3, 1, 2, 8), (1, 2, 3, 8))  # 8 is the space after a word
+WORDED = Worded((((5,),), SPELLED, SPELLED, ((1,), (2,), (4,))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_of_several_characters_are_ranked_and_extracted_as_by_brute_force(kind: str) -> None:
+    net = model(kind)
+    every = np.concatenate(list(WORDED.blocks(11)))
+    rows = [tuple(symbol for symbol in row if symbol >= 0) for row in WORDED.tokens(every).tolist()]
+    assert len(set(rows)) == WORDED.size == 75
+    truth = {row: slow_cost(net, row) for row in rows}
+    order = sorted(truth.values())
+    assert candidate_costs(net, WORDED, every, context=CONTEXT, batch=7).tolist() == list(truth.values())
+    assert sorted(np.concatenate(list(leaf_costs(net, WORDED, context=CONTEXT, batch=7))).tolist()) == order
+    for canary in (order[0], order[7], order[-1]):
+        pruned = leaf_costs(net, WORDED, context=CONTEXT, limit=canary)
+        assert ranks(pruned, np.array([canary])).tolist() == [sum(cost <= canary for cost in order)]
+    for batch in (1, 64):
+        best = ShortestPath(net, WORDED, context=CONTEXT, batch=batch).run(top=5)
+        assert [cost for cost, _ in best.leaves] == order[:5]
+        assert best.exact
+        assert truth[best.leaves[0][1]] == order[0]
+    assert beam_search(net, WORDED, width=100, context=CONTEXT)[0][0] == order[0]
+    assert sum(part.size for part in WORDED.shards(4)) == WORDED.size
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,6 +57,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "optimizer", "precision"),
     [("vicreg", "adamw", "float32"), ("vicreg", "lars", "bfloat16"), ("supervised", "adamw", "float32")]
+    + [("supervised", optimizer, "float32") for optimizer in ("adagrad", "adadelta")]
     + [(kind, "adamw", "bfloat16") for kind in CRITERIA],
 )
 @pytest.mark.parametrize("stop", [1, 5, 9])

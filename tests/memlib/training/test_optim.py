@@ -36,6 +36,48 @@ def test_lars_leaves_zero_weights_finite() -> None:
     assert torch.isfinite(layer.weight).all()
 
 
+def stepped(name: str, steps: int, **settings: float) -> tuple[list[float], float]:
+    """Return the gradients of each step of one weight towards 3, and the weight at the end."""
+    weight = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.ones_(weight.weight)
+    optimizer = build_optimizer(OptimizerSpec(name=name, weight_decay=0, **settings), [weight])
+    gradients = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (weight.weight - 3).square().sum().backward()
+        gradients.append(float(weight.weight.grad))
+        optimizer.step()
+    return gradients, weight.weight.item()
+
+
+def test_adagrad_divides_by_the_root_of_the_sum_of_squares() -> None:
+    gradients, end = stepped("adagrad", 4, learning_rate=0.1)
+    weight, total = 1.0, 0.0
+    for gradient in gradients:
+        total += gradient**2
+        weight -= 0.1 * gradient / math.sqrt(total)
+    assert end == pytest.approx(weight, abs=1e-8)
+
+
+def test_adadelta_takes_steps_in_proportion_to_its_earlier_steps() -> None:
+    gradients, end = stepped("adadelta", 4, learning_rate=2.0)
+    weight, squares, steps = 1.0, 0.0, 0.0
+    for gradient in gradients:
+        squares = 0.9 * squares + 0.1 * gradient**2
+        step = math.sqrt(steps + 1e-6) / math.sqrt(squares + 1e-6) * gradient
+        steps = 0.9 * steps + 0.1 * step**2
+        weight -= 2.0 * step
+    assert end == pytest.approx(weight, abs=1e-8)
+
+
+def test_momentum_adds_earlier_gradients_and_is_off_at_zero() -> None:
+    gradients, end = stepped("sgd", 3, learning_rate=0.1, momentum=0.9)
+    speeds = [gradients[0], gradients[1] + 0.9 * gradients[0], gradients[2] + 0.9 * gradients[1] + 0.81 * gradients[0]]
+    assert end == pytest.approx(1 - 0.1 * sum(speeds))
+    gradients, end = stepped("sgd", 3, learning_rate=0.1, momentum=0)
+    assert end == pytest.approx(1 - 0.1 * sum(gradients))
+
+
 def test_the_rate_warms_up_and_falls_to_its_end() -> None:
     spec = OptimizerSpec(learning_rate=1.0, warmup_epochs=2, final_fraction=0.1)
     rates = [learning_rate(spec, step=step, steps_per_epoch=5, num_steps=50) for step in range(51)]

@@ -275,6 +275,15 @@ def test_page_lists_the_privacy_budget_of_a_private_variant(tmp_path: Path) -> N
         ({"training": {"objective": {"kind": "supervised"}, "epochs": 1, "augment": None}}, "use language"),
         ({"training": {"objective": {"kind": "language"}, "epochs": 1}}, "set it to null for text"),
         (
+            {"score": {"equal_loss": True}, "variants": {"b": {"training.checkpoint_epochs": []}}},
+            r"give variants and training\.checkpoint_epochs",
+        ),
+        ({"sanitize": {}}, "set canaries.together to true"),
+        ({"sanitize": {}, "variants": {"b": {"quantize": True}}}, "and no variants"),
+        ({"canaries": {"words": 9}}, "counts the words for {w} in canaries.format"),
+        ({"canaries": {"format": "a {w}", "file": "secrets.txt"}}, r"list words in canaries\.alphabets\.w"),
+        ({"score": {"equal_loss": True}}, r"give variants and training\.checkpoint_epochs"),
+        (
             {"variants": {"b": {"data.window": 50}}},
             "may only change model, training, quantize and the known prefix and suffix",
         ),
@@ -507,6 +516,83 @@ def test_variants_are_compared_by_pairs() -> None:
     assert found.verdict == "shown"
     together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
     assert together.first("exposure_difference").role == "estimate"  # one net each: no p speaks of trainings
+
+
+def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) -> list[Scored]:
+    """One training at epochs 1, 2, ...: its loss, and the rank of its canary."""
+    return [
+        replace(ranked([rank], variant=variant, seed=seed), epoch=epoch, validation_loss=loss)
+        for epoch, (loss, rank) in enumerate(zip(losses, ranks, strict=True), start=1)
+    ]
+
+
+def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tmp_path: Path) -> None:
+    """The fast one is more exposed in the end, but not at the slow one's loss of 2."""
+    models = at_epochs("slow", 0, [3, 2.5, 2], [900, 500, 100]) + at_epochs("fast", 0, [2.5, 1.9, 1], [700, 100, 1])
+    mine = recipe(variants={"slow": {}, "fast": {"model.dropout": 0.1}}, score={"equal_loss": True})
+    found = rows_of(models, mine)
+    slow, fast = found.all("exposure_at_equal_loss")
+    assert slow.params == {"variant": "slow", "validation_loss": 2, "epoch": 3}
+    assert fast.params == {"variant": "fast", "validation_loss": 1.9, "epoch": 2}
+    assert slow.value == fast.value == exposure_of_rank(100, SIZE)
+    assert found.first("difference_at_equal_loss").value == 0
+    assert found.first("exposure_difference").value == pytest.approx(math.log2(100))
+    assert "Exposure at equal loss" in render(page_of(models, mine, tmp_path))
+    assert not rows_of(models, recipe(variants=mine.variants)).all("exposure_at_equal_loss")
+
+
+def test_eight_trainings_show_the_one_of_six_variants_that_differs_at_equal_loss() -> None:
+    together = {"canaries": {"together": True}, "seeds": 8, "score": {"equal_loss": True}}
+    mine = recipe(variants={name: {} for name in "abcdef"}, **together)
+    rng, models = np.random.default_rng(0), []
+    for seed in range(8):
+        for name in "abcdef":
+            rank = int(rng.integers(1000, 1100)) // (100 if name == "f" else 1)
+            losses, ranks = ([1.5, 1], [rank, 1]) if name != "a" else ([2, 1.5], [10**5, rank])
+            models += at_epochs(name, seed, losses, ranks)
+    tests = rows_of(models, mine).all("difference_at_equal_loss")
+    assert [row.params["variant"] for row in tests if (row.p_adjusted or 0) <= 0.05] == ["f"]
+    assert tests.first("difference_at_equal_loss", variant="f").interval.over == "trainings"
+
+
+def overtrained(canaries: list[tuple[float, float]], **changes: Any) -> list[Scored]:
+    """One model per canary: its log-perplexity at the lowest loss (epoch 2) and at the end (epoch 4), always first."""
+    return [
+        replace(
+            seen([cost], [1], epoch=epoch, exact={0: ("pruned", 1, 9)}),
+            seed=seed, validation_loss=1.0 + epoch / 10, **changes,
+        )
+        for seed, costs in enumerate(canaries)
+        for epoch, cost in zip((2, 4), costs, strict=True)
+    ]  # fmt: skip
+
+
+def test_the_fall_after_the_lowest_loss_is_seen_in_the_extrapolated_exposure_alone(tmp_path: Path) -> None:
+    models = overtrained([(8 + seed / 10, 12 + seed / 5) for seed in range(8)])
+    mine = recipe(canaries={"insertions": [1], "never": 0}, seeds=8)
+    found = rows_of(models, mine)
+    exact, law = found.all("overtraining_change")
+    assert exact.params == {"of": "exposure", "from_epoch": 2.0, "to_epoch": 4.0}
+    assert (exact.value, exact.p_value) == (0, 1)  # first before and after: exact exposure cannot fall
+    assert law.params["of"] == "exposure_extrapolated"
+    assert law.value < -8
+    assert (law.p_value, law.verdict) == (2 / 2**8, "shown")
+    assert law.interval is not None
+    assert law.interval.over == "trainings"
+    page = page_of(models, mine, tmp_path)
+    table = next(
+        table for table in tables_on(page) if table.headings == ["epoch", "validation loss", "exposure", "extrapolated"]
+    )
+    assert [row[0] for row in table.rows] == ["2", "4"]
+    assert table.rows[0][2] == table.rows[1][2] == f"{math.log2(SIZE):.2f}"
+    assert float(table.rows[0][3]) > float(table.rows[1][3]) + 8
+
+
+def test_a_model_that_never_overtrains_has_no_change_after_its_lowest_loss() -> None:
+    models = [replace(model, validation_loss=1 / model.epoch) for model in overtrained([(8, 12), (9, 12)])]
+    assert not rows_of(models, recipe(seeds=2)).all("overtraining_change")
+    same = [replace(model, validation_loss=1) for model in models]  # patience: the last weights are the best ones
+    assert not rows_of(same, recipe(seeds=2)).all("overtraining_change")
 
 
 def test_signs_are_flipped_exactly_and_by_chance() -> None:
