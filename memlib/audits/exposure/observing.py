@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.models import SubjectModel
 from memlib.audits.exposure.recipe import DiscoverableSpec, ExtractionSpec
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
-from memlib.data.formats import Candidates
+from memlib.data.formats import LONGEST_ALPHABET, Candidates
 from memlib.data.splits import VALIDATION, column
 from memlib.errors import UserError
 from memlib.identity import derive_seed
@@ -134,6 +134,12 @@ class Ranks(OfModel[NDArray[np.int64]]):
     shards: int
     pruned: bool
     max_evaluations: int | None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The fields, and whether the parts are blocks of a long alphabet, which they were not always."""
+        in_blocks = not self.pruned and any(len(slot) > LONGEST_ALPHABET for slot in self.at.data.space.slots)
+        return {**super().spec, **({"blocks": True} if in_blocks else {})}
 
     @property
     def units(self) -> float:

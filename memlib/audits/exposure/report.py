@@ -659,8 +659,8 @@ def _sanitizing_section(rows: Findings) -> Section | None:
     return Section(
         "Sanitizing by two models",
         "Two models were trained on halves of the training windows, and the windows about which they disagree most were "
-        "removed, a share fixed beforehand. A canary in several windows may be in both halves: then both models know it, and "
-        "its windows are missed. Exposure before: of the model of the whole text; after: of one trained on the sanitized "
+        "removed, a share that the recipe sets. A canary in several windows may be in both halves: then both models know it, "
+        "and its windows are missed. Exposure before: of the model of the whole text; after: of one trained on the sanitized "
         f"text. Canaries that were removed altogether stand at chance there ({1 / np.log(2):.1f} bits) or below it.",
         filled(headings, cells),
     )

@@ -1,7 +1,9 @@
 """Selection of canaries that a walk ranks, and of models whose references are tested against the law that replaces a rank."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,7 +11,10 @@ import pytest
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
+from memlib.audits.exposure.models import SubjectModel
+from memlib.audits.exposure.observing import Ranks
 from memlib.audits.exposure.recipe import Recipe
+from memlib.data.formats import LONGEST_ALPHABET, Space
 from memlib.data.secret import VARIABLE
 from memlib.running.runners import PlainRunner
 from memlib.store import Store
@@ -71,3 +76,13 @@ def test_unranked_units_are_extrapolated_only_where_requested(ranked: Ranked) ->
     assert {unit["method"] for unit in ranked.units["by law"]} == {"extrapolated"}
     assert all(unit["exposure"] == unit["exposure_extrapolated"] for unit in ranked.units["by law"])
     assert all(unit["rank"] is None and unit["method"] != "pruned" for unit in ranked.units["given up"])
+
+
+def test_parts_of_a_long_alphabet_have_other_keys_than_parts_of_single_choices() -> None:
+    def spec(length: int, *, pruned: bool = False) -> Mapping[str, Any]:
+        data = SimpleNamespace(space=Space((tuple(range(length)), (0,))))
+        at = SimpleNamespace(spec={}, inputs={}, data=data)
+        return Ranks(cast(SubjectModel, at), (0,), (1,), 0, 2, pruned, None).spec
+
+    assert spec(LONGEST_ALPHABET + 1) == {**spec(LONGEST_ALPHABET), "blocks": True}
+    assert "blocks" not in spec(LONGEST_ALPHABET + 1, pruned=True)  # a walk of the whole space has a single part
