@@ -36,7 +36,7 @@ def epoch_curves(history: pa.Table, config: Config) -> Iterator[Point]:
             accuracy, training_loss, validation_loss; value and published_p may be null.
         config: significance level.
     """
-    frame = _carried_forward(history.to_pandas())
+    frame = carried_forward(history.to_pandas())
     for (variant, control, epoch), part in frame.groupby(["variant", "control", "epoch"]):
         series, at = _series(control), of_variant(variant)
         nets = part.drop_duplicates(["data_seed", "net"])
@@ -51,7 +51,7 @@ def epoch_curves(history: pa.Table, config: Config) -> Iterator[Point]:
     yield from _calibrated_by_epoch(frame[frame["value"].notna()], config)
 
 
-def _carried_forward(frame: Any) -> Any:
+def carried_forward(frame: Any) -> Any:
     """Repeat a net's scores of its best epoch after it has stopped early, so that later epochs include all nets."""
     keys = ["variant", "data_seed", "net", "control", "output"]
     last = frame.groupby(keys[:2], dropna=False)["epoch"].transform("max")

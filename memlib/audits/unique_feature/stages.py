@@ -24,6 +24,7 @@ from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries import choose_canaries, null_kind
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
+from memlib.findings import Finding
 from memlib.observe.models import Nets
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
@@ -125,6 +126,7 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves."""
+        from memlib.audits.unique_feature.characterization import epoch_rows
         from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves
 
         cells, config = self.cells, self.config
@@ -142,12 +144,17 @@ class Score(ScoresStage):
             pulls.setdefault(cell.variant, []).extend(cell.pulls)
         whole = {key: features["canary"] for key, features in by_label.items()}
         compared = comparisons_of(_data(cells), self.baselines)
-        summary = summarize(units, whole, config, influence=influence, pulls=pulls, compared=compared)
+        known = [history for history in map(_history, cells) if history.num_rows]
+        history = pa.concat_tables(known) if known else None
+        characterized = [] if history is None else [*epoch_rows(history, config)]
+        characterized += [row for cell in cells if config.latent for row in _latent_rows(cell, config)]
+        summary = summarize(
+            units, whole, config, influence=influence, pulls=pulls, compared=compared, characterized=characterized
+        )
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         drawn = [*draw_curves(units, config), *removal_curves(units), *canary_curves(units)]
         drawn += [point for cell in cells if config.latent for point in _latent(cell)]
-        known = [history for history in map(_history, cells) if history.num_rows]
-        drawn += epoch_curves(pa.concat_tables(known), config) if known else []
+        drawn += [] if history is None else epoch_curves(history, config)
         write_table(pa.Table.from_pylist(drawn, schema=CURVES.arrow), CURVES, attempt.path(CURVES_FILE))
 
 
@@ -184,16 +191,29 @@ def _who(units: pa.Table) -> list[tuple[int, bool]]:
     return list(zip(units["net"].to_pylist(), units["control"].to_pylist(), strict=True))
 
 
-def _latent(cell: Scored) -> Iterator[dict[str, Any]]:
-    """Return curves of the units that only the feature excites, in canary nets and in controls."""
-    from memlib.audits.unique_feature.curves import latent_curves
-
+def _latent_shares(cell: Scored) -> dict[str, Any]:
+    """Return how often each unit is excited: feature and random partners in canary nets, the feature in controls."""
     sides: dict[bool, list[Any]] = {False: [], True: []}
     for scores, nets in zip(cell.scores, cell.nets, strict=True):
         sides[nets[0].control].append(scores.content.latent)
     feature, random = np.concatenate(sides[False], axis=1)
     control, _ = np.concatenate(sides[True], axis=1)
-    return latent_curves(cell.variant, {"feature": feature, "random": random, "control": control})
+    return {"feature": feature, "random": random, "control": control}
+
+
+def _latent(cell: Scored) -> Iterator[dict[str, Any]]:
+    """Return curves of the units that only the feature excites, in canary nets and in controls."""
+    from memlib.audits.unique_feature.curves import latent_curves
+
+    return latent_curves(cell.variant, _latent_shares(cell))
+
+
+def _latent_rows(cell: Scored, config: Config) -> Iterator[Finding]:
+    """Return estimates of the unit that the feature excites most."""
+    from memlib.audits.unique_feature.characterization import latent_rows
+
+    canaries = [net.canary for nets in cell.nets for net in nets if not net.control]
+    return latent_rows(cell.variant, **_latent_shares(cell), canaries=canaries, config=config)
 
 
 @dataclass(frozen=True)
@@ -243,7 +263,7 @@ def _history(cell: Scored) -> pa.Table:
             continue  # the history of a large model is not per net
         table = content.history
         trained = [nets[position] for position in table["position"].to_pylist()]
-        for name in ("net", "control", "seed", "label"):
+        for name in ("net", "canary", "control", "seed", "label"):
             values = [net.number if name == "net" else getattr(net, name) for net in trained]
             table = table.append_column(name, pa.array(values))
         table = table.append_column("variant", pa.array([cell.variant] * table.num_rows, type=pa.string()))

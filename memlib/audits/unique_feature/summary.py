@@ -1,6 +1,6 @@
 """Findings from scores: one headline test per variant, its other scores as a second family, and estimates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ def summarize(
     influence: Influence | None = None,
     pulls: Mapping[str, Sequence[Pull]] | None = None,
     compared: Sequence[Comparison] = (),
+    characterized: Iterable[Finding] = (),
 ) -> pa.Table:
     """Return the findings for each variant, score and output, with the verdict of the run on the first row.
 
@@ -49,6 +50,7 @@ def summarize(
         influence: self-influence by (variant, data seed, example id), if canaries were chosen by it.
         pulls: self-influence of canaries with and without the feature, by variant.
         compared: comparisons of variants with their baselines.
+        characterized: further estimates, see `characterization`.
 
     Returns:
         tables.SUMMARY.
@@ -68,6 +70,7 @@ def summarize(
     rest += flip_rows(units, config)
     rest += _correlations(units, influence or {})
     rest += [row for variant, of_canaries in (pulls or {}).items() for row in _pull_rows(variant, of_canaries)]
+    rest += characterized
     findings = settle([*heads, *rest], alpha=config.level, headlines=HEADLINES)
     return findings.table(verdict(findings, alpha=config.level))
 

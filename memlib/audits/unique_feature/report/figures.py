@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from matplotlib.figure import Figure
 
+from memlib.audits.unique_feature.characterization import LATENT_UNIT, MEMORY_BY_EPOCH
 from memlib.audits.unique_feature.page_content import Boundary, Pictures
 from memlib.audits.unique_feature.report.tables import correlation_table, variants_of
 from memlib.audits.unique_feature.verdict import NAMES, NULLS, score_name
@@ -27,7 +28,8 @@ from memlib.report.figures import (
     percent_axis,
     save_figure,
 )
-from memlib.report.page import FigureView, PicturesView, Section
+from memlib.report.format import format_interval
+from memlib.report.page import FigureView, PicturesView, Section, TableView
 
 PANELS = 9  # maximum number of variants in a figure
 COLOURS = {"canary": TARGET, "control": REFERENCE}
@@ -211,7 +213,19 @@ def scores_by_epoch_section(curves: pa.Table, findings: Findings, folder: Path) 
         "Mean score of models that saw the feature and of controls after each epoch, those that stopped early at the epoch "
         "that was kept (2022, Fig. 3c); the gap is memory. A diagnostic: epochs are not tested.",
         FigureView(svg, "Mean score (vertical) after each epoch (horizontal), with and without the feature."),
+        *_by_epoch_table(findings),
     )
+
+
+def _by_epoch_table(findings: Findings) -> list[TableView]:
+    """Return the memory after some epochs, with intervals; nothing for nets of a single seed."""
+    rows = [
+        (row.params.get("variant", ""), BY_EPOCH[row.params["output"]], str(row.params["epoch"]), f"{row.value:.4f}",
+         format_interval(row), "" if row.interval is None else row.interval.over)
+        for row in findings.all(MEMORY_BY_EPOCH)
+    ]  # fmt: skip
+    headings = ("variant", "score", "epoch", "models that saw the feature less controls", "95 % interval", "over")
+    return [TableView(headings, rows, folded="Memory after some epochs, with intervals")] if rows else []
 
 
 def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
@@ -306,7 +320,7 @@ def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     )
 
 
-def latent_section(curves: pa.Table, folder: Path) -> Section | None:
+def latent_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
     """Return the section on units of the last hidden layer that the feature excites."""
     lines = _lines(curves, "latent_by_unit")
     if not lines:
@@ -327,7 +341,24 @@ def latent_section(curves: pa.Table, folder: Path) -> Section | None:
             svg,
             "How often the feature excites each unit (vertical), relative to the most excited one, by unit (horizontal).",
         ),
+        *_latent_table(findings),
     )
+
+
+def _latent_table(findings: Findings) -> list[TableView]:
+    """Return the unit that was chosen on half of the canaries, estimated on the other half; nothing for few canaries."""
+    rows = [
+        (
+            row.params.get("variant", ""),
+            str(row.params["unit"]),
+            row.params["group"],
+            f"{row.value:.4f}",
+            format_interval(row),
+        )
+        for row in findings.all(LATENT_UNIT)
+    ]
+    headings = ("variant", "unit, chosen on the other canaries", "share of examples that excite it", "mean", "95 % interval")
+    return [TableView(headings, rows)] if rows else []
 
 
 def _with_legend(figure: Figure, folder: Path, name: str, *, size: int = 8) -> str:

@@ -110,7 +110,7 @@ def compose(
             removal_section(curves, findings, folder),
             attention_section(material.attention),
             canary_section(curves, findings, folder),
-            latent_section(curves, folder),
+            latent_section(curves, findings, folder),
             pull_section(findings),
             Section(
                 "What was run",
