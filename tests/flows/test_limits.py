@@ -39,12 +39,16 @@ def test_limits_name_tests_that_cannot_reject_and_bounds_out_of_reach(recipe: st
     assert any(said in line for line in audit.limits(validate(audit.recipe, content)))
 
 
+WITHOUT_VERDICT = {"forgetting_table_1_rho", "forgetting_table_2_rho"}  # the paper's tables; plan says so
+
+
 def test_shipped_recipes_have_no_limits() -> None:
     for name in shipped_recipes():
         content, _ = load_recipe(name)
         audit = AUDITS[str(content["audit"]).replace("_", "-")]
         if stages_of(audit):
-            assert list(audit.limits(validate(audit.recipe, content))) == [], name
+            said = list(audit.limits(validate(audit.recipe, content)))
+            assert len(said) == (name in WITHOUT_VERDICT), (name, said)
 
 
 def test_plan_prints_what_the_recipe_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
