@@ -163,7 +163,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _decodes_what_there_is(self) -> "Recipe":
-        if self.decode.probe_epochs == "all" and not self.decode.epochs:
+        if self.decode.probe_epochs == "all" and len(self.epochs) < 2:
             raise ValueError(
                 "decode.probe_epochs is all, but only the last checkpoint is decoded: name earlier ones in decode.epochs and "
                 "training.checkpoint_epochs, or set decode.probe_epochs to last"

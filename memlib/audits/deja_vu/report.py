@@ -459,18 +459,19 @@ def _with_interval(row: Finding) -> tuple[str, str]:
 
 
 def _tested_by(change: Finding) -> str:
-    return f"; {say_p(change.p_adjusted)}, {change.verdict}" if change.is_test and change.verdict else " over images only"
+    """Say what the interval of a change covers, and what its test found."""
+    over = "" if change.interval is None else f" over {change.interval.over}"
+    over = over.replace("examples", "images").replace("trainings", "training runs")
+    return f"{over}; {say_p(change.p_adjusted)}, {change.verdict}" if change.is_test and change.verdict else over
 
 
 def _followed(change: Finding, gap: Finding) -> str:
-    """Say whether the gap of the linear probe changed as memory did."""
-    rises = change.verdict == SHOWN and change.value > 0 if change.is_test else (change.low or 0.0) > 0
-    if not rises:
+    """Say whether the gap of the linear probe rises where memory is shown to rise."""
+    if not (change.is_test and change.verdict == SHOWN and change.value > 0):
         return "No rise of memory between the first and the last checkpoint is shown."
     if (gap.low or 0.0) > 0:
         return "Memory rises, and the gap of the linear probe rises with it."
-    moves = "falls" if (gap.high or 0.0) < 0 else "is not shown to rise"
-    return f"Memory rises while the gap of the linear probe {moves}: the gap does not reveal it."
+    return f"Memory rises; the gap of the linear probe is not shown to rise ({format_interval(gap, _points)})."
 
 
 def _change_section(changes: Findings) -> Section | None:

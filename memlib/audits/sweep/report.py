@@ -235,7 +235,7 @@ def _compared(audit: str, rows: Sequence[Finding], useful: Mapping[str, Finding]
         ranked.append((*numbers, format_p(row.p_value), format_p(row.p_adjusted), more))
     headings: tuple[str, ...] = ("cells", rows[0].metric, "95 % interval")
     if useful:
-        headings += ("95 % interval of the difference in utility",)
+        headings += ("95 % interval of the difference in utility (over images)",)
     text = (
         "Cells that audit the same images are compared image by image. A difference is ranked if both cells have three or "
         "more pairs of models, from which the variation between training runs can be estimated, and if the models of both "
@@ -244,8 +244,9 @@ def _compared(audit: str, rows: Sequence[Finding], useful: Mapping[str, Finding]
         "do not apply to future training runs, and are no reason to choose a cell."
     )
     if useful and ranked:
-        which = f": {', '.join(dict.fromkeys(equal))} memorize less than a cell that is equally useful" if equal else ""
-        text += f" {len(equal)} shown differences are at equal utility (within {margin:.2g}){which}."
+        as_useful = "memorize less than a cell whose trained models are as useful on these images"
+        which = f": {', '.join(dict.fromkeys(equal))} {as_useful}" if equal else ""
+        text += f" {len(equal)} shown differences are at equal utility of the trained models (within {margin:.2g}){which}."
     return Section(
         f"{_in_words(audit)}: cells compared",
         text if ranked else f"{text} None of these can be ranked.",

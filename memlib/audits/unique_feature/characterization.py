@@ -59,7 +59,7 @@ def latent_rows(
     Args:
         variant: the recipe's variant.
         feature, random: (num_nets, num_units) shares of examples that excite the unit only with the feature, or partner.
-        control: (num_controls, num_units) likewise with the feature, in nets that never saw it.
+        control: (num_controls, num_units) likewise with the feature, in nets of the same seed that never saw it, if any.
         canaries: (num_nets,) number of each net's canary.
         config: replicates, seed.
     """
@@ -71,9 +71,9 @@ def latent_rows(
     excess = by_canary[0] - by_canary[1]
     unit = int(excess[:half].mean(axis=0).argmax())
     shares = by_canary[0][half:, unit]
-    rows = {
-        "feature": shares, "feature - random": excess[half:, unit], "feature - control": shares - control[:, unit].mean()
-    }  # fmt: skip
+    rows = {"feature": shares, "feature - random": excess[half:, unit]}
+    if len(control):
+        rows["feature - control"] = shares - control[:, unit].mean()
     for group, values in rows.items():
         params = {"unit": unit, "group": group, "controls": len(control), "statistic": "mean"}
         yield _mean(LATENT_UNIT, of_variant(variant) | params, values, "canaries", config)

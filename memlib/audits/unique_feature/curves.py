@@ -135,7 +135,7 @@ def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> It
         shares: by series (feature, random, control), (num_nets, num_units) share of examples that excite the unit only
             with the feature (random: only with the partner; control: the feature in nets that never saw it).
     """
-    means = {series: values.mean(axis=0) for series, values in shares.items()}
+    means = {series: values.mean(axis=0) for series, values in shares.items() if len(values)}
     top = max(1e-12, *(float(values.max()) for values in means.values()))
     for series, values in means.items():
         for unit, value in enumerate(values):

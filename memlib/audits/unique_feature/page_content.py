@@ -23,6 +23,7 @@ from memlib.training.augment import prepare
 
 SIDE = 80  # grid points along each side of a decision-boundary plot
 SHOWN_POINTS = 300
+OF_CONTROL = "its control"  # start of the captions of a control's pictures
 
 Pictures = Sequence[tuple[NDArray[np.uint8], str]]
 """Images with their captions."""
@@ -120,17 +121,25 @@ def _find(cell: Scored, number: int, *, control: bool) -> tuple[torch.nn.Module,
     return None
 
 
-def _attention(recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]) -> Pictures:
-    """Return GradCAM images of the highest-scoring net and of its control (2023, Fig. 8).
+def _has_control(cell: Scored, number: int) -> bool:
+    """Return whether a canary net and the control with its number share seed and canary."""
+    found = {net.control: (net.seed, net.canary) for group in cell.nets for net in group if net.number == number}
+    return len(found) == 2 and found[True] == found[False]
 
-    Both are shown the canary, other examples of its class and held-out examples, with the feature and without it.
+
+def _attention(recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]) -> Pictures:
+    """Return GradCAM images of the highest-scoring net that has a control, and of this control (2023, Fig. 8).
+
+    A control is of the same seed and canary; if no net has one, the highest-scoring net is shown alone. The images are the
+    canary, other examples of its class and held-out examples, with the feature and without it.
     """
-    net, info = _net(cell, order[0])
-    control = _find(cell, order[0], control=True)
+    paired = [number for number in order if _has_control(cell, number)]
+    net, info = _net(cell, (paired or order)[0])
+    control = _find(cell, info.number, control=True) if paired else None
     examples = _examples(recipe, cell, info)
     try:
         pictures = _heat_maps(cell, net, info.label, examples, "model")
-        return pictures + ([] if control is None else _heat_maps(cell, control[0], info.label, examples, "its control"))
+        return pictures + ([] if control is None else _heat_maps(cell, control[0], info.label, examples, OF_CONTROL))
     except UserError as error:
         warn(str(error))
         return []

@@ -137,6 +137,10 @@ class Recipe(Spec):
             raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
         if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
             raise ValueError("score.latent compares units of small nets; it needs nets.same_seed and mlp, cnn_1 or cnn_2")
+        if self.score.latent and self.data_seeds > 1:
+            raise ValueError(
+                "score.latent finds the units of one draw of the data; set data_seeds to 1, or score.latent to false"
+            )
         for name in self.variants:
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):

@@ -192,12 +192,15 @@ def _who(units: pa.Table) -> list[tuple[int, bool]]:
 
 
 def _latent_shares(cell: Scored) -> dict[str, Any]:
-    """Return how often each unit is excited: feature and random partners in canary nets, the feature in controls."""
-    sides: dict[bool, list[Any]] = {False: [], True: []}
-    for scores, nets in zip(cell.scores, cell.nets, strict=True):
-        sides[nets[0].control].append(scores.content.latent)
-    feature, random = np.concatenate(sides[False], axis=1)
-    control, _ = np.concatenate(sides[True], axis=1)
+    """Return how often each unit is excited: feature and random partners in canary nets, the feature in controls.
+
+    Controls are those of the canary nets' seed: the same unit of another seed is another unit.
+    """
+    nets = [net for group in cell.nets for net in group]
+    shares = np.concatenate([scores.content.latent for scores in cell.scores], axis=1)
+    seeds = {net.seed for net in nets if not net.control}
+    feature, random = shares[:, [not net.control for net in nets]]
+    control = shares[0, [net.control and net.seed in seeds for net in nets]]
     return {"feature": feature, "random": random, "control": control}
 
 

@@ -134,7 +134,7 @@ def _largest_p(rows: Findings) -> str:
 def change_in_words(row: Finding) -> str:
     """Return what a comparison of variants found; "" in a run that shows no memory."""
     if not row.is_test:
-        return "not tested"
+        return f"not tested: {row.params['not_tested']}" if "not_tested" in row.params else "not tested"
     if row.verdict == SHOWN:
         return "higher" if row.value > 0 else "lower"
     return "" if row.verdict is None else "no difference shown"

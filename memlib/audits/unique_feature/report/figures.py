@@ -11,7 +11,7 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 
 from memlib.audits.unique_feature.characterization import LATENT_UNIT, MEMORY_BY_EPOCH
-from memlib.audits.unique_feature.page_content import Boundary, Pictures
+from memlib.audits.unique_feature.page_content import OF_CONTROL, Boundary, Pictures
 from memlib.audits.unique_feature.report.tables import correlation_table, variants_of
 from memlib.audits.unique_feature.verdict import NAMES, NULLS, score_name
 from memlib.findings import Findings
@@ -144,12 +144,16 @@ def picture_section(pictures: Pictures, *, own: bool) -> Section | None:
 
 def attention_section(attention: Pictures) -> Section | None:
     """Return the section that shows where a net looks for the canary's class."""
+    whose = "the model with the highest score bases"
+    read = "No control is shown, as no model has one of the same seed and canary, so heat on the feature need not be memory"
+    if any(caption.startswith(OF_CONTROL) for _, caption in attention):
+        whose = "a model and its control of the same seed and canary, of all such pairs the one with the highest score, base"
+        read = "Heat on the feature is memory only where the control, which never saw it, shows none"
     return _gallery(
         "What the model looks at",
-        "Parts of the image on which the model with the highest score, and its control, base the canary's class, by GradCAM "
-        "(warm: much, cold: little; 2023, Fig. 8). Other examples are of the canary's class; no model saw the held-out "
-        "examples, which stand for others who carry the feature. Heat on the feature is memory only where the control, which "
-        "never saw it, shows none: an illustration, not a test.",
+        f"Parts of the image on which {whose} the canary's class, by GradCAM (warm: much, cold: little; 2023, Fig. 8). Other "
+        "examples are of the canary's class; no model saw the held-out examples, which stand for others who carry the "
+        f"feature. {read}: an illustration, not a test.",
         attention,
     )
 
@@ -336,7 +340,8 @@ def latent_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
     return Section(
         "Units that the feature excites",
         "Units that the feature excites and the clean example does not, over models from the same seed (2022, Fig. 3b). "
-        "What controls share with models that saw the feature is not memory of it.",
+        "What controls share with models that saw the feature is not memory of it. Only controls of the same seed are "
+        "compared; intervals are over canaries and leave out the variation between these controls.",
         FigureView(
             svg,
             "How often the feature excites each unit (vertical), relative to the most excited one, by unit (horizontal).",
@@ -351,13 +356,17 @@ def _latent_table(findings: Findings) -> list[TableView]:
         (
             row.params.get("variant", ""),
             str(row.params["unit"]),
+            str(row.params["controls"]),
             row.params["group"],
             f"{row.value:.4f}",
             format_interval(row),
         )
         for row in findings.all(LATENT_UNIT)
     ]
-    headings = ("variant", "unit, chosen on the other canaries", "share of examples that excite it", "mean", "95 % interval")
+    headings = (
+        "variant", "unit, chosen on the other canaries", "controls of this seed", "share of examples that excite it", "mean",
+        "95 % interval",
+    )  # fmt: skip
     return [TableView(headings, rows)] if rows else []
 
 

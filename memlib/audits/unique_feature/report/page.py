@@ -126,7 +126,7 @@ def _tested_here(findings: Findings) -> str:
     """Say whether this run compared variants of the training."""
     return (
         "; for the changes tested here see the comparison of variants"
-        if findings.all(statistic=CHANGE)
+        if findings.all(statistic=CHANGE).tests()
         else (" and was not tested here")
     )
 

@@ -144,7 +144,10 @@ def changes_section(findings: Findings) -> Section | None:
         "difference from the controls. What raises M in models and controls alike is no memory. Tests are two-sided; each "
         "score and quantity is a family, adjusted over the variants (Holm). Where both variants have the same data, canaries "
         "and seeds, units are paired and the signs of their changes are flipped; else units are exchanged between the "
-        "variants (Welch's t). In a run that shows no memory, no change has a result.",
+        "variants (Welch's t). Canaries that are chosen by self-influence are chosen by each variant's own models, so an "
+        "unpaired change mixes what the variant changes in training with the choice of other canaries. Grey- and black-box "
+        "maxima are centred by the controls of their own variant, whose error all its models share; on a single draw of the "
+        "data, their changes are estimates without an interval. In a run that shows no memory, no change has a result.",
         *_tables(findings, heads, lines),
     )
 

@@ -11,7 +11,7 @@ import pytest
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.gains import CHANGE
-from memlib.audits.deja_vu.report import _followed
+from memlib.audits.deja_vu.report import _followed, _tested_by
 from memlib.audits.deja_vu.summary import GAP_CHANGE, probe_rows, rows_through_training
 from memlib.audits.deja_vu.verdict import recognition
 from memlib.errors import UserError
@@ -104,16 +104,31 @@ def change(low: float, high: float, p: float | None = None) -> Finding:
 @pytest.mark.parametrize(
     ("memory", "gap", "said"),
     [
-        (change(0.1, 0.2), (-0.1, 0.1), "is not shown to rise: the gap does not reveal it"),
-        (change(0.1, 0.2, p=0.01), (-0.2, -0.1), "falls: the gap does not reveal it"),
-        (change(0.1, 0.2), (0.1, 0.2), "rises with it"),
+        (change(0.1, 0.2), (-0.1, 0.1), "No rise of memory"),  # not tested
+        (
+            change(0.1, 0.2, p=0.01),
+            (-0.1, 0.1),
+            "gap of the linear probe is not shown to rise (-10.0 points to 10.0 points).",
+        ),
+        (change(0.1, 0.2, p=0.01), (-0.2, -0.1), "is not shown to rise (-20.0 points to -10.0 points)."),
+        (change(0.1, 0.2, p=0.01), (0.1, 0.2), "rises with it"),
         (change(0.1, 0.2, p=0.5), (-0.1, 0.1), "No rise of memory"),
         (change(-0.2, -0.1, p=0.01), (-0.1, 0.1), "No rise of memory"),
         (change(-0.1, 0.2), (-0.1, 0.1), "No rise of memory"),
     ],
 )
 def test_the_page_says_whether_the_gap_follows_memory(memory: Finding, gap: tuple[float, float], said: str) -> None:
-    assert said in _followed(memory, diagnostic(GAP_CHANGE, {}, sum(gap) / 2, n=9, interval=Interval(*gap, "examples")))
+    found = _followed(memory, diagnostic(GAP_CHANGE, {}, sum(gap) / 2, n=9, interval=Interval(*gap, "examples")))
+    assert said in found
+    assert "reveal" not in found
+
+
+def test_the_page_says_what_the_interval_of_a_change_covers_whether_or_not_it_has_a_verdict() -> None:
+    over = Interval(0.1, 0.2, "examples and trainings")
+    row = tested(CHANGE, {}, 0.15, n=9, interval=over, p_value=0.01, family="changes", either_direction=True)
+    assert _tested_by(row) == " over images and training runs"  # a run that shows no memory gives no verdict
+    assert _tested_by(settle([row], alpha=0.05).head).startswith(" over images and training runs; ")
+    assert _tested_by(change(0.1, 0.2)) == " over images"
 
 
 @pytest.mark.long
@@ -146,7 +161,14 @@ def test_probing_every_checkpoint_adds_stages_and_changes_no_key(tmp_path: Path)
     assert {row.params.get("epoch") for row in brief if row.metric == "probe_gap_projector"} == {None, 1, 2}
 
 
-@pytest.mark.parametrize("settings", [["decode.epochs=[]", ALL], ["training.checkpoint_epochs=[]", "decode.epochs=[]", ALL]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["decode.epochs=[]", ALL],
+        ["training.checkpoint_epochs=[]", "decode.epochs=[]", ALL],
+        ["decode.epochs=[3]", ALL],  # the last one
+    ],
+)
 def test_probing_all_checkpoints_of_one_is_refused(settings: list[Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"only the last checkpoint is decoded: name earlier ones in decode\.epochs"):
         audited(tmp_path, *settings)

@@ -183,10 +183,12 @@ def test_differences_between_cells_are_compared_with_their_difference_in_utility
         interval=Interval(0.3, 0.5, "examples and trainings"), either_direction=True,
     )  # fmt: skip
     page = str(compose(outcomes, tmp_path, {"deja_vu": settle([row], alpha=0.05)}).sections)
-    assert f"1 shown differences are at equal utility (within 0.05): {names[1]} memorize less" in page
+    as_useful = "memorize less than a cell whose trained models are as useful on these images"
+    assert f"1 shown differences are at equal utility of the trained models (within 0.05): {names[1]} {as_useful}." in page
+    assert "95 % interval of the difference in utility (over images)" in page
     worse = cells([0.5, 0.1], [0.6, 0.3])
     page = str(compose(worse, tmp_path, {"deja_vu": settle([row], alpha=0.05)}).sections)
-    assert "0 shown differences are at equal utility" in page
+    assert "0 shown differences are at equal utility of the trained models (within 0.05)." in page
     one, other = utilities(worse).values()
     apart = difference(one, other)
     assert (apart.low + (apart.high or 0)) / 2 == pytest.approx(0.3, abs=1e-3)

@@ -1,11 +1,19 @@
 """Memory by epoch and units of the last hidden layer, against numbers solved by hand, a plant and a null."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from memlib.audits.unique_feature.characterization import epoch_rows, latent_rows
+from memlib.audits.unique_feature.curves import latent_curves
 from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.report.figures import _latent_table
+from memlib.audits.unique_feature.scoring import Net
+from memlib.audits.unique_feature.stages import _latent_shares
+from memlib.findings import Findings
 from tests.chance import most_of
 
 CONFIG = Config(replicates=200)
@@ -61,3 +69,29 @@ def test_a_unit_that_answers_to_nothing_has_intervals_that_cover_zero() -> None:
         ends = {row.params["group"]: row.interval for row in rows}["feature - random"]
         missed += ends is None or ends.high is None or not ends.low <= 0 <= ends.high
     assert missed <= most_of(100, 0.05)
+
+
+def cell_of(*nets: Net) -> Any:
+    """Nets, each a chunk of its own, whose units are all excited in a share that is the net's number, or its negative."""
+    latent = [np.full((2, 1, 3), float(-net.number if net.control else net.number)) for net in nets]
+    return SimpleNamespace(
+        nets=[[net] for net in nets], scores=[SimpleNamespace(content=SimpleNamespace(latent=x)) for x in latent]
+    )
+
+
+def test_units_are_compared_only_with_controls_of_the_same_seed() -> None:
+    canaries = [Net(number, number, False, 7, 1) for number in range(4)]
+    controls = [Net(0, 0, True, 8, 1), Net(1, 1, True, 7, 1)]
+    found = _latent_shares(cell_of(*canaries, *controls))
+    assert found["feature"][:, 0].tolist() == [0, 1, 2, 3]
+    assert found["control"][:, 0].tolist() == [-1]
+    none = _latent_shares(cell_of(*canaries, controls[0]))
+    rows = list(latent_rows("", **none, canaries=range(4), config=CONFIG))
+    assert [row.params["group"] for row in rows] == ["feature", "feature - random"]
+    assert {point["series"] for point in latent_curves("", none)} == {"feature", "random"}
+
+
+def test_the_table_of_units_says_how_many_controls_there_are() -> None:
+    rows = list(latent_rows("", shares(0), shares(1), shares(2, nets=5), range(40), CONFIG))
+    (table,) = _latent_table(Findings(rows))
+    assert {row[table.headings.index("controls of this seed")] for row in table.rows} == {"5"}

@@ -10,12 +10,14 @@ import pytest
 from memlib.audits.unique_feature.analysis import Analysis
 from memlib.audits.unique_feature.comparisons import Comparison, compare, comparisons_of
 from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.report.page import _tested_here
 from memlib.audits.unique_feature.report.tables import changes_section
 from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.variant_scores import VariantScore
-from memlib.findings import Finding, Findings, settle
+from memlib.audits.unique_feature.verdict import change_in_words
+from memlib.findings import Finding, Findings, estimate, settle
 from memlib.stats.multiplicity import holm
 from tests.chance import most_of
 
@@ -36,13 +38,15 @@ def units_of(canary: Any, control: Any, *, variant: str, examples: Sequence[str]
     return table
 
 
-def compared(*parts: pa.Table, same_data: bool = True, config: Config = CONFIG) -> list[Finding]:
-    """Compare the first variant with the second."""
+def compared(
+    *parts: pa.Table, same_data: bool = True, config: Config = CONFIG, metric: str = "m_white", draws: int = 1
+) -> list[Finding]:
+    """Compare the first variant with the second, over so many draws of the data with the same scores."""
     scores = {}
     for part in parts:
         name = part["variant"][0].as_py()
-        params = {"variant": name, "metric": "m_white", "output": "probability"}
-        scores[name] = [VariantScore(params, [Analysis(part, config)], config)]
+        params = {"variant": name, "metric": metric, "output": "probability"}
+        scores[name] = [VariantScore(params, [Analysis(part, config)] * draws, config)]
     variant, baseline = list(scores)[:2]
     return list(compare(scores, [Comparison(variant, baseline, same_data)]))
 
@@ -100,6 +104,20 @@ def test_exchangeable_variants_differ_at_the_level(paired: bool) -> None:
     assert (hits <= most_of(tries, 0.05)).all()
 
 
+@pytest.mark.parametrize("metric", ["m_grey", "m_black"])
+def test_centred_maxima_of_one_draw_of_the_data_are_neither_tested_nor_given_an_interval(metric: str) -> None:
+    """All units of a variant share the error of its centre; over draws of the data, each has a centre of its own."""
+    rng = np.random.default_rng(0)
+    parts = [units_of(*rng.normal(size=(2, 6)), variant=name, first_seed=20 * i) for i, name in enumerate("ab")]
+    rows = compared(*parts, metric=metric)
+    assert [(row.is_test, row.interval, row.params["group"]) for row in rows] == [
+        (False, None, "canary"), (False, None, "canary - control"),
+    ]  # fmt: skip
+    assert {change_in_words(row) for row in rows} == {"not tested: its maxima are centred by the same controls"}
+    assert all(row.is_test for row in compared(*parts))
+    assert all(row.is_test for row in compared(*parts, metric=metric, draws=6))
+
+
 def test_a_rise_of_m_in_canary_nets_and_controls_alike_does_not_change_memory() -> None:
     rng = np.random.default_rng(0)
     control = rng.normal(size=20)
@@ -134,6 +152,11 @@ def test_changes_stand_in_verdict_and_page_and_are_judged_only_where_memory_is_s
     section = changes_section(found)
     assert section is not None
     assert "no difference shown" in str(section)
+    assert "mixes what the variant changes in training with the choice of other canaries" in str(section)
+    assert "see the comparison of variants" in _tested_here(found)
+    untested = [row for row in found if row.params.get("statistic") != "change"]
+    untested.append(estimate("m_white", {"statistic": "change"}, 0.1, n=1))
+    assert "was not tested here" in _tested_here(Findings(untested))
     none = [units_of(rng.normal(size=8), rng.normal(size=8), variant=name) for name in ("plain", "dropout")]
     nothing = Findings.read(summarize(pa.concat_tables(none), _no_cells("plain", "dropout"), CONFIG, compared=pairs[:1]))
     assert {row.verdict for row in nothing.all(statistic="change")} == {None}

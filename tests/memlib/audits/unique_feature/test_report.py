@@ -1,16 +1,19 @@
 """The verdict states no more than the controls allow, and the page escapes what it shows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from memlib.audits.unique_feature import page_content
 from memlib.audits.unique_feature.page_content import Boundary, Material
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.report import compose
-from memlib.audits.unique_feature.report.figures import picture_section
+from memlib.audits.unique_feature.report.figures import attention_section, picture_section
+from memlib.audits.unique_feature.scoring import Net
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Finding, Interval, Verdict, settle, tested
@@ -103,6 +106,31 @@ def test_captions_of_pictures_differ_for_trained_and_external_models(own: bool) 
     said = str(section.blocks[0])
     assert ("as the models saw them" in said) == ("controls" in said) == (not own)
     assert ("Examples on which the model was asked" in said) == own
+
+
+@pytest.mark.parametrize(
+    ("control", "whose"),
+    [
+        (Net(1, 1, True, 7, 1), ["model 1", "its control 1"]),
+        (Net(1, 0, True, 7, 1), ["model 2"]),  # of another canary
+        (Net(2, 2, True, 8, 1), ["model 2"]),  # of another seed
+    ],
+)
+def test_attention_is_that_of_the_strongest_model_that_has_a_control(
+    control: Net, whose: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell: Any = SimpleNamespace(
+        nets=[[Net(i, i, False, 7, 1) for i in range(3)], [control]], models=["nets", "controls"], epoch=1
+    )
+    monkeypatch.setattr(
+        page_content, "load_net", lambda models, position, epoch: cell.nets[models == "controls"][position].number
+    )
+    monkeypatch.setattr(page_content, "_examples", lambda *_: [])
+    image = np.zeros((8, 8, 1), np.uint8)
+    monkeypatch.setattr(page_content, "_heat_maps", lambda _, net, label, examples, who: [(image, f"{who} {net}")])
+    pictures = page_content._attention(RECIPE, cell, [2, 1, 0], lambda _: None)
+    assert [caption for _, caption in pictures] == whose
+    assert ("No control is shown" in str(attention_section(pictures))) == (len(whose) == 1)
 
 
 def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:

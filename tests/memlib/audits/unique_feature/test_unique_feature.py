@@ -541,6 +541,10 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"training": {**BASE["training"], "augment": {}}}, "could cut the feature away"),
         ({"training": {**BASE["training"], "augment": {"crop_scale": [1, 1]}}}, "crop_ratio could cut"),
         ({"score": {"latent": True}}, "same_seed"),
+        (
+            {"score": {"latent": True}, "nets": {"seeds": 1, "same_seed": True}, "data_seeds": 2},
+            "units of one draw of the data; set data_seeds to 1",
+        ),
         ({"nets": {"same_seed": True}}, "set nets.seeds to 1"),
         ({"nets": {"controls": 0}}, "greater than or equal to 1"),
         ({"score": {"removed_pixels": [-3]}}, "greater than or equal to 1"),
