@@ -268,7 +268,10 @@ def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
     found = rows.all("overtraining_change")
     if not found:
         return
-    yield "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries:"
+    yield (
+        "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries, "
+        "without canaries of which either exposure is only a lower bound (or extrapolated, in rows of measured exposure):"
+    )
     cells = [
         (
             row.params.get("variant", ""), f"{row.params['from_epoch']:g} to {row.params['to_epoch']:g}",
@@ -627,18 +630,20 @@ def _equal_loss_section(rows: Findings) -> Section | None:
         difference = rows.get("difference_at_equal_loss", variant=row.params["variant"])
         cells.append(
             (
-                row.params["variant"], f"{row.params['validation_loss']:.4f}", f"{row.params['epoch']:g}",
+                row.params["variant"], f"{row.params['validation_loss']:.4f}",
+                "" if difference is None else f"{difference.params['loss_gap']:+.4f}", f"{row.params['epoch']:g}",
                 _with_interval(row, "{:.2f}".format),
                 "" if difference is None else _with_interval(difference, "{:.2f}".format, "{:+.2f}".format),
-                "" if difference is None else format_p(difference.p_adjusted),
             )
         )  # fmt: skip
-    headings = ("variant", "validation loss", "epoch", "exposure (95 %)", "difference (95 %)", "p of difference")
+    headings = ("variant", "validation loss", "loss gap", "epoch", "exposure (95 %)", "difference (95 %)")
     return Section(
         "Exposure at equal loss",
         "Each training at its first checkpoint whose validation loss is as low as the loss that every training reaches; loss "
-        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close. Difference: as above, "
-        "from the first variant.",
+        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close: the slowest training "
+        "sits at that loss, others below it. Loss gap and difference: from the first variant. They are estimates, not tests, "
+        "because a p-value of the difference would speak of the gap as well. Canaries with an extrapolated exposure, or only "
+        "a lower bound, under any variant are left out.",
         filled(headings, cells),
     )
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import memlib
+from memlib.audits.exposure.curves import curves
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, without
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
@@ -83,9 +84,44 @@ def test_removed_canaries_fall_to_chance_and_missed_ones_stay() -> None:
     assert exposure(1, "sanitized", removed=True) == 1
     assert exposure(1, "sanitized", removed=False) == exposure_of_rank(4, SIZE)
     assert exposure(2, "unsanitized", removed=False) - exposure(2, "sanitized", removed=False) == pytest.approx(1)
-    (null,) = rows.all("two_to_minus_exposure", variant="sanitized")
-    assert (null.n, null.value) == (1, 0.5)  # the removed canary joins those never inserted
     assert not rows.all("exposure_difference")  # it would compare other canaries
+
+
+def test_canaries_that_models_selected_are_not_tested(tmp_path: Path) -> None:
+    """The sanitized model ranks all canaries first that are left, and the removed ones above chance."""
+    mine = Recipe.model_validate(RECIPE)
+    models = [
+        ranked("unsanitized", 0, [1, 1, 1, 1], [400_000, 600_000, 500_000, 10]),
+        ranked("sanitized", 0, [0, 0, 1, 1], [900_000, 900_000, 1, 1]),
+    ]
+    units, extractions = score(models, SIZE, Config()), EXTRACTION.arrow.empty_table()
+    summary, points = summarize(models, units, extractions, mine, size=SIZE), curves(models, units, extractions, mine)
+    rows = Findings.read(summary)
+    assert {row.params["variant"] for row in rows.tests("headline", "canaries")} == {"unsanitized"}
+    assert rows.head.params["variant"] == "unsanitized"
+    assert {row.params["variant"] for row in rows.all("exposure", "epsilon_lower_bound")} == {"unsanitized"}
+    assert len(rows.all("validation_loss")) == 2
+    assert not rows.all("two_to_minus_exposure")  # the removed canaries are no null
+    assert "gives away information about 1 of 4 inserted canaries" in rows.verdict.sentence
+    assert "variants" not in rows.verdict.explanation
+    assert {point["series"] for point in points.to_pylist() if point["curve"] == "utility"} == {"unsanitized"}
+    assert all(point["x"] for point in points.to_pylist() if point["curve"] == "exposure_by_insertions")
+
+
+def test_variants_that_happen_to_be_called_unsanitized_and_sanitized_are_like_any_others() -> None:
+    named = {"variants": {"unsanitized": {}, "sanitized": {"model.dropout": 0.1}}, "sanitize": None}
+    models = [ranked(name, 0, [1, 1], [5, 9]) for name in named["variants"]]
+    rows = Findings.read(
+        summarize(
+            models,
+            score(models, SIZE, Config()),
+            EXTRACTION.arrow.empty_table(),
+            Recipe.model_validate(RECIPE | named),
+            size=SIZE,
+        )
+    )
+    assert len(rows.tests("headline")) == 2
+    assert not rows.all("removed_by_sanitizing", "exposure_by_sanitizing")
 
 
 def test_the_sanitized_model_trains_on_the_windows_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
