@@ -10,14 +10,16 @@ import pytest
 import memlib
 from memlib.audits.exposure.curves import curves
 from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.report import compose
 from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, without
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
 from memlib.audits.exposure.summary import summarize
-from memlib.audits.exposure.tables import EXTRACTION
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.secret import VARIABLE
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.text import Rows, role_of
 from memlib.findings import Findings
+from memlib.report.page import TableView
 
 ROLES = (TRAIN, role_of(0), role_of(1))
 RECIPE: dict[str, Any] = {
@@ -65,7 +67,7 @@ def ranked(variant: str, seed: int, insertions: list[int], ranks: list[int]) -> 
     return Scored(variant, seed, 4, ids, ("inserted",) * len(ids), tuple(insertions), costs, same, 1.5, exact)
 
 
-def test_removed_canaries_fall_to_chance_and_missed_ones_stay() -> None:
+def test_removed_canaries_fall_to_chance_and_missed_ones_stay(tmp_path: Path) -> None:
     models = []
     for seed in range(2):
         models.append(ranked("unsanitized", seed, [1, 1, 2, 2], [1, 2, 1, 4]))
@@ -85,6 +87,18 @@ def test_removed_canaries_fall_to_chance_and_missed_ones_stay() -> None:
     assert exposure(1, "sanitized", removed=False) == exposure_of_rank(4, SIZE)
     assert exposure(2, "unsanitized", removed=False) - exposure(2, "sanitized", removed=False) == pytest.approx(1)
     assert not rows.all("exposure_difference")  # it would compare other canaries
+    tables = {
+        "units": units, "extractions": EXTRACTION.arrow.empty_table(), "documents": DOCUMENTS.arrow.empty_table(),
+        "summary": rows.table(rows.verdict), "curves": curves(models, units, EXTRACTION.arrow.empty_table(), mine),
+    }  # fmt: skip
+    section = next(
+        one for one in compose(mine, tables, {}, tmp_path).sections if one and one.heading.startswith("Sanitizing")
+    )
+    (table,) = (part for part in section.blocks if isinstance(part, TableView))
+    assert [row[:3] for row in table.rows] == [
+        ["1", "50 % (1 to 99)", "all windows removed"], ["1", "50 % (1 to 99)", "a window was missed"],
+        ["2", "0 % (0 to 84)", "a window was missed"],
+    ]  # fmt: skip
 
 
 def test_canaries_that_models_selected_are_not_tested(tmp_path: Path) -> None:
