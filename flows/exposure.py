@@ -12,9 +12,11 @@ from memlib.audits.exposure.recipe import Recipe, SanitizeSpec
 from memlib.audits.exposure.sanitizing import HALVES, Halve, Sanitize, left
 from memlib.audits.exposure.stages import MakeCorpus, Report, Score
 from memlib.audits.last_stages import run_id
+from memlib.data.formats import Worded
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
 from memlib.data.text import role_of
+from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.models.external.factory import external_language_digest
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
@@ -69,7 +71,9 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
 
 
 def _check_known(recipe: Recipe, data: CorpusData) -> None:
-    """Before any training, refuse searches with nothing left to find and candidates that the tokenizer cannot encode."""
+    """Before any training, refuse searches with nothing left to find and candidates that the model cannot read."""
+    if isinstance(data.space, Worded) and getattr(recipe.model, "architecture", "") == "transformer":
+        _check_longest(data.space, len(data.context), recipe.data.window)
     if data.base is not None:
         data.base.content.check_precision(recipe.score.precision)
         references = data.space.sample(recipe.score.references, reference_rng(recipe.score.seed))
@@ -77,6 +81,15 @@ def _check_known(recipe: Recipe, data: CorpusData) -> None:
             data.space.tokens(candidates)
     for known in recipe.extraction.known if recipe.extraction is not None else ():
         told(data.space, data.choices((0,))[0], known)
+
+
+def _check_longest(space: Worded, known: int, window: int) -> None:
+    """Refuse words that, spelled after the start symbol and the known prefix, may be longer than a transformer's window."""
+    if 1 + known + space.longest > window:
+        raise UserError(
+            f"the longest candidate has {space.longest} symbols, after {1 + known} before it, but the transformer reads "
+            f"{window}; raise data.window or lower canaries.words"
+        )
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ class Candidates(ABC):
         for place, slot in enumerate(self.slots):
             if len(parts) >= at_least:
                 break
-            blocks = np.array_split(np.arange(len(slot)), at_least if len(slot) > LONGEST_ALPHABET else len(slot))
+            blocks = np.array_split(
+                np.arange(len(slot)), min(at_least, len(slot)) if len(slot) > LONGEST_ALPHABET else len(slot)
+            )
             parts = [part._among(place, block.tolist()) for part in parts for block in blocks]
         yield from parts
 
@@ -186,6 +188,11 @@ class Worded(Candidates):
     slots: tuple[tuple[tuple[int, ...], ...], ...]
 
     sparse = True
+
+    @property
+    def longest(self) -> int:
+        """Return the number of symbols of the longest candidate."""
+        return sum(max(map(len, slot)) for slot in self.slots)
 
     @property
     def end(self) -> int:

@@ -14,7 +14,7 @@ from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.scores import Scored
 from memlib.audits.exposure.summary import at_last
 from memlib.observe.likelihoods import UNITS_PER_BIT
-from memlib.specs.text import UNSEEN
+from memlib.specs.text import INSERTED, UNSEEN
 from memlib.stats.tails import fit_skew_normal
 from memlib.tables import CURVES
 
@@ -42,9 +42,10 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
     points += _query_points(last, extractions)
     for unit in last.to_dict("records"):
         params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
-        if unit["kind"] != UNSEEN:
+        if unit["kind"] != UNSEEN and not (unit["variant"] == recipe.selected and unit["kind"] == INSERTED):
             points.append(_point("exposure_by_insertions", unit["variant"], params, unit["insertions"], unit["exposure"]))
-    for (variant, seed), group in last[last["insertions"] > 0].groupby(["variant", "seed"], sort=False):
+    compared = last[(last["insertions"] > 0) & (last["variant"] != recipe.selected)]
+    for (variant, seed), group in compared.groupby(["variant", "seed"], sort=False):
         params = {"seed": int(seed)}
         points.append(_point("utility", variant, params, group["validation_loss"].mean(), group["exposure"].mean()))
     shown = max(models, key=lambda m: (m.epoch, max(m.insertions)))

@@ -22,7 +22,7 @@ from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED,
 from memlib.specs.subject import TrainIt
 
 HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
-VARIANTS, EQUAL_LOSS, OVERTRAINING = "variants", "equal_loss", "overtraining"
+VARIANTS, OVERTRAINING = "variants", "overtraining"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
 UNSANITIZED, SANITIZED = "unsanitized", "sanitized"  # variants
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
@@ -242,6 +242,10 @@ class Recipe(Spec):
             raise ValueError("discoverable is for models that memlib fine-tunes; leave it out")
         if self.variants or self.seeds > 1 or self.quantize:
             raise ValueError("variants, seeds and quantize are for models that memlib trains; leave them out")
+        if self.sanitize is not None:
+            raise ValueError("sanitize trains on a sanitized text, which an external model cannot: leave it out")
+        if self.score.equal_loss:
+            raise ValueError("score.equal_loss compares variants of a training; leave it out for an external model")
         if self.data.unit == "token":
             raise ValueError("data.unit token is for fine-tuning (model.kind huggingface); use character")
         if trained.kind == "huggingface" and self.data.unit != "character":
@@ -283,6 +287,11 @@ class Recipe(Spec):
     def has_checkpoints(self) -> bool:
         """True if exposure is measured before the end of training, too."""
         return self.training is not None and bool(self.training.checkpoint_epochs or self.training.checkpoint_steps)
+
+    @property
+    def selected(self) -> str | None:
+        """The variant whose canaries were not drawn at random, but left over by `sanitize`; None without it."""
+        return None if self.sanitize is None else SANITIZED
 
     @property
     def _shared(self) -> dict[str, Any]:

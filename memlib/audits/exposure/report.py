@@ -268,7 +268,10 @@ def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
     found = rows.all("overtraining_change")
     if not found:
         return
-    yield "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries:"
+    yield (
+        "Change from the lowest mean validation loss to the last checkpoint, in bits, over the same trainings or canaries, "
+        "without canaries of which either exposure is only a lower bound (or extrapolated, in rows of measured exposure):"
+    )
     cells = [
         (
             row.params.get("variant", ""), f"{row.params['from_epoch']:g} to {row.params['to_epoch']:g}",
@@ -627,18 +630,20 @@ def _equal_loss_section(rows: Findings) -> Section | None:
         difference = rows.get("difference_at_equal_loss", variant=row.params["variant"])
         cells.append(
             (
-                row.params["variant"], f"{row.params['validation_loss']:.4f}", f"{row.params['epoch']:g}",
+                row.params["variant"], f"{row.params['validation_loss']:.4f}",
+                "" if difference is None else f"{difference.params['loss_gap']:+.4f}", f"{row.params['epoch']:g}",
                 _with_interval(row, "{:.2f}".format),
                 "" if difference is None else _with_interval(difference, "{:.2f}".format, "{:+.2f}".format),
-                "" if difference is None else format_p(difference.p_adjusted),
             )
         )  # fmt: skip
-    headings = ("variant", "validation loss", "epoch", "exposure (95 %)", "difference (95 %)", "p of difference")
+    headings = ("variant", "validation loss", "loss gap", "epoch", "exposure (95 %)", "difference (95 %)")
     return Section(
         "Exposure at equal loss",
         "Each training at its first checkpoint whose validation loss is as low as the loss that every training reaches; loss "
-        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close. Difference: as above, "
-        "from the first variant.",
+        "and epoch are means over trainings. Losses are equal only as far as checkpoints are close: the slowest training "
+        "sits at that loss, others below it. Loss gap and difference: from the first variant. They are estimates, not tests, "
+        "because a p-value of the difference would speak of the gap as well. Canaries with an extrapolated exposure, or only "
+        "a lower bound, under any variant are left out.",
         filled(headings, cells),
     )
 
@@ -649,21 +654,26 @@ def _sanitizing_section(rows: Findings) -> Section | None:
         for removed in (True, False):
             means = rows.all("exposure_by_sanitizing", insertions=share.params["insertions"], removed=removed)
             if means:
-                kind = ("all windows removed", f"{100 * share.value:.0f} % ({format_interval(share, '{:.2f}'.format)})")
-                kind = kind if removed else ("a window was missed", "")
                 bits = (_with_interval(mean, "{:.2f}".format) for mean in means)
-                cells.append((str(share.params["insertions"]), *kind, str(means[0].n), *bits))
+                kind = ("all windows removed" if removed else "a window was missed", str(means[0].n))
+                cells.append((str(share.params["insertions"]), _share_removed(share), *kind, *bits))
     if not cells:
         return None
-    headings = ("occurrences", "canaries", "share (95 %)", "n", "exposure before (95 %)", "exposure after (95 %)")
+    headings = ("occurrences", "removed (95 %)", "canaries", "n", "exposure before (95 %)", "exposure after (95 %)")
     return Section(
         "Sanitizing by two models",
         "Two models were trained on halves of the training windows, and the windows about which they disagree most were "
         "removed, a share that the recipe sets. A canary in several windows may be in both halves: then both models know it, "
         "and its windows are missed. Exposure before: of the model of the whole text; after: of one trained on the sanitized "
-        f"text. Canaries that were removed altogether stand at chance there ({1 / np.log(2):.1f} bits) or below it.",
+        f"text, to which random candidates are exposed by {1 / np.log(2):.1f} bits on average. Models disagree more about "
+        "unlikely canaries, so the removed ones tend to be the less likely candidates: nothing is tested here. Removed: the "
+        "share of canaries that lost all of their windows.",
         filled(headings, cells),
     )
+
+
+def _share_removed(share: Finding) -> str:
+    return f"{100 * share.value:.0f} % ({format_interval(share, lambda end: f'{100 * end:.0f}')})"
 
 
 def _utility_figure(lines: Lines, means: Mapping[str, tuple[float, float]], front: Sequence[str], folder: Path) -> FigureView:

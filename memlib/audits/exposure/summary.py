@@ -3,8 +3,8 @@
 Headline families, at alpha together (Holm 1979): "headline", all canaries of a variant together; "privacy", claims of
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
 documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
-"variants", differences from the first variant; "equal_loss", such differences at equal validation loss;
-"overtraining", changes after the lowest validation loss.
+"variants", differences from the first variant; "overtraining", changes after the lowest validation loss. Canaries of a
+sanitized text are not tested: which of them it kept was decided by how models rank them.
 """
 
 import math
@@ -23,7 +23,6 @@ from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of
 from memlib.audits.exposure.privacy import privacy_rows
 from memlib.audits.exposure.recipe import (
     CANARIES,
-    EQUAL_LOSS,
     HEADLINE,
     HEADLINES,
     OVERTRAINING,
@@ -36,7 +35,7 @@ from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, judged, settle, tested
-from memlib.specs.text import GIVEN, RECURRING, UNSEEN
+from memlib.specs.text import GIVEN, INSERTED, RECURRING, UNSEEN
 
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
 FLIPS = 9_999
@@ -67,18 +66,19 @@ def summarize(
     if not len(frame):
         raise RunError("no canary was scored")
     last, alpha = at_last(frame), recipe.score.level
-    private = list(privacy_rows(models, size, error=recipe.score.error))
+    unselected = [model for model in models if model.variant != recipe.selected]
+    private = list(privacy_rows(unselected, size, error=recipe.score.error))
     how = recipe.discoverable if documents is not None and len(documents) else None
     level = alpha / (1 + (how is not None) + any(row.is_test for row in private))
     rows = settle(
         [
-            *_tests(models, last, recipe, size, level),
-            *_estimates(last),
+            *_tests(unselected, last, recipe, size, level),
+            *_estimates(last, recipe),
             *_differences(last, recipe),
             *_equal_loss(frame, recipe),
             *_overtraining(frame, recipe),
-            *_sanitizing(last),
-            *_null_rows(last),
+            *_sanitizing(last, recipe),
+            *_null_rows(last, recipe),
             *private,
             *_extraction_rows(extractions),
             *([] if documents is None or how is None else document_rows(documents, how, alpha=level)),
@@ -265,12 +265,15 @@ def mean_interval(
     return Interval(max(least, float(low)), min(most, float(high)), over)
 
 
-def _estimates(last: pd.DataFrame) -> Iterator[Finding]:
-    """Yield mean exposure by number of insertions, the exposure of each given secret, and the validation loss."""
+def _estimates(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield mean exposure by number of insertions, the exposure of each given secret, and the validation loss.
+
+    Of a sanitized text, only the loss: see _sanitizing.
+    """
     bits = float(last["space_bits"].iloc[0])
     for name, at in variants_of(last):
         of_variant = last[last["variant"] == name]
-        seen = of_variant[of_variant["insertions"] > 0]
+        seen = of_variant[of_variant["insertions"] > (math.inf if name == recipe.selected else 0)]
         for insertions, group in sorted(seen.groupby("insertions"), key=lambda item: -int(item[0])):
             means = group.groupby("canary")["exposure"].mean().to_numpy()  # several seeds of one canary count as one canary
             interval = mean_interval(means, bits)
@@ -293,9 +296,10 @@ def _equal_loss(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     if not recipe.score.equal_loss:
         return
     reached = at_equal_loss(frame)
+    reached = without_bounds(reached[reached["insertions"] > 0])
     by = "seed" if _share_models(recipe) and recipe.seeds > 1 else "canary"
     for name, at in variants_of(reached):
-        units = reached[(reached["variant"] == name) & (reached["insertions"] > 0)]
+        units = reached[reached["variant"] == name]
         values = units.groupby(by)["exposure"].mean().to_numpy()
         params = {
             **at, "validation_loss": round(float(units["validation_loss"].mean()), 4),
@@ -303,34 +307,46 @@ def _equal_loss(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
         }  # fmt: skip
         interval = mean_interval(values, over="trainings" if by == "seed" else "canaries")
         yield estimate("exposure_at_equal_loss", params, values.mean(), n=len(values), interval=interval)
-    yield from _differences(reached, recipe, "difference_at_equal_loss", EQUAL_LOSS)
+    losses = reached.groupby("variant")["validation_loss"].mean()
+    for at, values, interval in _paired(reached, recipe):
+        gap = {"loss_gap": round(float(losses[at["variant"]] - losses[at["less"]]), 4)}
+        yield estimate("difference_at_equal_loss", {**at, **gap}, values.mean(), n=len(values), interval=interval)
 
 
-def _differences(
-    last: pd.DataFrame, recipe: Recipe, metric: str = "exposure_difference", family: str = VARIANTS
-) -> Iterator[Finding]:
+def without_bounds(units: pd.DataFrame) -> pd.DataFrame:
+    """Return the units of each canary and seed of which no exposure is extrapolated or only a lower bound.
+
+    Without them, a difference could be one between a rank and the most that sampling can tell.
+    """
+    bounds = (units["method"] == "extrapolated") | ((units["method"] == "sampled") & units["ci_high"].isna())
+    return units[~bounds.groupby([units["seed"], units["canary"]]).transform("any")]
+
+
+def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
     """
-    seen = last[last["insertions"] > 0]
     if recipe.sanitize is not None:
         return  # a sanitized text has fewer canaries: see _sanitizing
-    first, *others = variants_of(last)
-    shared = _share_models(recipe)
-    by = ["seed"] if shared and recipe.seeds > 1 else ["canary"]
-    base = seen[seen["variant"] == first[0]].groupby(by)["exposure"].mean()
-    for name, at in others:
-        exposure = seen[seen["variant"] == name].groupby(by)["exposure"].mean()
-        values = (exposure - base).dropna().to_numpy()
-        if not len(values):
-            continue
-        params, over = {**at, "less": first[0]}, "trainings" if by == ["seed"] else "canaries"
-        interval = mean_interval(values, least=-math.inf, over=over)
-        if len(values) > 1 and (by == ["seed"] or not shared):
-            yield _flipped(metric, params, values, family, interval)
+    independent = recipe.seeds > 1 or not _share_models(recipe)
+    for params, values, interval in _paired(last, recipe):
+        if len(values) > 1 and independent:
+            yield _flipped("exposure_difference", params, values, VARIANTS, interval)
         else:
-            yield estimate(metric, params, values.mean(), n=len(values), interval=interval)
+            yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)
+
+
+def _paired(units: pd.DataFrame, recipe: Recipe) -> Iterator[tuple[dict[str, str], NDArray[np.float64], Interval | None]]:
+    """Yield params, paired differences from the first variant (num_pairs,) and the interval of their mean, by variant."""
+    seen = units[units["insertions"] > 0]
+    by, over = ("seed", "trainings") if _share_models(recipe) and recipe.seeds > 1 else ("canary", "canaries")
+    means = {name: seen[seen["variant"] == name].groupby(by)["exposure"].mean() for name, _ in variants_of(units)}
+    first = next(iter(means), "")
+    for name, mean in means.items():
+        values = (mean - means[first]).dropna().to_numpy()
+        if name != first and len(values):
+            yield {"variant": name, "less": first}, values, mean_interval(values, least=-math.inf, over=over)
 
 
 def _flipped(
@@ -347,35 +363,52 @@ def _overtraining(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield by how much exposure changes from the lowest mean validation loss to the last checkpoint (Carlini 2019, 7.2).
 
     The exposure of a canary that ranks first cannot rise any further, and falls only with its rank; the extrapolated one can.
-    The units are canaries in separate models, or else trainings.
+    The units are canaries in separate models, or else trainings. Checkpoints are compared that all trainings have; with
+    patience, each training ends for a reason of its own, so that there is no common end. No test rests on an extrapolation.
     """
     for name, at in variants_of(frame):
-        of_variant = frame[frame["variant"] == name]
+        of_variant = _at_shared_epochs(frame[frame["variant"] == name])
         losses = of_variant.groupby("epoch")["validation_loss"].mean()
+        if name == recipe.selected or _has_patience(recipe, name) or len(losses) < 2:
+            continue
         best, last = losses.idxmin(), losses.index.max()
         if losses[last] == losses[best]:
             continue
-        seen = of_variant[of_variant["insertions"] > 0]
+        seen = of_variant[(of_variant["insertions"] > 0) & of_variant["epoch"].isin((best, last))]
         by = "seed" if _share_models(recipe) or seen["canary"].nunique() == 1 else "canary"
         for column in ("exposure", "exposure_extrapolated"):
-            before, after = (seen[seen["epoch"] == epoch].groupby(by)[column].mean() for epoch in (best, last))
+            units = without_bounds(seen) if column == "exposure" else seen
+            before, after = (units[units["epoch"] == epoch].groupby(by)[column].mean() for epoch in (best, last))
             values = (after - before).dropna().to_numpy()
             if not len(values):
                 continue
             interval = mean_interval(values, least=-math.inf, over="trainings" if by == "seed" else "canaries")
             params = {**at, "of": column, "from_epoch": float(best), "to_epoch": float(last)}
-            if len(values) > 1:
+            if len(values) > 1 and column == "exposure":
                 yield _flipped("overtraining_change", params, values, OVERTRAINING, interval)
             else:
-                yield estimate("overtraining_change", params, values.mean(), n=1, interval=interval)
+                yield estimate("overtraining_change", params, values.mean(), n=len(values), interval=interval)
 
 
-def _sanitizing(last: pd.DataFrame) -> Iterator[Finding]:
+def _at_shared_epochs(units: pd.DataFrame) -> pd.DataFrame:
+    """Return the units of a variant at the checkpoints that all of its trainings have."""
+    trainings = len(units.groupby(["seed", "canary", "insertions"]))
+    return units[units.groupby("epoch")["epoch"].transform("size") == trainings]
+
+
+def _has_patience(recipe: Recipe, variant: str) -> bool:
+    cell = recipe.cells.get(variant)
+    return cell is not None and cell.training is not None and cell.training.patience is not None
+
+
+def _sanitizing(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield which canaries a sanitized text has lost, and the exposure of the lost and of the others before and after.
 
-    A model that never saw a canary ranks it like any other; the lost ones are among its null (`_null_rows`). Models disagree
-    more about unlikely canaries, so that the lost ones may rank higher than chance, never lower.
+    Nothing is tested: models disagree more about unlikely canaries, so the removed ones tend to be the less likely
+    candidates, and neither they nor the others rank like candidates drawn at random.
     """
+    if recipe.sanitize is None:
+        return
     keys = ["seed", "canary"]
     before = last[(last["variant"] == UNSANITIZED) & (last["insertions"] > 0)].set_index(keys)
     after = last[last["variant"] == SANITIZED].set_index(keys)
@@ -409,13 +442,14 @@ def sign_flip_p(differences: NDArray[np.float64]) -> float:
     return (1 + int((np.abs(signs @ differences) >= observed - 1e-9).sum())) / (1 + FLIPS)
 
 
-def _null_rows(last: pd.DataFrame) -> Iterator[Finding]:
-    """Yield statistics of canaries that a model never saw.
+def _null_rows(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
+    """Yield statistics of canaries that a model never saw, without those that were removed from a sanitized text.
 
     For drawn canaries 2^-exposure is uniform, with mean 1/2 and a median exposure of 1. For unseen secrets of a kind that the
     model knows, 2^-exposure is smaller, so no uniform null fits them.
     """
-    never = last[last["insertions"] == 0]
+    removed = (last["variant"] == recipe.selected) & (last["kind"] == INSERTED)
+    never = last[(last["insertions"] == 0) & ~removed]
     for name, at in variants_of(never):
         of_variant = never[never["variant"] == name]
         for metric, drawn in (("", of_variant["kind"] != UNSEEN), ("unseen_", of_variant["kind"] == UNSEEN)):

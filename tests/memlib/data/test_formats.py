@@ -82,6 +82,9 @@ def test_shards_part_the_space() -> None:
     parts = list(found.shards(50))
     assert len(parts) == 100
     assert sum(part.size for part in parts) == found.size
+    long = list(Space((tuple(range(1001)), (0, 1))).shards(5000))  # more parts than choices: none is empty
+    assert len(long) == 2002
+    assert all(part.size == 1 for part in long)
 
 
 @pytest.mark.parametrize(

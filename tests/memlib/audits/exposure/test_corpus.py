@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import memlib
 from memlib.audits import AUDITS
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.stages import MakeCorpus
@@ -97,3 +98,22 @@ def test_limits_report_that_the_hold_out_also_chooses_the_checkpoint(
         }
     )  # fmt: skip
     assert len([text for text in AUDITS["exposure"].limits(recipe) if "also chooses the checkpoint" in text]) == count
+
+
+@pytest.mark.parametrize(("known", "before"), [(True, 8), (False, 1)])
+def test_words_that_a_transformer_could_not_read_are_refused_though_none_was_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, before: int
+) -> None:
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
+    (tmp_path / "text").write_text(" ".join([*(f"w{number:03d}" for number in range(200)), "x" * 39] * 3))
+    recipe = {
+        "audit": "exposure",
+        "data": {"source": {"kind": "text", "path": str(tmp_path / "text")}, "window": 40},
+        "canaries": {"format": "a word {w}", "insertions": [1], "each": 1, "never": 0, "known_prefix": known},
+        "model": {"architecture": "transformer", "width": 8, "layers": 1, "heads": 1},
+        "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
+    }
+    with pytest.raises(UserError, match=f"has 40 symbols, after {before} before it, but the transformer reads 40"):
+        memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)

@@ -28,6 +28,8 @@ RECIPE = {
     "data": {"source": {"kind": "topics"}},
     "training": {"objective": {"kind": "language"}, "epochs": 4, "augment": None, "checkpoint_epochs": [2]},
 }
+OF_A_FILE = {"canaries": {"file": "secrets.txt", "unseen": "unseen.txt"}}
+EXTERNAL = OF_A_FILE | {"training": None, "trained": {"kind": "import", "model": "their.module:factory"}}
 SIZE = 10**6
 
 
@@ -279,6 +281,8 @@ def test_page_lists_the_privacy_budget_of_a_private_variant(tmp_path: Path) -> N
             r"give variants and training\.checkpoint_epochs",
         ),
         ({"sanitize": {}}, "set canaries.together to true"),
+        ({**EXTERNAL, "sanitize": {}}, "sanitize trains on a sanitized text"),
+        ({**EXTERNAL, "score": {"equal_loss": True}}, "leave it out for an external model"),
         ({"sanitize": {}, "variants": {"b": {"quantize": True}}}, "and no variants"),
         ({"canaries": {"words": 9}}, "counts the words for {w} in canaries.format"),
         ({"canaries": {"format": "a {w}", "file": "secrets.txt"}}, r"list words in canaries\.alphabets\.w"),
@@ -332,9 +336,6 @@ def given(costs: NDArray[np.float64], times: list[int], unseen: NDArray[np.float
     return Scored("", seed, 4, tuple(range(len(whole))), kinds, insertions, whole, references, 1.5, {})
 
 
-OF_A_FILE = {"canaries": {"file": "secrets.txt", "unseen": "unseen.txt"}}
-
-
 def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArray[np.float64]:
     """Bits of numbers whose digits have 2.86 bits each, under a model that knows how they are distributed."""
     law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
@@ -367,9 +368,6 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
     assert "Of 400 secrets of its kind that were never seen, none is as likely" in rows.verdict.explanation
     assert {row.params["canary"] for row in rows.tests("canaries").shown()} == {0}
     assert {row.role for row in rows.all("exposure")} == {"estimate"}
-
-
-EXTERNAL = OF_A_FILE | {"training": None, "trained": {"kind": "import", "model": "their.module:factory"}}
 
 
 @pytest.mark.usefixtures("no_law")
@@ -541,18 +539,34 @@ def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tm
     assert not rows_of(models, recipe(variants=mine.variants)).all("exposure_at_equal_loss")
 
 
-def test_eight_trainings_show_the_one_of_six_variants_that_differs_at_equal_loss() -> None:
+def test_a_difference_at_equal_loss_is_no_test_and_names_the_gap_that_is_left(tmp_path: Path) -> None:
     together = {"canaries": {"together": True}, "seeds": 8, "score": {"equal_loss": True}}
-    mine = recipe(variants={name: {} for name in "abcdef"}, **together)
-    rng, models = np.random.default_rng(0), []
+    mine = recipe(variants={"slow": {}, "fast": {}}, **together)
+    models = []
     for seed in range(8):
-        for name in "abcdef":
-            rank = int(rng.integers(1000, 1100)) // (100 if name == "f" else 1)
-            losses, ranks = ([1.5, 1], [rank, 1]) if name != "a" else ([2, 1.5], [10**5, rank])
-            models += at_epochs(name, seed, losses, ranks)
-    tests = rows_of(models, mine).all("difference_at_equal_loss")
-    assert [row.params["variant"] for row in tests if (row.p_adjusted or 0) <= 0.05] == ["f"]
-    assert tests.first("difference_at_equal_loss", variant="f").interval.over == "trainings"
+        models += at_epochs("slow", seed, [3, 2], [10**5, 1000 + seed])
+        models += at_epochs("fast", seed, [2.5, 1.75], [10**4, 100 + seed])
+    (found,) = rows_of(models, mine).all("difference_at_equal_loss")
+    assert (found.role, found.p_value) == ("estimate", None)
+    assert found.params == {"variant": "fast", "less": "slow", "loss_gap": -0.25}
+    assert found.interval is not None
+    assert found.interval.over == "trainings"
+    html = render(page_of(models, mine, tmp_path))
+    assert "loss gap" in html
+    assert "-0.2500" in html
+
+
+def test_lower_bounds_are_not_compared_with_ranks_at_equal_loss() -> None:
+    models = []
+    for name, exact in (("slow", {0: 100, 1: 200}), ("fast", {0: 100})):  # of canary 1, the fast one has only a bound
+        ranks = {canary: ("pruned", rank, 1) for canary, rank in exact.items()}
+        models.append(replace(seen([20.0, 0.0], [4, 4], exact=ranks), variant=name))
+    mine = recipe(variants={"slow": {}, "fast": {}}, score={"equal_loss": True})
+    found = rows_of(models, mine, method="sampled")
+    assert [(row.n, row.value) for row in found.all("exposure_at_equal_loss")] == [(1, exposure_of_rank(100, SIZE))] * 2
+    assert found.first("difference_at_equal_loss").n == 1
+    bounds = [replace(model, exact={}) for model in models]
+    assert not rows_of(bounds, mine, method="extrapolated").all("exposure_at_equal_loss", "difference_at_equal_loss")
 
 
 def overtrained(canaries: list[tuple[float, float]], **changes: Any) -> list[Scored]:
@@ -576,7 +590,7 @@ def test_the_fall_after_the_lowest_loss_is_seen_in_the_extrapolated_exposure_alo
     assert (exact.value, exact.p_value) == (0, 1)  # first before and after: exact exposure cannot fall
     assert law.params["of"] == "exposure_extrapolated"
     assert law.value < -8
-    assert (law.p_value, law.verdict) == (2 / 2**8, "shown")
+    assert (law.role, law.n, law.p_value) == ("estimate", 8, None)  # no test rests on an extrapolation
     assert law.interval is not None
     assert law.interval.over == "trainings"
     page = page_of(models, mine, tmp_path)
@@ -593,6 +607,26 @@ def test_a_model_that_never_overtrains_has_no_change_after_its_lowest_loss() -> 
     assert not rows_of(models, recipe(seeds=2)).all("overtraining_change")
     same = [replace(model, validation_loss=1) for model in models]  # patience: the last weights are the best ones
     assert not rows_of(same, recipe(seeds=2)).all("overtraining_change")
+
+
+@pytest.mark.parametrize("method", ["sampled", "extrapolated"])
+def test_exposures_without_a_rank_are_left_out_of_changes_after_the_lowest_loss(method: str) -> None:
+    ranked_twice = overtrained([(8 + seed / 10, 12) for seed in range(4)])
+    one = [*ranked_twice[:-1], replace(ranked_twice[-1], exact={})]  # the last training ends with a bound
+    changes = rows_of(one, recipe(seeds=4), method=method).all("overtraining_change")
+    assert [(row.params["of"], row.n) for row in changes] == [("exposure", 3), ("exposure_extrapolated", 4)]
+    none = [replace(model, exact={}) for model in ranked_twice]
+    (law,) = rows_of(none, recipe(seeds=4), method=method).all("overtraining_change")
+    assert law.params["of"] == "exposure_extrapolated"
+
+
+def test_only_checkpoints_that_all_trainings_have_are_compared_after_the_lowest_loss() -> None:
+    models = at_epochs("", 0, [3, 1, 2, 9], [9, 9, 9, 1]) + at_epochs("", 1, [3, 2, 2], [9, 9, 9])
+    exact = rows_of(models, recipe(seeds=2)).all("overtraining_change").head
+    assert (exact.params["from_epoch"], exact.params["to_epoch"], exact.value) == (2, 3, 0)
+    assert not rows_of(models[:4] + models[4:5], recipe(seeds=2)).all("overtraining_change")
+    patient = RECIPE["training"] | {"patience": 2}
+    assert not rows_of(models, recipe(seeds=2, training=patient)).all("overtraining_change")
 
 
 def test_signs_are_flipped_exactly_and_by_chance() -> None:

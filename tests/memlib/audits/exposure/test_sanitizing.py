@@ -8,15 +8,18 @@ import pyarrow as pa
 import pytest
 
 import memlib
+from memlib.audits.exposure.curves import curves
 from memlib.audits.exposure.recipe import Recipe
+from memlib.audits.exposure.report import compose
 from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, without
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
 from memlib.audits.exposure.summary import summarize
-from memlib.audits.exposure.tables import EXTRACTION
+from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.secret import VARIABLE
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.text import Rows, role_of
 from memlib.findings import Findings
+from memlib.report.page import TableView
 
 ROLES = (TRAIN, role_of(0), role_of(1))
 RECIPE: dict[str, Any] = {
@@ -64,7 +67,7 @@ def ranked(variant: str, seed: int, insertions: list[int], ranks: list[int]) -> 
     return Scored(variant, seed, 4, ids, ("inserted",) * len(ids), tuple(insertions), costs, same, 1.5, exact)
 
 
-def test_removed_canaries_fall_to_chance_and_missed_ones_stay() -> None:
+def test_removed_canaries_fall_to_chance_and_missed_ones_stay(tmp_path: Path) -> None:
     models = []
     for seed in range(2):
         models.append(ranked("unsanitized", seed, [1, 1, 2, 2], [1, 2, 1, 4]))
@@ -83,9 +86,56 @@ def test_removed_canaries_fall_to_chance_and_missed_ones_stay() -> None:
     assert exposure(1, "sanitized", removed=True) == 1
     assert exposure(1, "sanitized", removed=False) == exposure_of_rank(4, SIZE)
     assert exposure(2, "unsanitized", removed=False) - exposure(2, "sanitized", removed=False) == pytest.approx(1)
-    (null,) = rows.all("two_to_minus_exposure", variant="sanitized")
-    assert (null.n, null.value) == (1, 0.5)  # the removed canary joins those never inserted
     assert not rows.all("exposure_difference")  # it would compare other canaries
+    tables = {
+        "units": units, "extractions": EXTRACTION.arrow.empty_table(), "documents": DOCUMENTS.arrow.empty_table(),
+        "summary": rows.table(rows.verdict), "curves": curves(models, units, EXTRACTION.arrow.empty_table(), mine),
+    }  # fmt: skip
+    section = next(
+        one for one in compose(mine, tables, {}, tmp_path).sections if one and one.heading.startswith("Sanitizing")
+    )
+    (table,) = (part for part in section.blocks if isinstance(part, TableView))
+    assert [row[:3] for row in table.rows] == [
+        ["1", "50 % (1 to 99)", "all windows removed"], ["1", "50 % (1 to 99)", "a window was missed"],
+        ["2", "0 % (0 to 84)", "a window was missed"],
+    ]  # fmt: skip
+
+
+def test_canaries_that_models_selected_are_not_tested(tmp_path: Path) -> None:
+    """The sanitized model ranks all canaries first that are left, and the removed ones above chance."""
+    mine = Recipe.model_validate(RECIPE)
+    models = [
+        ranked("unsanitized", 0, [1, 1, 1, 1], [400_000, 600_000, 500_000, 10]),
+        ranked("sanitized", 0, [0, 0, 1, 1], [900_000, 900_000, 1, 1]),
+    ]
+    units, extractions = score(models, SIZE, Config()), EXTRACTION.arrow.empty_table()
+    summary, points = summarize(models, units, extractions, mine, size=SIZE), curves(models, units, extractions, mine)
+    rows = Findings.read(summary)
+    assert {row.params["variant"] for row in rows.tests("headline", "canaries")} == {"unsanitized"}
+    assert rows.head.params["variant"] == "unsanitized"
+    assert {row.params["variant"] for row in rows.all("exposure", "epsilon_lower_bound")} == {"unsanitized"}
+    assert len(rows.all("validation_loss")) == 2
+    assert not rows.all("two_to_minus_exposure")  # the removed canaries are no null
+    assert "gives away information about 1 of 4 inserted canaries" in rows.verdict.sentence
+    assert "variants" not in rows.verdict.explanation
+    assert {point["series"] for point in points.to_pylist() if point["curve"] == "utility"} == {"unsanitized"}
+    assert all(point["x"] for point in points.to_pylist() if point["curve"] == "exposure_by_insertions")
+
+
+def test_variants_that_happen_to_be_called_unsanitized_and_sanitized_are_like_any_others() -> None:
+    named = {"variants": {"unsanitized": {}, "sanitized": {"model.dropout": 0.1}}, "sanitize": None}
+    models = [ranked(name, 0, [1, 1], [5, 9]) for name in named["variants"]]
+    rows = Findings.read(
+        summarize(
+            models,
+            score(models, SIZE, Config()),
+            EXTRACTION.arrow.empty_table(),
+            Recipe.model_validate(RECIPE | named),
+            size=SIZE,
+        )
+    )
+    assert len(rows.tests("headline")) == 2
+    assert not rows.all("removed_by_sanitizing", "exposure_by_sanitizing")
 
 
 def test_the_sanitized_model_trains_on_the_windows_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
