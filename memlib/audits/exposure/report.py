@@ -587,7 +587,8 @@ def _variants_section(rows: Findings, trainings: Sequence[Row], folder: Path) ->
         "Mean exposure over the canaries, in bits, and validation loss in nats per symbol: one dot per training. On the "
         "front: no other variant is lower in one of the two and not higher in the other, judged by these means alone. "
         "Difference: paired difference from the first variant over all canaries that both saw (over trainings, if "
-        "canaries share models and there are several trainings); without a p it describes these models only."
+        "canaries share models and there are several trainings); without a p it describes these models only, or rests on "
+        "exposures that are extrapolated or lower bounds."
         + (
             " Epsilon protects one window of text. Text in k windows is protected by k epsilon with a delta of "
             "k e^((k - 1) epsilon) delta, which is no guarantee once that delta reaches 1. The noise is drawn from the "

@@ -326,12 +326,16 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
+    Where an exposure is extrapolated or only a lower bound, the difference is an estimate.
     """
     if recipe.sanitize is not None:
         return  # a sanitized text has fewer canaries: see _sanitizing
     independent = recipe.seeds > 1 or not _share_models(recipe)
+    seen = last[last["insertions"] > 0]
     for params, values, interval in _paired(last, recipe):
-        if len(values) > 1 and independent:
+        units = seen[seen["variant"].isin((params["variant"], params["less"]))]
+        measured = len(without_bounds(units)) == len(units)
+        if len(values) > 1 and independent and measured:
             yield _flipped("exposure_difference", params, values, VARIANTS, interval)
         else:
             yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)

@@ -514,6 +514,8 @@ def test_variants_are_compared_by_pairs() -> None:
     assert found.verdict == "shown"
     together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
     assert together.first("exposure_difference").role == "estimate"  # one net each: no p speaks of trainings
+    capped = [models[0], replace(seen([1.0] * 8, [4] * 8), variant="other")]  # cheaper than all references: a lower bound
+    assert rows_of(capped, recipe(variants=variants)).first("exposure_difference").role == "estimate"
 
 
 def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) -> list[Scored]:
