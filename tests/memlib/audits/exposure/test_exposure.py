@@ -541,7 +541,7 @@ def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tm
     assert not rows_of(models, recipe(variants=mine.variants)).all("exposure_at_equal_loss")
 
 
-def test_a_difference_at_equal_loss_is_no_test_and_names_the_gap_that_is_left(tmp_path: Path) -> None:
+def test_a_difference_at_equal_loss_has_no_p_value_and_names_the_remaining_gap(tmp_path: Path) -> None:
     together = {"canaries": {"together": True}, "seeds": 8, "score": {"equal_loss": True}}
     mine = recipe(variants={"slow": {}, "fast": {}}, **together)
     models = []
