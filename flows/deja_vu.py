@@ -5,12 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from memlib.audits.deja_vu.generating import GenerateTrain
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
 from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
+from memlib.audits.deja_vu.reconstruction.judging import NAMED, Judge, TrainJudge
+from memlib.audits.deja_vu.reconstruction.sampling import BLOCK, Reconstruct, Reconstructions
+from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.scoring import Score, ScoreSetting, Searches
 from memlib.audits.deja_vu.searching import Found, Probe, Search
 from memlib.audits.deja_vu.sets import CompareSets
@@ -38,6 +42,10 @@ STAGES = (
     CompareSets,
     Probe,
     Stability,
+    GenerateTrain,
+    Reconstruct,
+    TrainJudge,
+    Judge,
     ScoreSetting,
     Score,
     Report,
@@ -47,9 +55,11 @@ _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Background: lambda recipe: recipe.reference,
     CompareSets: lambda recipe: (recipe.split.drawn_at_random and recipe.reference) or None,
     Stability: lambda recipe: recipe.decode.stability,
+    **dict.fromkeys((GenerateTrain, Reconstruct, TrainJudge, Judge), lambda recipe: recipe.reconstruct),
 }
 LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
 Side = tuple[int, Direction]
+Blocks = Sequence[Artifact[Reconstructions]]
 Models = Mapping[Side, Artifact[TrainedModel] | ExternalEncoder]
 
 
@@ -73,15 +83,16 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     last = probes.pop(recipe.last_epoch)
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
     checks = _checks(runner, recipe, searches, shard, splits)
+    judged, drawn = observations.reconstructions(searches)
     whole = Score(
         searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
-        earlier_probes=probes,
+        earlier_probes=probes, judged=judged,
     )  # fmt: skip
     scores = _score(runner, whole)
 
     named = {stage.name: trained[side] for side, stage in training.items()}
     named |= {f"start of {training[side].name}": model for side, model in started.items()}
-    report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, searches, shard, splits, named, drawn=drawn))
     runner.evict(observations.embedded)
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, **named})
 
@@ -200,6 +211,7 @@ class _Observations:
         """Embed every view with every model, once per run, however many layers and searches use it."""
         epochs, probed = self.recipe.epochs, [(epoch, PROBED_VIEW) for epoch in self.recipe.probed_epochs]
         wanted = [(epoch, view) for epoch in epochs for view in (*map(_queries, self.recipe.crops), PUBLIC_VIEW)]
+        wanted += [(self.recipe.last_epoch, view) for view in self._public_crops]
         stages = {
             (side, epoch, view): Embed(
                 model,
@@ -210,13 +222,19 @@ class _Observations:
                 self.layers,
                 dtype=self.recipe.decode.embeddings,
                 precision=self.recipe.decode.precision,
-            ).in_parts(self._probed if view == PROBED_VIEW else self.recipe.layers)
+            ).in_parts((*(self._probed if view == PROBED_VIEW else self.recipe.layers), *self.recipe.represented_layers))
             for side, model in self.models.items()
             for epoch, view in dict.fromkeys([*wanted, *probed])
         }
         self.embedded = self.runner.run_all([part for parts in stages.values() for part in parts])
         artifacts = iter(self.embedded)
         return {key: EmbeddedView([next(artifacts) for _ in parts]) for key, parts in stages.items()}
+
+    @property
+    def _public_crops(self) -> list[View]:
+        """The view of public crops whose representations generators see; none without reconstructions."""
+        spec = self.recipe.reconstruct
+        return [View((PUBLIC,), self.recipe.crops[0])] if spec is not None and spec.crops else []
 
     def searches(self) -> list[Searches]:
         """Search every layer, epoch, crop and pair; the headline's setting comes first."""
@@ -305,6 +323,74 @@ class _Observations:
             Compared(pair, (by_model[pair, DIRECTIONS[0]], by_model[pair, DIRECTIONS[1]]))
             for pair in range(self.recipe.num_pairs)
         ]
+
+    def reconstructions(self, searches: Sequence[Searches]) -> tuple[list[Artifact[pa.Table]], list[Blocks]]:
+        """Train generators on public images, draw the first images with them, and judge the pictures.
+
+        Returns:
+            the measures of each pair, and the pictures of the first pair by model; empty lists without reconstructions.
+        """
+        spec, recipe = self.recipe.reconstruct, self.recipe
+        if spec is None:
+            return [], []
+        sides = [(pair, direction) for pair in range(spec.pairs) for direction in DIRECTIONS]
+        generators, judge = self._generators(spec, sides)
+        of_pair = {s.pair: s.by_model for s in searches[: recipe.num_pairs]}  # the headline's setting comes first
+        crops = {side: self._views[side, recipe.last_epoch, _queries(recipe.crops[0])] for side in sides}
+        count = min(spec.images, crops[sides[0]].ids.num_rows)
+        stages = {
+            (side, start): Reconstruct(
+                f"model {side[1]}{side[0]}",
+                *generators[side],
+                crops[side],
+                of_pair[side[0]][DIRECTIONS.index(side[1])],
+                self._views[side, recipe.last_epoch, PUBLIC_VIEW],
+                self._views[side, recipe.last_epoch, PROBED_VIEW],
+                self.splits,
+                recipe.represented_layers,
+                spec,
+                (start, min(start + BLOCK, count)),
+            )
+            for side in sides
+            for start in range(0, count, BLOCK)
+        }
+        parts = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        drawn: list[Blocks] = [[part for (of, _), part in parts.items() if of == side] for side in sides]
+        judges = [
+            Judge(pair, tuple(drawn[2 * pair : 2 * pair + 2]), of_pair[pair], {NAMED: judge}, self.shard, self.splits, spec)
+            for pair in range(spec.pairs)
+        ]
+        return self.runner.run_all(judges), drawn[:2]
+
+    def _generators(
+        self, spec: ReconstructSpec, sides: Sequence[Side]
+    ) -> tuple[dict[Side, tuple[Artifact[TrainedModel], Artifact[TrainedModel] | None]], Artifact[TrainedModel]]:
+        """Train a generator and a decoder for each encoder, all from the same seeds, and the judge, on public images."""
+        last, layers = self.recipe.last_epoch, self.recipe.represented_layers
+        data = {
+            "num_classes": len(class_names_of(self.splits)),
+            "shard": self.shard,
+            "splits": self.splits,
+            "roles": (PUBLIC,),
+        }
+        wanted = {"generator": spec.generator} | ({"decoder": spec.baseline} if spec.baseline else {})
+        stages: dict[Any, Train] = {
+            (side, kind): GenerateTrain(
+                name=f"{kind} {side[1]}{side[0]}",
+                model=settings.model if kind == "generator" else settings.model.model_copy(update={"input_size": spec.side}),
+                training=settings.training,
+                conditions=tuple(self._views[side, last, view] for view in (PUBLIC_VIEW, *self._public_crops)),
+                layers=layers,
+                **data,
+            )
+            for side in sides
+            for kind, settings in wanted.items()
+        }
+        stages["judge"] = TrainJudge(
+            name="judge", model=spec.judging_model, training=spec.judge.training, crop=self.recipe.crops[0], **data
+        )
+        trained = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
+        return {side: (trained[side, "generator"], trained.get((side, "decoder"))) for side in sides}, trained["judge"]
 
 
 def _queries(crop: CropSpec) -> View:

@@ -27,13 +27,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A named, versioned list of columns; `keys` are the columns that identify a row."""
+    """A named, versioned list of columns; `keys` are the columns that identify a row.
+
+    An optional table belongs only to runs whose scores contain it.
+    """
 
     name: str
     version: int
     meaning: str
     columns: tuple[Column, ...]
     keys: tuple[str, ...]
+    optional: bool = False
 
     @property
     def arrow(self) -> pa.Schema:

@@ -23,6 +23,10 @@ class Tables:
     def __getitem__(self, name: str) -> pa.Table:
         return pa.concat_tables(self.parts(name))
 
+    def has(self, name: str) -> bool:
+        """Return whether the artifact itself holds a table, not in parts."""
+        return f"{name}.parquet" in self._artifacts.manifest(self._ref).files
+
     def parts(self, name: str) -> Iterator[pa.Table]:
         """Yield the parts of a table; most tables have only one part."""
         return map(read_table, self.paths(name))

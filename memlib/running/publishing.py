@@ -90,6 +90,8 @@ def publish_audit(
     pages, published = {}, {}
     with scratch("publish") as folder:
         for name, schema in tables_of(recipe.audit).items():
+            if schema.optional and not scores.content.has(name):
+                continue
             for number, source in enumerate(scores.content.paths(name)):
                 part = folder / f"{name}.parquet"
                 copy_table(source, schema, part, metadata=metadata)

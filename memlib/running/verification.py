@@ -283,7 +283,9 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
         yield f"does not pin {unpinned[0]}, on which it rests{_and_more(unpinned)}"
     with contextlib.suppress(CorruptArtifact):
         page = {f"runs/{run.run}/{name}" for name in store.artifacts.manifest(ends[1]).files}
-        expected = page | {results_path(table, run.audit, run.run) for table in tables_of(run.audit)}
+        held = Tables(store, ends[0])
+        tables = [name for name, table in tables_of(run.audit).items() if not table.optional or held.has(name)]
+        expected = page | {results_path(name, run.audit, run.run) for name in tables}
         if absent := sorted(expected - run.published.keys()):
             yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
+from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.pipeline.stage import Runner
 from memlib.tables import COMMON
@@ -83,7 +84,7 @@ AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
     recipe=Recipe,
-    tables=COMMON | {"units": UNITS},
+    tables=COMMON | {"units": UNITS, RECONSTRUCTIONS.name: RECONSTRUCTIONS},
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memlib.audits.deja_vu.embedding import CROP
+from memlib.audits.deja_vu.embedding import CROP, joint_key
 from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, Reconstructions
 from memlib.audits.deja_vu.scoring import Searches
 from memlib.audits.deja_vu.searching import Found
 from memlib.audits.last_stages import PageStage
@@ -25,13 +27,18 @@ from memlib.store import Attempt
 from memlib.training.fit import TrainedModel
 
 if TYPE_CHECKING:
+    from memlib.audits.deja_vu.reconstruction.section import Drawn
     from memlib.audits.deja_vu.report import Facts, Shown
     from memlib.report.page import Content
 
 
 @dataclass(frozen=True)
 class Report(PageStage):
-    """Draw the page of a déjà vu audit."""
+    """Draw the page of a déjà vu audit.
+
+    Attributes:
+        drawn: reconstructions by the first pair's model trained on A and by its model trained on B, in blocks; empty if none.
+    """
 
     declared: ClassVar[Declared] = Declared("report", 8)
     title: ClassVar[str] = "report déjà vu"
@@ -44,11 +51,13 @@ class Report(PageStage):
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     models: Mapping[str, Artifact[TrainedModel]]
+    drawn: Sequence[Sequence[Artifact[Reconstructions]]] = ()
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Scores, and images for the galleries."""
-        return {"scores": self.scores.key, "shard": self.shard.key, "splits": self.splits.key}
+        drawn = {"drawn": [joint_key(parts) for parts in self.drawn]} if self.drawn else {}
+        return {"scores": self.scores.key, "shard": self.shard.key, "splits": self.splits.key, **drawn}
 
     @property
     def read(self) -> Sequence[AnyArtifact]:
@@ -59,9 +68,10 @@ class Report(PageStage):
         """Draw the figures and compose what the audit says on its page."""
         from memlib.audits.deja_vu.report import compose
 
-        tables, show = self.scores.content, _Pictures(self).show
+        tables, pictures = self.scores.content, _Pictures(self)
         units, folder = next(tables.parts("units")), attempt.path("figures")
-        return compose(self.recipe, units, tables["summary"], tables["curves"], self._facts(), show, folder)
+        found, drawn = (units, tables["summary"], tables["curves"]), _Reconstructed.of(self, pictures)
+        return compose(self.recipe, *found, self._facts(), pictures.show, folder, reconstructed=drawn)
 
     def _facts(self) -> Facts:
         from memlib.audits.deja_vu.report import Facts
@@ -101,3 +111,30 @@ class _Pictures:
 
         seen = [near for other in others for near in nearest(other)]
         return Shown(self._picture(entry["row"]), (x0, y0, x1, y1), nearest(target), seen)
+
+
+class _Reconstructed:
+    """Access to the reconstructions of the first pair.
+
+    Attributes:
+        ids: the reconstructed images in hashed order.
+    """
+
+    def __init__(self, stage: Report, pictures: _Pictures) -> None:
+        self._pictures = pictures
+        blocks = [[part.content for part in parts] for parts in stage.drawn]
+        self.ids: list[str] = [name for part in blocks[0] for name in part.ids["example_id"].to_pylist()]
+        self._drawn = [np.concatenate([part.drawn(NEIGHBORS) for part in parts]) for parts in blocks]
+
+    @classmethod
+    def of(cls, stage: Report, pictures: _Pictures) -> _Reconstructed | None:
+        """Return the reconstructions that a page shows; None if there are none."""
+        return cls(stage, pictures) if stage.drawn else None
+
+    def draw(self, unit: Mapping[str, Any]) -> Drawn:
+        """Return the pictures for one row of the units."""
+        from memlib.audits.deja_vu.reconstruction.section import Drawn
+
+        shown, place = self._pictures.show(unit), self.ids.index(unit["example_id"])
+        own, other = self._drawn if unit["direction"] == "A" else self._drawn[::-1]
+        return Drawn(shown.image, shown.box, own[place], other[place], shown.target[0][0])

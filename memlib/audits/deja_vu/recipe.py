@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.specs import (
     AugmentSpec,
     CropMode,
@@ -116,7 +117,7 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """A déjà vu audit from data to report."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"encoders", "reference"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"encoders", "reference", "reconstruct"})
 
     audit: Literal["deja_vu"] = "deja_vu"
     title: str = "Déjà vu audit"
@@ -134,6 +135,9 @@ class Recipe(Spec):
     pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
+    reconstruct: ReconstructSpec | None = None
+    """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on what the crop does not
+    show; null: none."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
@@ -159,6 +163,24 @@ class Recipe(Spec):
         odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
         if odd:
             raise ValueError(f"decode.layers names {odd[0]!r}; layer names consist of letters, digits, dots, _ and -")
+        return self
+
+    @model_validator(mode="after")
+    def _reconstructs_what_there_is(self) -> "Recipe":
+        spec = self.reconstruct
+        if spec is None:
+            return self
+        if self.reference is not None:
+            raise ValueError("reconstruct compares two models, but with reference there is only one; set one to null")
+        if spec.neighbors > max(self.decode.k):
+            raise ValueError(
+                f"reconstruct.neighbors is {spec.neighbors}, but decode.k searches {max(self.decode.k)} neighbours; raise it"
+            )
+        if spec.pairs > self.num_pairs:
+            raise ValueError(f"reconstruct.pairs is {spec.pairs}, but the recipe has {self.num_pairs}")
+        unknown = [layer for layer in spec.layers if self.training is not None and layer not in (*self.model_layers, LAST)]
+        if unknown:
+            raise ValueError(f"reconstruct.layers names {unknown[0]!r}; this model has {', '.join(self.model_layers)}")
         return self
 
     @model_validator(mode="after")
@@ -222,7 +244,7 @@ class Recipe(Spec):
     def model_layers(self) -> tuple[str, ...]:
         """All layers of the trained models by depth, then their teachers'; for external encoders, the decoded layers."""
         if self.training is None:
-            return tuple(dict.fromkeys(self.decode.layers))
+            return tuple(dict.fromkeys((*self.decode.layers, *(self.reconstruct.layers if self.reconstruct else ()))))
         objective = self.training.objective
         return self.audited_model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
 
@@ -237,10 +259,18 @@ class Recipe(Spec):
     @property
     def layers(self) -> tuple[str, ...]:
         """The layers to decode, without duplicates; `last` is replaced by the layer's name."""
+        return self._named(self.decode.layers)
+
+    @property
+    def represented_layers(self) -> tuple[str, ...]:
+        """The layers that a generator of reconstructions sees; empty without reconstructions."""
+        return self._named(self.reconstruct.layers) if self.reconstruct else ()
+
+    def _named(self, layers: tuple[str, ...]) -> tuple[str, ...]:
         if self.training is None:
-            return self.model_layers
+            return tuple(dict.fromkeys(layers))
         last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]
-        return tuple(dict.fromkeys(last if layer == LAST else layer for layer in self.decode.layers))
+        return tuple(dict.fromkeys(last if layer == LAST else layer for layer in layers))
 
     @property
     def epochs(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.reconstruction.section import Reconstructed, sections
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.summary import GAP_CHANGE, GAPS
 from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
@@ -83,6 +84,8 @@ def compose(
     facts: Facts,
     show: Callable[[Mapping[str, Any]], Shown],
     folder: Path,
+    *,
+    reconstructed: Reconstructed | None = None,
 ) -> Content:
     """Return what the page of a run says, and save its figures to `folder` as SVG and PNG.
 
@@ -93,6 +96,7 @@ def compose(
         facts: sizes and times.
         show: returns the pictures for a row of the units.
         folder: receives the figures.
+        reconstructed: pictures that generators drew, if there are any.
     """
     findings = Findings.read(summary)
     setting = {name: findings.head.params[name] for name in ("layer", "epoch", "crop", "k")}
@@ -130,6 +134,11 @@ def compose(
                 "Named by the target model only", _BY_CHANCE.get(word, _NOT_SHOWN_HERE) + _MEMORIZED, memorized, show, named
             ),
             _gallery_section("Most correlated", _CORRELATED, correlated, show, named),
+            *(
+                sections(findings, units, reconstructed, recipe.reconstruct.shown)
+                if recipe.reconstruct and reconstructed
+                else ()
+            ),
             _class_section(here, alone=alone),
             *_along_sections(findings, recipe, folder),
             _training_section(findings, folder),

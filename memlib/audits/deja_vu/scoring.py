@@ -15,6 +15,7 @@ from memlib.audits.deja_vu.curves import curves
 from memlib.audits.deja_vu.embedding import ROLE_OF, EmbeddedView
 from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
+from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.searching import Found
 from memlib.audits.deja_vu.summary import probe_rows, rows_of, rows_through_training, settled
@@ -120,6 +121,7 @@ class Score(ScoresStage):
         checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
         fine_tuned: whether to report changes since the first epoch.
         earlier_probes: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
+        judged: measures of reconstructions, by pair of models; see `reconstruction`.
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
 
@@ -138,6 +140,7 @@ class Score(ScoresStage):
     checks: Artifact[pa.Table] | None = None
     parts: tuple[Artifact[Tables], ...] = ()
     earlier_probes: Mapping[int, Sequence[Artifact[pa.Table]]] = field(default_factory=dict)
+    judged: Sequence[Artifact[pa.Table]] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
         """Return one stage per setting; none for a small audit."""
@@ -163,12 +166,13 @@ class Score(ScoresStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Searches, probes, splits and distances between views."""
+        """Searches, probes, splits, distances between views, and judged reconstructions."""
         stability = {"stability": [one.key for one in self.stability]} if self.stability else {}
         checks = {} if self.checks is None else {"checks": self.checks.key}
         earlier = {str(epoch): [probe.key for probe in probes] for epoch, probes in self.earlier_probes.items()}
         probes = {"probes": [probe.key for probe in self.probes]} | ({"earlier_probes": earlier} if earlier else {})
-        return _read(self) | probes | stability | checks
+        judged = {"judged": [one.key for one in self.judged]} if self.judged else {}
+        return _read(self) | probes | stability | checks | judged
 
     @property
     def _followed(self) -> dict[str, Any]:
@@ -209,6 +213,12 @@ class Score(ScoresStage):
             from memlib.audits.deja_vu.sets import check_rows
 
             rows += check_rows(self.checks.content)
+        if self.judged:
+            from memlib.audits.deja_vu.reconstruction.rows import reconstruction_rows
+
+            tables = [one.content for one in self.judged]
+            rows += reconstruction_rows(tables, self.splits.content, self.config)
+            write_table(pa.concat_tables(tables), RECONSTRUCTIONS, attempt.path(f"{RECONSTRUCTIONS.name}.parquet"))
         write_table(settled(rows, self.config, by_chance=self.by_chance), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(points, CURVES, attempt.path(CURVES_FILE))
 

@@ -1,0 +1,267 @@
+"""Stages that judge reconstructions: classifiers trained on public images, and the measures of every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.embedding import CROP, View, joint_key, shown_rows
+from memlib.audits.deja_vu.recipe import DIRECTIONS
+from memlib.audits.deja_vu.reconstruction.measures import (
+    candidates_of,
+    copy_distance,
+    hidden_part,
+    in_hashed_order,
+    mean_squares,
+    mid_rank,
+    nearest_public,
+    painted,
+    pixel_distances,
+    resized,
+    spread,
+)
+from memlib.audits.deja_vu.reconstruction.sampling import SAMPLED, Reconstructions
+from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
+from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.audits.deja_vu.searching import Found
+from memlib.data.groups import groups_in
+from memlib.data.splits import PUBLIC, REFERENCE, TARGET
+from memlib.data.stages import Shard, members_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
+from memlib.specs import CropSpec
+from memlib.store import Attempt
+from memlib.tables import read_table, write_table
+from memlib.training.fit import Train, TrainedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.encoder import Encoder
+    from memlib.training.loop import TrainingSet
+
+NEAREST, MEAN = "nearest public image", "mean of neighbours"  # what needs no generator
+RANK, RANK_PIXELS, NAMED, COPIES = "rank", "rank by pixels", "class named", "copies of public images"
+SPREAD_HIDDEN, SPREAD_SHOWN = "spread of the hidden part", "spread of the shown part"
+JUDGED_FILE = "reconstructions.parquet"
+FEATURES = "backbone"
+
+
+@dataclass(frozen=True)
+class TrainJudge(Train):
+    """Train a classifier on public images, once whole and once with the part that a crop shows painted over.
+
+    Attributes:
+        crop: the crop whose place is painted.
+    """
+
+    declared: ClassVar[Declared] = Declared("train_judge", 1)
+    title: ClassVar[str] = "train judges"
+
+    crop: CropSpec = field(kw_only=True)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The classifier and its training, and the crop."""
+        return {**super().spec, "crop": self.crop.model_dump(mode="json") | self.crop.rule}
+
+    def training_set(self) -> TrainingSet:
+        """Return the public images, whole, then painted where they have a crop."""
+        from memlib.training.loop import TrainingSet
+
+        rows, labels = self.seen
+        shown, images = shown_rows(self.splits, self.shard, View((PUBLIC,), self.crop)), self.shard.content.images
+        assert shown.crops is not None
+        boxes = np.concatenate([np.zeros((len(rows), 4), dtype=np.int64), shown.crops])
+        pictures = Painted(images, np.concatenate([rows, shown.members["row"].to_numpy()]), boxes)
+        both = np.concatenate([labels, shown.members["label"].to_numpy()])
+        return TrainingSet(pictures, np.arange(len(pictures.rows)), both)
+
+
+class Painted:
+    """Stored images of which some are painted over where a crop shows them; an array-like, read row by row.
+
+    Args:
+        images: (num_stored, size, size, channels) uint8.
+        rows: (num_pictures,) stored rows.
+        boxes: (num_pictures, 4) x0, y0, x1, y1 to paint over; an empty box leaves an image whole.
+    """
+
+    ndim, dtype = 4, np.dtype(np.uint8)
+
+    def __init__(self, images: NDArray[np.uint8], rows: NDArray[np.int64], boxes: NDArray[np.int64]) -> None:
+        self.images, self.rows, self.boxes = images, rows, boxes
+        self.shape = (len(rows), *images.shape[1:3], 3)
+
+    def __getitem__(self, chosen: NDArray[np.int64]) -> NDArray[np.uint8]:
+        found = np.broadcast_to(self.images[self.rows[chosen]], (len(chosen), *self.shape[1:]))
+        boxes, places = self.boxes[chosen], np.arange(self.shape[1])
+        across = (places >= boxes[:, :1]) & (places < boxes[:, 2:3])
+        down = (places >= boxes[:, 1:2]) & (places < boxes[:, 3:])
+        return painted(found, ~(down[:, :, None] & across[:, None, :]))
+
+
+@dataclass(frozen=True)
+class Judge(Stage[pa.Table]):
+    """Judge what both models of a pair draw of the same images: reconstructions.parquet.
+
+    Attributes:
+        pair: number of the pair.
+        drawn: the pictures of the model trained on A and of the model trained on B, in blocks.
+        found: the public neighbours under both models, for pictures that need no generator.
+        judges: classifiers by what they name: the class, and attributes.
+    """
+
+    declared: ClassVar[Declared] = Declared("judge", 1)
+    title: ClassVar[str] = "judge reconstructions"
+    place: ClassVar[Place] = "anywhere"
+
+    pair: int
+    drawn: tuple[Sequence[Artifact[Reconstructions]], Sequence[Artifact[Reconstructions]]]
+    found: tuple[Found, Found]
+    judges: Mapping[str, Artifact[TrainedModel]]
+    shard: Artifact[Shard]
+    splits: Artifact[pa.Table]
+    settings: ReconstructSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Number of candidates and their order."""
+        names = ("neighbors", "candidates", "seed")
+        return {"pair": self.pair, "judges": list(self.judges), **{name: getattr(self.settings, name) for name in names}}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The pictures, the neighbours, the judges, and the images."""
+        return {
+            "drawn": [joint_key(parts) for parts in self.drawn],
+            "found": [found.key for found in self.found],
+            "judges": [judge.key for judge in self.judges.values()],
+            "shard": self.shard.key,
+            "splits": self.splits.key,
+        }
+
+    @property
+    def label(self) -> str:
+        """The pair."""
+        return f"pair {self.pair}"
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write one row per image, model, source and measure."""
+        rows = list(_Bench(self, device).rows(attempt))
+        write_table(pa.Table.from_pylist(rows, schema=RECONSTRUCTIONS.arrow), RECONSTRUCTIONS, attempt.path(JUDGED_FILE))
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return tables.RECONSTRUCTIONS."""
+        return read_table(artifact.path(JUDGED_FILE))
+
+
+class _Bench:
+    """The images, candidates and judges, and what they say of every picture."""
+
+    def __init__(self, stage: Judge, device: torch.device) -> None:
+        self.stage, self.side, self.device = stage, stage.settings.side, device
+        self.ids = pa.concat_tables([part.content.ids for part in stage.drawn[0]])
+        for parts in stage.drawn[1:]:
+            assert self.ids.equals(pa.concat_tables([part.content.ids for part in parts])), "the models drew different images"
+        self.images, self.size = stage.shard.content.images, stage.shard.content.images.shape[1]
+        self.boxes = np.stack([self.ids[name].to_numpy() for name in CROP], axis=1).astype(np.int64)
+        members = members_of(stage.splits, TARGET, REFERENCE)
+        self.members = members
+        self.places = pc.index_in(self.ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
+        order = in_hashed_order(members["example_id"].to_pylist(), seed=stage.settings.seed, use="candidates")
+        self.candidates = candidates_of(members["label"].to_numpy(), groups_in(members), order, stage.settings.candidates)
+        self.public = resized(self.images[members_of(stage.splits, PUBLIC)["row"].to_numpy()], self.side)
+        self.copy = copy_distance(self.public)
+
+    def rows(self, attempt: Attempt) -> Iterator[dict[str, Any]]:
+        """Yield rows of tables.RECONSTRUCTIONS."""
+        neighbors = [self._neighbors(found) for found in self.stage.found]
+        blocks = [self._pictures(parts) for parts in self.stage.drawn]
+        for number, place in enumerate(self.places.tolist()):
+            of_image = _OfImage(self, number, place)
+            for model, drawn, near in zip(DIRECTIONS, blocks, neighbors, strict=True):
+                sources = {source: pictures[number] for source, pictures in drawn.items() if pictures.shape[1]}
+                sources[NEAREST] = self.public[near[number][:1]]
+                sources[MEAN] = self.public[near[number]].mean(axis=0, keepdims=True).round().astype(np.uint8)
+                for source, pictures in sources.items():
+                    for measure, value in of_image.measures(pictures, is_sample=source in SAMPLED):
+                        yield {
+                            "example_id": self.ids["example_id"][number].as_py(),
+                            "direction": of_image.direction,
+                            "pair": self.stage.pair,
+                            "model": model,
+                            "source": source,
+                            "measure": measure,
+                            "value": value,
+                            "candidates": len(self.candidates[place]),
+                        }
+            attempt.progress(number + 1, len(self.places))
+
+    def _pictures(self, parts: Sequence[Artifact[Reconstructions]]) -> dict[str, NDArray[np.uint8]]:
+        return {source: np.concatenate([part.content.drawn(source) for part in parts]) for source in SAMPLED}
+
+    def _neighbors(self, found: Found) -> NDArray[np.int64]:
+        """Return the public neighbours of each image's crop, (num_images, k)."""
+        asked = pc.index_in(self.ids["example_id"], value_set=found.ids["example_id"].combine_chunks()).to_numpy()
+        return found.rows[asked, : self.stage.settings.neighbors]
+
+    @cached_property
+    def judges(self) -> dict[str, Encoder]:
+        """Each judge's network in evaluation mode."""
+        from memlib.models.encoder import Encoder
+
+        settings, loaded = self.stage.settings, {}
+        for name, judge in self.stage.judges.items():
+            network, _ = judge.content.load(epoch=settings.judge.training.epochs)
+            assert isinstance(network, Encoder)
+            loaded[name] = network.to(self.device).eval()
+        return loaded
+
+    def looked_at(self, judge: str, pictures: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the features (num_pictures, dim) and the named classes (num_pictures,) of pictures under a judge."""
+        import torch
+
+        from memlib.observe.embeddings import outputs_of
+
+        with torch.inference_mode():
+            views = torch.from_numpy(pictures).to(self.device).permute(0, 3, 1, 2).float().div_(255)
+            (_, features), (_, scores) = outputs_of(self.judges[judge], views, (FEATURES, "classifier"))
+        return features.float().cpu().numpy(), scores.argmax(dim=1).cpu().numpy()
+
+
+class _OfImage:
+    """One audited image: its hidden part, its candidates as the judge sees them, and the measures of pictures of it."""
+
+    def __init__(self, bench: _Bench, number: int, place: int) -> None:
+        self.bench = bench
+        self.hidden = hidden_part(bench.boxes[number], size=bench.size, side=bench.side)
+        member = bench.members.slice(place, 1).to_pylist()[0]
+        self.direction = "A" if member["role"] == TARGET else "B"
+        self.label = member["label"]
+        rows = bench.members["row"].to_numpy()[[place, *bench.candidates[place]]]
+        self.options = resized(bench.images[rows], bench.side)  # the true image first
+        self.features, _ = bench.looked_at(NAMED, painted(self.options, self.hidden))
+
+    def measures(self, pictures: NDArray[np.uint8], *, is_sample: bool) -> Iterator[tuple[str, float]]:
+        """Yield measures of pictures (num_samples, side, side, 3), by name."""
+        bench, masked = self.bench, painted(pictures, self.hidden)
+        features, classes = bench.looked_at(NAMED, masked)
+        for name, apart in (
+            (RANK, mean_squares(features, self.features)),
+            (RANK_PIXELS, pixel_distances(pictures, self.options, self.hidden)),
+        ):
+            yield name, mid_rank(apart[0], apart[1:])
+        yield NAMED, float((classes == self.label).mean())
+        if is_sample:
+            yield COPIES, float((nearest_public(pictures, bench.public) < bench.copy).mean())
+            yield SPREAD_HIDDEN, spread(pictures, self.hidden)
+            yield SPREAD_SHOWN, spread(pictures, ~self.hidden)

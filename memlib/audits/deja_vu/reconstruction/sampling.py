@@ -1,0 +1,221 @@
+"""The stage that draws the hidden part of audited images from what an encoder makes of their background crops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.embedding import IDS, EmbeddedView
+from memlib.audits.deja_vu.generating import Scale, generator_of, noise_bank
+from memlib.audits.deja_vu.reconstruction.measures import in_hashed_order
+from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
+from memlib.audits.deja_vu.searching import Found
+from memlib.data.groups import groups_in
+from memlib.data.splits import REFERENCE, TARGET
+from memlib.data.stages import members_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.store import Attempt, Ref
+from memlib.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.training.fit import TrainedModel
+
+NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED = "neighbours", "crop", "whole image", "shuffled"
+CONDITIONED = (NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED)
+UNCONDITIONED, DECODED = "none", "decoder"
+SAMPLED = (*CONDITIONED, DECODED, UNCONDITIONED)  # what a model draws; see `conditions_of`
+BLOCK = 64  # images of one part
+
+
+class Reconstructions:
+    """What one model draws of some audited images."""
+
+    def __init__(self, artifact: Artifact[Reconstructions]) -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """The images: example_id, row, label, crop_x0 ... crop_y1."""
+        return read_table(self._artifact.path(IDS))
+
+    def drawn(self, source: str) -> NDArray[np.uint8]:
+        """Return the pictures (num_images, num_samples, side, side, 3) from a source of SAMPLED; no samples if unused."""
+        array: NDArray[np.uint8] = np.load(self._artifact.path(f"{source.replace(' ', '_')}.npy"), mmap_mode="r")
+        return array
+
+
+@dataclass(frozen=True)
+class Reconstruct(Stage[Reconstructions]):
+    """Draw some audited images with one model's generator: <source>.npy for each of SAMPLED, and ids.parquet.
+
+    Attributes:
+        generator, decoder: trained on the public images' representations under the same encoder.
+        crops: the encoder's representations of the audited images' crops.
+        found: their public neighbours at the headline's layer.
+        public, whole: its representations of whole public and whole audited images.
+        splits: the sides and classes of the images.
+        settings: layers, numbers, guidance and seed.
+        rows: first and last place of the block among the chosen images.
+    """
+
+    declared: ClassVar[Declared] = Declared("reconstruct", 1)
+    title: ClassVar[str] = "reconstruct images"
+    place: ClassVar[Place] = "anywhere"
+
+    name: str
+    generator: Artifact[TrainedModel]
+    decoder: Artifact[TrainedModel] | None
+    crops: EmbeddedView
+    found: Found
+    public: EmbeddedView
+    whole: EmbeddedView
+    splits: Artifact[pa.Table]
+    layers: tuple[str, ...]
+    settings: ReconstructSpec
+    rows: tuple[int, int]
+
+    @property
+    def label(self) -> str:
+        """The model and the block."""
+        return f"{self.name}, images {self.rows[0]} to {self.rows[1]}"
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Layers, numbers, guidance and seed."""
+        names = ("neighbors", "images", "samples", "steps", "guidance", "seed")
+        drawn = {name: getattr(self.settings, name) for name in names}
+        return {"layers": list(self.layers), "rows": list(self.rows), **drawn}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The generators, the representations and the neighbours."""
+        decoder = {} if self.decoder is None else {"decoder": self.decoder.key}
+        views = {name: getattr(self, name).key for name in ("crops", "found", "public", "whole")}
+        return {"generator": self.generator.key, **decoder, **views, "splits": self.splits.key}
+
+    @property
+    def reads_transient(self) -> Sequence[AnyArtifact]:
+        """The representations."""
+        return (*self.crops.parts, *self.public.parts, *self.whole.parts)
+
+    @property
+    def units(self) -> float:
+        """Number of pictures."""
+        return float((self.rows[1] - self.rows[0]) * self.settings.samples * len(CONDITIONED))
+
+    @property
+    def near(self) -> Ref | None:
+        """The generator."""
+        return self.generator.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the pictures and the ids of the images."""
+        settings, bank = self.settings, noise_bank(self.settings.samples, self.settings.side, seed=self.settings.seed)
+        chosen = chosen_images(self.crops.ids, settings)
+        block = chosen[self.rows[0] : self.rows[1]]
+        conditions = self._conditions(chosen)
+        ids = self.crops.ids.take(pa.array(block))
+        draw = generator_of(self.generator, settings.generator.training.epochs)
+        how = {"steps": settings.steps, "guidance": settings.guidance, "device": device}
+        for number, (source, values) in enumerate(conditions.items()):
+            ours = values[self.rows[0] : self.rows[1]]
+            noise = np.tile(bank, (len(ours), 1, 1, 1))
+            pictures = draw(np.repeat(ours, len(bank), axis=0), noise, **how)
+            self._save(attempt, source, pictures.reshape(len(ours), len(bank), *pictures.shape[1:]))
+            attempt.progress(number + 1, len(conditions) + 1)
+        alike = draw(None, bank, **how)[None]  # every image's, as nothing but the noise enters
+        self._save(attempt, UNCONDITIONED, np.broadcast_to(alike, (len(block), *alike.shape[1:])))
+        decoded = np.zeros((len(block), 0, settings.side, settings.side, 3), dtype=np.uint8)
+        if self.decoder is not None:
+            assert settings.baseline is not None
+            decode = generator_of(self.decoder, settings.baseline.training.epochs)
+            ours = conditions[NEIGHBORS][self.rows[0] : self.rows[1]]
+            decoded = decode(ours, np.tile(bank[:1], (len(ours), 1, 1, 1)), **how)[:, None]
+        self._save(attempt, DECODED, decoded)
+        pq.write_table(ids, attempt.path(IDS), compression="zstd")
+
+    @staticmethod
+    def _save(attempt: Attempt, source: str, pictures: NDArray[np.uint8]) -> None:
+        np.save(attempt.path(f"{source.replace(' ', '_')}.npy"), np.ascontiguousarray(pictures))
+
+    def _conditions(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+        """Return the representations of all chosen images by source, (num_chosen, dim) each."""
+        scale = Scale.of(self.public, self.layers)
+        ids = self.crops.ids.take(pa.array(chosen))
+        whole = pc.index_in(ids["example_id"], value_set=self.whole.ids["example_id"].combine_chunks()).to_numpy()
+        neighbors = self.found.rows[chosen, : self.settings.neighbors]
+        near = scale.apply(_rows_of(self.public, self.layers, neighbors.reshape(-1)))
+        meant = mean_of(near.reshape(*neighbors.shape, -1))
+        return {
+            NEIGHBORS: meant,
+            CROP_ITSELF: scale.apply(_rows_of(self.crops, self.layers, chosen)),
+            WHOLE: scale.apply(_rows_of(self.whole, self.layers, whole)),
+            SHUFFLED: meant[another_of_its_class(ids, members_of(self.splits, TARGET, REFERENCE))],
+        }
+
+    @classmethod
+    def open(cls, artifact: Artifact[Reconstructions]) -> Reconstructions:
+        """Return the pictures."""
+        return Reconstructions(artifact)
+
+
+def chosen_images(ids: pa.Table, settings: ReconstructSpec) -> NDArray[np.int64]:
+    """Return the places of the images to reconstruct, in hashed order, whatever their side: (num_chosen,)."""
+    return in_hashed_order(ids["example_id"].to_pylist(), seed=settings.seed, use="reconstructed")[: settings.images]
+
+
+def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean of each image's neighbours, with the length of a typical neighbour: (num_images, dim).
+
+    A mean of vectors is shorter than they are, and the generator was trained on representations of single images.
+
+    Args:
+        vectors: (num_images, num_neighbors, dim).
+    """
+    mean = vectors.mean(axis=1)
+    length = np.linalg.norm(vectors, axis=2).mean(axis=1, keepdims=True)
+    return (mean * length / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
+    """Return the place of another image of the same class and another group, the next in order; the image itself if none.
+
+    Args:
+        ids: the chosen images in hashed order.
+        members: rows of the splits, which name the groups.
+    """
+    rows = members.take(pc.index_in(ids["example_id"], value_set=members["example_id"].combine_chunks()))
+    labels, groups = rows["label"].to_numpy(), groups_in(rows)
+    others = np.arange(len(labels))
+    for place in range(len(labels)):
+        after = np.roll(np.arange(len(labels)), -place)
+        fitting = after[(labels[after] == labels[place]) & (groups[after] != groups[place])]
+        others[place] = fitting[0] if len(fitting) else place
+    return others
+
+
+def _rows_of(view: EmbeddedView, layers: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return some rows of a view's representations, the layers joined: (num_rows, dim)."""
+    joined = []
+    for layer in layers:
+        parts = view.layer(layer)
+        ends = np.cumsum([len(part) for part in parts])
+        of_part = np.searchsorted(ends, rows, side="right")
+        starts = ends - [len(part) for part in parts]
+        values = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
+        for number, part in enumerate(parts):
+            here = of_part == number
+            values[here] = part[rows[here] - starts[number]]
+        joined.append(values)
+    return np.concatenate(joined, axis=1)

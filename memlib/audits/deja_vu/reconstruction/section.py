@@ -1,0 +1,222 @@
+"""The sections of the page that show and judge reconstructions."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.curves import most_correlated, most_memorized
+from memlib.audits.deja_vu.reconstruction.judging import (
+    COPIES,
+    NAMED,
+    NEAREST,
+    RANK,
+    RANK_PIXELS,
+    SPREAD_HIDDEN,
+    SPREAD_SHOWN,
+)
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, OTHER, OWN
+from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, NEIGHBORS, SHUFFLED, UNCONDITIONED, WHOLE
+from memlib.findings import Finding, Findings
+from memlib.report.figures import data_uri, outlined
+from memlib.report.format import format_interval, format_p, percent, say_p
+from memlib.report.page import ExampleView, Section, TableView
+
+HEADING = "Reconstructions"
+SOURCES = {
+    NEIGHBORS: "the crop's neighbours (the attack)",
+    CROP_ITSELF: "the crop itself",
+    WHOLE: "the whole image (inversion: an upper limit, not memory)",
+    SHUFFLED: "neighbours of another image of its class",
+    UNCONDITIONED: "nothing",
+    DECODED: "the crop's neighbours, by an MLP decoder",
+    NEAREST: "no generator: the nearest public image",
+    "mean of neighbours": "no generator: the mean of the neighbours",
+}
+MEASURES = {
+    RANK: "rank of the true image",
+    RANK_PIXELS: "rank of the true image by pixels",
+    NAMED: "class named",
+    COPIES: "copies of public images",
+    SPREAD_HIDDEN: "spread over noise, hidden part",
+    SPREAD_SHOWN: "spread over noise, part in the crop",
+}
+_WHAT = (
+    "A generator for each model was trained on public images alone to draw an image from the model's representation of it. "
+    "Given what the public neighbours of a background crop have in common, both generators draw the same audited images from "
+    "the same noise. Only the part that the crop does not show is judged: by classifiers of public images, which are neither "
+    "of the models. The rank is the share of other audited images of the same class, from both sets, that lie nearer to the "
+    "pictures than the true image does: 50 % without memory, 0 % if it is always the nearest. "
+)
+_MEANING = (
+    "A picture is what a generator makes of a representation: it is no copy of the training image, and most of what it shows "
+    "is what public images of this kind look like. "
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pictures of one reconstructed image.
+
+    Attributes:
+        image: (size, size, channels) uint8.
+        box: the background crop, x0, y0, x1, y1.
+        own, other: pictures (num_samples, side, side, 3) from the neighbours, of the model that was trained on the image and
+            of the other model.
+        nearest: the nearest public image under the own model.
+    """
+
+    image: NDArray[np.uint8]
+    box: tuple[int, int, int, int]
+    own: NDArray[np.uint8]
+    other: NDArray[np.uint8]
+    nearest: NDArray[np.uint8]
+
+
+class Reconstructed(Protocol):
+    """Access to the reconstructed images of the first pair of models."""
+
+    ids: list[str]  # in hashed order
+
+    def draw(self, unit: Mapping[str, Any]) -> Drawn:
+        """Return the pictures for one row of the units."""
+
+
+def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, shown: int) -> Iterator[Section]:
+    """Yield the sections on reconstructions; none if nothing was reconstructed.
+
+    Args:
+        findings: the findings of the run.
+        units: tables.UNITS of the headline's setting.
+        reconstructed: the pictures.
+        shown: number of images by each rule.
+    """
+    rows = findings.all(GAIN, OWN, OTHER, BEYOND)
+    if not rows:
+        return
+    yield Section(HEADING, _said(rows), _WHAT, _MEANING, _tested(rows), _by_source(rows), _describing(rows))
+    ours = units.filter(
+        pc.and_(pc.is_in(units["example_id"], value_set=pa.array(reconstructed.ids)), pc.equal(units["pair"], 0))
+    )
+    for heading, text, chosen in _chosen(ours, reconstructed.ids, shown):
+        if chosen.num_rows:
+            yield Section(heading, text, *(_example(row, reconstructed.draw(row)) for row in chosen.to_pylist()))
+
+
+def _said(rows: Findings) -> str:
+    """Say what was shown, in the words of the tests."""
+    beyond = rows.tests(BEYOND_FAMILY).shown()
+    gains = rows.tests(FAMILY).shown()
+    if beyond:
+        return (
+            f"From memory, the model's pictures show {_list(beyond)} of training images better than the other model's "
+            "pictures and better than the nearest public image does."
+        )
+    if gains:
+        return (
+            f"The model that was trained on an image draws it differently from the other model ({_list(gains)}), which is "
+            "memory. The pictures were not shown to surpass the nearest public image, which needs no generator."
+        )
+    tests = rows.tests(FAMILY)
+    found = [row.detectable for row in tests if row.params["measure"] == RANK and row.detectable is not None]
+    power = f" A difference of {percent(found[0])} in rank would have been found with a power of 80 %." if found else ""
+    return f"That pictures of training images come from memory was not shown ({say_p(_smallest(tests))}, adjusted).{power}"
+
+
+def _smallest(tests: Findings) -> float | None:
+    return min((row.p_adjusted for row in tests if row.p_adjusted is not None), default=None)
+
+
+def _list(rows: Findings) -> str:
+    return " and ".join(f"the {_name(row.params['measure'])} ({say_p(row.p_adjusted)})" for row in rows)
+
+
+def _name(measure: str) -> str:
+    return MEASURES.get(measure, measure)
+
+
+def _tested(rows: Findings) -> TableView:
+    lines = [
+        (
+            _name(row.params["measure"]),
+            "own model less other model" if row.metric == GAIN else "own model's picture less nearest public image",
+            percent(row.value), format_interval(row, percent), str(row.n), format_p(row.p_value), format_p(row.p_adjusted),
+            row.verdict or "",
+        )
+        for row in rows
+        if row.is_test
+    ]  # fmt: skip
+    columns = ("measure", "compared", "gain", "95 % interval", "images", "p", "p, adjusted", "verdict")
+    return TableView(columns, lines)
+
+
+def _by_source(rows: Findings) -> TableView:
+    lines = []
+    for measure in dict.fromkeys(row.params["measure"] for row in rows.all(GAIN)):
+        for source, words in SOURCES.items():
+            means = [rows.get(metric, measure=measure, source=source) for metric in (OWN, OTHER, GAIN)]
+            if None not in means:
+                lines.append((_name(measure), words, *(cell for row in means if row for cell in _cells(row))))
+    headings = ("own model", "95 % interval", "other model", "95 % interval", "gain", "95 % interval")
+    return TableView(("measure", "drawn from", *headings), lines, folded="All sources of pictures")
+
+
+def _cells(row: Finding) -> tuple[str, str]:
+    return percent(row.value), format_interval(row, percent)
+
+
+def _describing(rows: Findings) -> TableView | None:
+    lines = []
+    for measure in (COPIES, SPREAD_HIDDEN, SPREAD_SHOWN):
+        for source, words in SOURCES.items():
+            own, other = (rows.get(metric, measure=measure, source=source) for metric in (OWN, OTHER))
+            if own is not None and other is not None:
+                lines.append((_name(measure), words, *_cells(own), *_cells(other)))
+    headings = ("measure", "drawn from", "own model", "95 % interval", "other model", "95 % interval")
+    return TableView(headings, lines, folded="Copies of public images, and spread over the noise") if lines else None
+
+
+def _chosen(units: pa.Table, ids: list[str], shown: int) -> Iterator[tuple[str, str, pa.Table]]:
+    """Yield galleries: heading, rule, and rows of the units."""
+    places = pc.index_in(pa.array(ids), value_set=units["example_id"].combine_chunks()).drop_null()
+    among = f" Chosen among {len(ids)} reconstructed images."
+    yield (
+        "Reconstructions: the first images",
+        "The first images in an order of hashed ids, which was fixed before anything was drawn." + among,
+        units.take(places[:shown]),
+    )
+    sure = np.add(units["target_confidence"].to_numpy(), units["reference_confidence"].to_numpy())
+    order = np.argsort(-sure, kind="stable")[:shown]
+    yield (
+        "Reconstructions: the most confident",
+        "Images on whose crops the votes under both models together are most confident, a rule that does not see which model "
+        "was trained on them." + among,
+        units.take(pa.array(order)),
+    )
+    selected = (
+        " Selected by the very score that calls them so, as in Meehan 2023: examples of what that looks like, no evidence."
+        + among
+    )
+    yield "Reconstructions: selected as most memorized", selected.strip(), most_memorized(units, shown)
+    yield "Reconstructions: selected as most correlated", selected.strip(), most_correlated(units, shown)
+
+
+def _example(row: Mapping[str, Any], drawn: Drawn) -> ExampleView:
+    x0, y0, x1, y1 = drawn.box
+    pictures = [
+        (data_uri(outlined(drawn.image, drawn.box)), "training image, crop outlined"),
+        (data_uri(drawn.image[y0:y1, x0:x1], side=72), "background crop"),
+    ]
+    rows = [
+        (title, [(data_uri(picture, side=72), "", f"picture by {title}", False) for picture in drawn_by])
+        for title, drawn_by in (
+            ("the model trained on this image", drawn.own),
+            ("the other model", drawn.other),
+            ("nearest public image (no generator)", drawn.nearest[None]),
+        )
+    ]
+    return ExampleView(f"{row['example_id']}: {row['class_name']}", pictures, rows)

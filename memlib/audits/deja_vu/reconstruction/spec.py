@@ -1,0 +1,123 @@
+"""Settings of reconstructions."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from memlib.specs import ModelSpec, Spec, TrainingSpec
+from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_NUMBER, MOST_SEED, MOST_STEPS, MOST_TRAINED
+from memlib.specs.models import DecoderSpec, DenoiserSpec
+from memlib.specs.training import DecodingSpec, DenoisingSpec, OptimizerSpec, SupervisedSpec
+
+
+class GeneratorSpec(Spec):
+    """A generator of images from representations, and its training on the public set."""
+
+    model: DenoiserSpec = DenoiserSpec()
+    """The U-Net that removes noise; its input_size is the side of the reconstructions in pixels."""
+    training: TrainingSpec = TrainingSpec(
+        objective=DenoisingSpec(kind="denoising"),
+        epochs=100,
+        batch_size=64,
+        augment=None,
+        optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0),
+    )
+    """Training on public images, the same for each encoder; objective denoising."""
+
+    @model_validator(mode="after")
+    def _removes_noise(self) -> "GeneratorSpec":
+        if not isinstance(self.training.objective, DenoisingSpec):
+            raise ValueError(
+                f"a generator learns to remove noise: its training.objective is denoising, not {self.training.objective.kind}"
+            )
+        if self.training.augment is not None:
+            raise ValueError(
+                "a generator draws the images that its representations were made from; set training.augment to null"
+            )
+        return self
+
+
+class BaselineSpec(Spec):
+    """An MLP that decodes a representation to an image, without noise: what the generator has to surpass."""
+
+    model: DecoderSpec = DecoderSpec()
+    training: TrainingSpec = TrainingSpec(
+        objective=DecodingSpec(kind="decoding"),
+        epochs=50,
+        batch_size=64,
+        augment=None,
+        optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0),
+    )
+    """Training on public images; objective decoding."""
+
+    @model_validator(mode="after")
+    def _decodes(self) -> "BaselineSpec":
+        if not isinstance(self.training.objective, DecodingSpec) or self.training.augment is not None:
+            raise ValueError("the baseline's training needs objective {kind: decoding} and augment null")
+        return self
+
+
+class JudgeSpec(Spec):
+    """A classifier trained on public images of which the part that a crop shows is painted over; neither encoder is it."""
+
+    model: ModelSpec = ModelSpec(projector=())
+    """Its network; input_size is set to the side of the reconstructions."""
+    training: TrainingSpec = TrainingSpec(
+        objective=SupervisedSpec(kind="supervised"),
+        epochs=40,
+        batch_size=64,
+        augment=None,
+        optimizer=OptimizerSpec(learning_rate=0.002, weight_decay=0.05, warmup_epochs=2),
+    )
+    """Its training; objective supervised."""
+
+    @model_validator(mode="after")
+    def _classifies(self) -> "JudgeSpec":
+        if not self.training.objective.has_classes:
+            raise ValueError(f"the judge classifies images; {self.training.objective.kind} has no classes, use supervised")
+        return self
+
+
+class ReconstructSpec(Spec):
+    """Reconstructions of audited images from their background crops."""
+
+    layers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=("backbone",), min_length=1)
+    """Layers whose outputs together are the representation that the generator sees: the backbone's in the paper's text,
+    backbone and last in its code. Neighbours are searched at the headline's layer."""
+    crops: bool = True
+    """Show the generator the representations of the public images' crops, too: the crop of an audited image is then like
+    those it was trained on."""
+    generator: GeneratorSpec = GeneratorSpec()
+    baseline: BaselineSpec | None = BaselineSpec()
+    """null: no MLP decoder is trained."""
+    judge: JudgeSpec = JudgeSpec()
+    neighbors: int = Field(default=5, ge=1, le=MOST_EXAMPLES)
+    """Number of public neighbours of the crop whose representations are averaged."""
+    images: int = Field(default=200, ge=2, le=MOST_EXAMPLES)
+    """Number of audited images to reconstruct, the first ones in an order of hashed ids."""
+    samples: int = Field(default=4, ge=1, le=MOST_DRAWS)
+    """Reconstructions of each image; the same noise serves all images and both models."""
+    steps: int = Field(default=50, ge=2, le=MOST_STEPS)
+    """DDIM steps of each reconstruction."""
+    guidance: float = Field(default=2.0, ge=0, le=MOST_NUMBER)
+    """Classifier-free guidance: 1 is plain sampling, 0 ignores the representation."""
+    candidates: int = Field(default=99, ge=1, le=MOST_EXAMPLES)
+    """Largest number of other audited images of its class among which the true image is ranked."""
+    pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
+    """Number of pairs of models whose images are reconstructed, the first ones."""
+    shown: int = Field(default=10, ge=0, le=MOST_DRAWS)
+    """Number of images on the page by each rule."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of the noise, the choice of images and the order of candidates; generators are trained from training.seed."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def side(self) -> int:
+        """Side of the reconstructions in pixels."""
+        return self.generator.model.input_size
+
+    @property
+    def judging_model(self) -> ModelSpec:
+        """The judge's network, for pictures of the reconstructions' size."""
+        return self.judge.model.model_copy(update={"input_size": self.side})
