@@ -9,6 +9,7 @@ from memlib.audits.deja_vu.generating import GenerateTrain
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
+from memlib.audits.deja_vu.beyond import Beyond
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
 from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
@@ -19,6 +20,7 @@ from memlib.audits.deja_vu.scoring import Score, ScoreSetting, Searches
 from memlib.audits.deja_vu.searching import Found, Probe, Search
 from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
+from memlib.audits.deja_vu.within import Attributes, Within
 from memlib.audits.last_stages import run_id
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
@@ -35,6 +37,7 @@ STAGES = (
     DecodeBlock,
     Decode,
     Split,
+    Attributes,
     Train,
     Embed,
     Search,
@@ -42,6 +45,7 @@ STAGES = (
     CompareSets,
     Probe,
     Stability,
+    Within,
     GenerateTrain,
     Reconstruct,
     TrainJudge,
@@ -55,6 +59,8 @@ _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Background: lambda recipe: recipe.reference,
     CompareSets: lambda recipe: (recipe.split.drawn_at_random and recipe.reference) or None,
     Stability: lambda recipe: recipe.decode.stability,
+    Attributes: lambda recipe: recipe.beyond,
+    Within: lambda recipe: recipe.beyond,
     **dict.fromkeys((GenerateTrain, Reconstruct, TrainJudge, Judge), lambda recipe: recipe.reconstruct),
 }
 LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
@@ -73,6 +79,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     shard = decode(runner, recipe.data)
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits, shard)
+    attributes = None if recipe.beyond is None else runner.run(Attributes(recipe.data, recipe.beyond.attributes, shard))
 
     started = _run_all(runner, _starts(recipe, shard, splits))
     training = _training(recipe, shard, splits, started)
@@ -86,7 +93,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     judged, drawn = observations.reconstructions(searches)
     whole = Score(
         searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
-        earlier_probes=probes, judged=judged,
+        earlier_probes=probes, beyond=observations.beyond(attributes), judged=judged,
     )  # fmt: skip
     scores = _score(runner, whole)
 
@@ -323,6 +330,32 @@ class _Observations:
             Compared(pair, (by_model[pair, DIRECTIONS[0]], by_model[pair, DIRECTIONS[1]]))
             for pair in range(self.recipe.num_pairs)
         ]
+
+    def beyond(self, attributes: Artifact[pa.Table] | None) -> Beyond | None:
+        """Search each class by itself at the headline's setting, if the recipe asks what is remembered beyond the class."""
+        recipe, asked = self.recipe, self.recipe.beyond
+        if asked is None or attributes is None:
+            return None
+        layer, epoch, crop, k = recipe.layers[0], recipe.last_epoch, recipe.crops[0], recipe.decode.k[0]
+        stages = {
+            side: [
+                Within(
+                    part, self._views[side, epoch, PUBLIC_VIEW], self._views[side, epoch, PROBED_VIEW],
+                    self.splits, layer, k, asked.candidates, asked.seed,
+                )
+                for part in self._views[side, epoch, _queries(crop)].parts
+            ]
+            for side in self.models
+        }  # fmt: skip
+        artifacts = iter(self.runner.run_all([part for parts in stages.values() for part in parts]))
+        found = {side: [next(artifacts) for _ in parts] for side, parts in stages.items()}
+        return Beyond(
+            {"layer": layer, "epoch": epoch, "crop": crop.mode, "k": k},
+            attributes,
+            tuple(asked.attributes),
+            [(found[pair, DIRECTIONS[0]], found[pair, DIRECTIONS[1]]) for pair in range(recipe.num_pairs)],
+            self._views[(0, DIRECTIONS[0]), epoch, PUBLIC_VIEW],
+        )
 
     def reconstructions(self, searches: Sequence[Searches]) -> tuple[list[Artifact[pa.Table]], list[Blocks]]:
         """Train generators on public images, draw the first images with them, and judge the pictures.

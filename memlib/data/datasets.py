@@ -174,6 +174,7 @@ class _Imported:
     def __init__(self, inner: Any, digest: str) -> None:
         self._inner, self._digest = inner, digest
         self.class_names: list[str] = [str(name) for name in getattr(inner, "class_names", getattr(inner, "classes", ()))]
+        self.attributes: Mapping[str, Mapping[str, str]] = getattr(inner, "attributes", {})
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -65,7 +65,8 @@ class Source(Protocol):
     """Interface of a data set that the pipeline reads.
 
     A source of points has the attribute `point_dim`, their dimension. The optional attribute `remarks` is a list of lines
-    that are shown to the user before training.
+    that are shown to the user before training; the optional attribute `attributes` is a mapping from names of attributes
+    beyond the class to their values (text) by example id.
     """
 
     class_names: list[str]

@@ -12,13 +12,14 @@ from memlib.data.examples import open_location
 from memlib.errors import DataError
 
 
-def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
+def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "example_id") -> dict[str, str]:
     """Return the values that a file assigns to examples, by example id.
 
     Args:
-        path: local path or URL of a CSV or Parquet file with the columns example_id and `column`.
+        path: local path or URL of a CSV or Parquet file with the columns `id_column` and `column`.
         column: column that holds the values; empty cells are skipped.
         setting: recipe key that names the file; used in messages.
+        id_column: column that holds the example ids.
 
     Raises:
         DataError: when the file cannot be read, lacks a column, or gives an example two different values.
@@ -34,8 +35,8 @@ def said_of_examples(path: str, column: str, *, setting: str) -> dict[str, str]:
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error
-    check_once(table.column_names, ["example_id", column], path)
-    ids = check_ids(ids_of(table["example_id"], f"{path}: example_id"), f"{path}: example_id")
+    check_once(table.column_names, [id_column, column], path)
+    ids = check_ids(ids_of(table[id_column], f"{path}: {id_column}"), f"{path}: {id_column}")
     values: dict[str, str] = {}
     for name, value in zip(ids, ids_of(table[column], f"{path}: {column}"), strict=True):
         if not value:

@@ -37,6 +37,15 @@ class Joined:
         """The label of each image; only where all parts know theirs before decoding."""
         return [label for source in self._sources for label in source.labels]  # type: ignore[attr-defined]
 
+    @property
+    def attributes(self) -> dict[str, dict[str, str]]:
+        """The values of the attributes that some parts know, by example id."""
+        joined: dict[str, dict[str, str]] = {}
+        for part, source in zip(self._names, self._sources, strict=True):
+            for name, values in getattr(source, "attributes", {}).items():
+                joined.setdefault(name, {}).update({f"{part}/{example}": value for example, value in values.items()})
+        return joined
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

@@ -5,6 +5,7 @@ that has not seen the image can only guess (1 in 10), and anything that a model 
 are scikit-learn's (UCI, 8 x 8); no download is needed.
 """
 
+from collections.abc import Mapping
 from functools import cache, cached_property
 
 import numpy as np
@@ -14,8 +15,9 @@ from PIL import Image
 from memlib.data.examples import NO_BOXES, Example
 from memlib.identity import canonical_json, derive_seed
 from memlib.specs import DigitsSource, ScenesSource
+from memlib.specs.data import TINTS
 
-BRIGHTEST = 0.6  # largest background brightness; digits are white
+BRIGHTEST = 0.6  # largest background brightness; digits are white unless the spec has several tints
 
 
 @cache
@@ -48,7 +50,11 @@ class Digits:
 
 
 class Scenes:
-    """Digits on backgrounds; a scene depends on the spec and its index only."""
+    """Digits on backgrounds; a scene depends on the spec and its index only.
+
+    Its attributes beyond the class are `colour`, the name of the ink's colour, and, of a single digit, `place`: the quadrant
+    that holds the digit's centre (upper left, ...).
+    """
 
     def __init__(self, spec: ScenesSource) -> None:
         self._spec = spec
@@ -76,15 +82,40 @@ class Scenes:
         digit = Image.fromarray((digits[self._chosen[index]] * 255).astype(np.uint8))
         ink = np.asarray(digit.resize((spec.digit_size, spec.digit_size), Image.Resampling.BILINEAR)) / 255.0
         places = _draw_places(rng, spec)
+        tint = np.array(TINTS[self._colour(index)])
         for x, y in places:
             window = scene[y : y + spec.digit_size, x : x + spec.digit_size]
-            window += (1.0 - window) * ink[..., None]
+            window += (tint - window) * ink[..., None]
         return Example(
-            example_id=f"scene-{index:07d}",
+            example_id=_id_of(index),
             image=(scene * 255).round().astype(np.uint8),
             label=int(labels[self._chosen[index]]),
             boxes=np.array([[x, y, x + spec.digit_size, y + spec.digit_size] for x, y in places], dtype=np.int64),
         )
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Mapping[str, str]]:
+        """The value of each attribute by example id."""
+        indices = range(len(self))
+        colours = {"colour": {_id_of(index): self._colour(index) for index in indices}}
+        if self._spec.copies > 1:
+            return colours
+        return colours | {"place": {_id_of(index): self._place(index) for index in indices}}
+
+    def _colour(self, index: int) -> str:
+        """Draw the colour of a scene's ink from a random stream of its own, so that it changes nothing else."""
+        rng = np.random.default_rng(derive_seed(self._spec.seed, "scenes", "tint", index))
+        return list(TINTS)[int(rng.integers(self._spec.tints))]
+
+    def _place(self, index: int) -> str:
+        """Return the quadrant of the centre of a scene's only digit; a centre on a middle line counts as lower or right."""
+        x0, y0, x1, y1 = self[index].boxes[0].tolist()
+        down, right = y0 + y1 >= self._spec.size, x0 + x1 >= self._spec.size
+        return f"{'lower' if down else 'upper'} {'right' if right else 'left'}"
+
+
+def _id_of(index: int) -> str:
+    return f"scene-{index:07d}"
 
 
 def _draw_places(rng: np.random.Generator, spec: ScenesSource) -> list[tuple[int, int]]:

@@ -9,9 +9,17 @@ from pydantic import Field, model_validator
 from memlib.specs.base import Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 
+TINTS = {
+    "white": (1.0, 1.0, 1.0), "red": (1.0, 0.2, 0.2), "green": (0.2, 1.0, 0.2), "blue": (0.2, 0.2, 1.0),
+    "yellow": (1.0, 1.0, 0.2), "magenta": (1.0, 0.2, 1.0), "cyan": (0.2, 1.0, 1.0), "black": (0.0, 0.0, 0.0),
+}  # fmt: skip
+"""Colours of ink of scenes, red, green and blue in [0, 1], in the order in which `tints` uses them."""
+
 
 class ScenesSource(Source):
     """Embedded images: real handwritten digits on random backgrounds that are independent of the digit."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"tints"})
 
     kind: Literal["scenes"] = "scenes"
     num_examples: int = Field(default=3000, ge=10, le=MOST_EXAMPLES)
@@ -27,6 +35,9 @@ class ScenesSource(Source):
     palette: cells of two colours drawn per image, so that every part identifies the image."""
     cells: int = Field(default=4, ge=2, le=MOST_PIXELS)
     """Resolution of the background: colour knots or cells along a side."""
+    tints: int = Field(default=1, ge=1, le=len(TINTS))
+    """Number of colours of ink, one drawn per scene independently of everything else: the attribute `colour`, which neither
+    class nor background reveals. 1: all digits are white."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of digits, positions and backgrounds."""
 

@@ -1,6 +1,7 @@
 """The recipe of a déjà vu audit."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -19,6 +20,7 @@ from memlib.specs import (
     StagedTrainingSpec,
     Tie,
 )
+from memlib.specs.attributes import AttributeOrigin
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
 from memlib.specs.level import LevelSpec
@@ -28,8 +30,10 @@ Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects, SSLMem
 HEADLINES = (HEADLINE, STABILITY)
+BEYOND = "beyond the class"  # family of tests: attributes and rank within the class
 SETS = "sets_compared"  # metric of checks of given sets
 LAST = "last"
+MOST_ATTRIBUTES = 20
 LAYER = re.compile(r"[\w-][\w.-]*", re.ASCII)  # layer names become parts of file names
 
 
@@ -105,6 +109,22 @@ class Config(LevelSpec):
         return value
 
 
+class BeyondSpec(Spec):
+    """What is remembered beyond the class: attributes that neither the class nor its background reveals, named by the nearest
+    public images of the image's own class, and the rank of the true image among others of its class (Meehan 2023, Figs. 7
+    and 12)."""
+
+    attributes: Mapping[Annotated[str, Field(pattern=r"^\w[\w -]{0,63}$")], AttributeOrigin] = Field(
+        default={}, max_length=MOST_ATTRIBUTES
+    )
+    """The attributes by name, each `source` (embedded scenes state colour and place) or a table: {path: species.csv,
+    value_column: species}, optionally with an id_column."""
+    candidates: int = Field(default=99, ge=1, le=10_000)
+    """Largest number of other images of the class, of A and of B, among which the true image is ranked."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of the choice of candidates."""
+
+
 class ReportSpec(Spec):
     """Contents of the report page."""
 
@@ -117,7 +137,7 @@ class ReportSpec(Spec):
 class Recipe(Spec):
     """A déjà vu audit from data to report."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"encoders", "reference", "reconstruct"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"encoders", "reference", "beyond", "reconstruct"})
 
     audit: Literal["deja_vu"] = "deja_vu"
     title: str = "Déjà vu audit"
@@ -135,6 +155,8 @@ class Recipe(Spec):
     pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
+    beyond: BeyondSpec | None = None
+    """What is remembered beyond the class, tested beside the headline; null: not measured."""
     reconstruct: ReconstructSpec | None = None
     """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on what the crop does not
     show; null: none."""
@@ -157,6 +179,8 @@ class Recipe(Spec):
             raise ValueError(
                 "decode.stability compares two models, but with reference there is only one; set one of these to null"
             )
+        if self.reference is not None and self.beyond is not None:
+            raise ValueError("beyond compares two models, but with reference there is only one; set one of these to null")
         given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec and spec.kind == "embeddings"]
         if self.decode.stability is not None and given:
             raise ValueError("decode.stability runs the encoders on new views; it cannot be computed from given embeddings")

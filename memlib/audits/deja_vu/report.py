@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlib.audits.deja_vu.beyond_section import BEYOND_TERMS, beyond_section
 from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import Recipe
@@ -124,7 +125,7 @@ def compose(
             else "",
         ),
         limits=_NOT_SHOWN,
-        terms=_TERMS,
+        terms=_TERMS if recipe.beyond is None else (*_TERMS, *BEYOND_TERMS),
         model=", ".join(next(iter(_model_facts(recipe).items()))),
         numbers=_numbers(here, recipe, word),
         sections=[
@@ -140,6 +141,7 @@ def compose(
                 else ()
             ),
             _class_section(here, alone=alone),
+            beyond_section(findings),
             *_along_sections(findings, recipe, folder),
             _training_section(findings, folder),
             _change_section(findings.all(CHANGE)) if recipe.fine_tuned else None,

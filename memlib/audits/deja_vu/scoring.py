@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.audits.deja_vu.backgrounds import Backgrounds
+    from memlib.audits.deja_vu.beyond import Beyond
     from memlib.audits.deja_vu.stability import Compared
 
 
@@ -121,6 +122,7 @@ class Score(ScoresStage):
         checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
         fine_tuned: whether to report changes since the first epoch.
         earlier_probes: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
+        beyond: attributes, neighbours and ranks within the class; None if the recipe does not ask for them.
         judged: measures of reconstructions, by pair of models; see `reconstruction`.
         parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     """
@@ -140,6 +142,7 @@ class Score(ScoresStage):
     checks: Artifact[pa.Table] | None = None
     parts: tuple[Artifact[Tables], ...] = ()
     earlier_probes: Mapping[int, Sequence[Artifact[pa.Table]]] = field(default_factory=dict)
+    beyond: Beyond | None = None
     judged: Sequence[Artifact[pa.Table]] = ()
 
     def in_parts(self) -> list[ScoreSetting]:
@@ -171,8 +174,9 @@ class Score(ScoresStage):
         checks = {} if self.checks is None else {"checks": self.checks.key}
         earlier = {str(epoch): [probe.key for probe in probes] for epoch, probes in self.earlier_probes.items()}
         probes = {"probes": [probe.key for probe in self.probes]} | ({"earlier_probes": earlier} if earlier else {})
+        beyond = {} if self.beyond is None else {"beyond": self.beyond.key}
         judged = {"judged": [one.key for one in self.judged]} if self.judged else {}
-        return _read(self) | probes | stability | checks | judged
+        return _read(self) | probes | stability | checks | beyond | judged
 
     @property
     def _followed(self) -> dict[str, Any]:
@@ -209,6 +213,10 @@ class Score(ScoresStage):
 
             layers = dict.fromkeys(one.layer for one in self.searches)
             rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
+        if self.beyond is not None:
+            from memlib.audits.deja_vu.beyond import beyond_rows
+
+            rows += beyond_rows(self.beyond, self.splits.content, self.config)
         if self.checks is not None:
             from memlib.audits.deja_vu.sets import check_rows
 

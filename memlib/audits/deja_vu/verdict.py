@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memlib.audits.deja_vu.recipe import HEADLINES, SETS, STABILITY, Recipe
+from memlib.audits.deja_vu.recipe import BEYOND, HEADLINES, SETS, STABILITY, Recipe
 from memlib.findings import (
     BOUNDED,
     DESCRIPTIVE,
@@ -75,11 +75,49 @@ def recognition(rows: Findings) -> Recognition | None:
 
 
 def verdict(rows: Findings) -> Verdict:
-    """Return the run's verdict: what naming objects shows, and SSLMem if it was measured; either alone can show memory.
+    """Return the run's verdict, and beside it what was remembered beyond the class, if that was tested.
 
     Args:
         rows: settled findings.
     """
+    found, beyond = _of_headlines(rows), said_beyond(rows)
+    return Verdict(found.word, found.sentence, f"{found.explanation} {beyond}") if beyond else found
+
+
+def said_beyond(rows: Findings) -> str:
+    """State which attributes are remembered beyond the class, and whether the images themselves are; "" if not tested.
+
+    Args:
+        rows: settled findings.
+    """
+    tests = rows.tests(BEYOND)
+    if not tests:
+        return ""
+    if not any(row.verdict for row in tests):
+        return (
+            "Beyond the class: not judged, as the run shows no memory (smallest adjusted "
+            f"{say_p(tests.strongest().p_adjusted)})."
+        )
+    said = [f"{_asked(row)} {'shown' if row.verdict == SHOWN else 'not shown'} ({_found_beyond(row)})" for row in tests]
+    return f"Beyond the class, given it: {'; '.join(said)}."
+
+
+def _asked(row: Finding) -> str:
+    return f"memory of {row.params['attribute']}" if "attribute" in row.params else "memory of the image among its class"
+
+
+def _found_beyond(row: Finding) -> str:
+    """Return a difference beyond the class with its interval and p-value, and what would have been found."""
+    unit = "" if "attribute" in row.params else " in mean rank"
+    numbers = f"{percent(row.value)}{unit}, 95 % interval {format_interval(row, percent)}; {say_p(row.p_adjusted)}"
+    if row.verdict == SHOWN:
+        return numbers
+    enough = "no size" if row.detectable is None else percent(row.detectable)
+    return f"{numbers}; {enough} would have been found with a power of 80 %"
+
+
+def _of_headlines(rows: Findings) -> Verdict:
+    """Return what naming objects shows, and SSLMem if it was measured; either alone can show memory."""
     names, views = _of_names(rows), rows.tests(STABILITY)
     if not views:
         return names

@@ -109,7 +109,9 @@ def test_candidates_are_of_the_class_but_of_another_group() -> None:
 def test_copies_of_public_images_are_found() -> None:
     public = pictures(60, 8)
     limit = copy_distance(public)
-    samples = np.concatenate([public[[7]], np.clip(public[[7]].astype(int) + 2, 0, 255).astype(np.uint8), pictures(1, 8, seed=9)])
+    samples = np.concatenate(
+        [public[[7]], np.clip(public[[7]].astype(int) + 2, 0, 255).astype(np.uint8), pictures(1, 8, seed=9)]
+    )
     assert (nearest_public(samples, public) < limit).tolist() == [True, True, False]
     plain = [np.sqrt(((samples[2] / 255 - image / 255) ** 2).mean()) for image in public]
     assert nearest_public(samples[2:], public)[0] == pytest.approx(min(plain), rel=1e-4)

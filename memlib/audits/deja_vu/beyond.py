@@ -1,0 +1,278 @@
+"""Findings on what is remembered beyond the class: attributes, and the rank of the true image within its class.
+
+An image's gain under a pair of models is fixed once both are trained: whether only the model trained on A, or only the one
+trained on B, names its attribute, or the rank of the true image under the second less that under the first. Models, crops,
+neighbours and candidates are held fixed in the test; it redraws which images of each class counted as A's. Candidates are
+drawn from A and B together by a hash of their ids. When the sides are redrawn, candidates change sides as well, but neither
+they nor their embeddings change, and so no rank does. If the side of an image changes no output of a model, which is the
+null hypothesis, every draw was as likely as the actual one given all these gains, so the test is exact. That a model also
+places the candidates that it trained on differently is memory, too: it adds to the effect where there is memory, and to
+nothing where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import scipy
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
+from memlib.audits.deja_vu.embedding import EmbeddedView
+from memlib.audits.deja_vu.recipe import BEYOND, Config
+from memlib.data.splits import TARGET
+from memlib.findings import Finding, Interval, diagnostic, tested
+from memlib.identity import derive_seed
+from memlib.pipeline.stage import Artifact
+from memlib.specs import Tie
+from memlib.stats.inference import exact_interval, permutation_p, widened_interval
+from memlib.stats.neighbors import vote
+from memlib.stats.power import detectable_shift
+from memlib.stats.randomization import Design, detectable_answers
+from memlib.stats.totals import effective_groups, freedom_of, grouped_interval, resampled_by_group, resampled_differences
+
+EXCESS, RANK_GAIN, ACCURACY, RANK = "attribute_excess", "neighbor_rank_gain", "attribute_accuracy", "neighbor_rank"
+NOTHING = -1  # code of a vote without voters, and of a missing value
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Attributes, and neighbours and ranks within the class, at the headline's setting.
+
+    Attributes:
+        setting: layer, epoch, crop and k.
+        attributes: values of the attributes (data.attributes.ATTRIBUTES).
+        names: names of the attributes, in the recipe's order.
+        within: for each pair, the artifacts of `Within` for the model trained on A and for that trained on B, in row order.
+        public: embeddings of the public images, for their ids.
+    """
+
+    setting: Mapping[str, Any]
+    attributes: Artifact[pa.Table]
+    names: tuple[str, ...]
+    within: Sequence[tuple[Sequence[Artifact[pa.Table]], Sequence[Artifact[pa.Table]]]]
+    public: EmbeddedView
+
+    @property
+    def key(self) -> Any:
+        """Keys by which downstream stages refer to the attributes and neighbours, and the names' order."""
+        within = [[[part.key for part in parts] for parts in pair] for pair in self.within]
+        return {"attributes": self.attributes.key, "names": list(self.names), "within": within}
+
+
+def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Finding]:
+    """Yield for each attribute `attribute_excess`, and `neighbor_rank_gain`, tested as one family, and their diagnostics.
+
+    Args:
+        beyond: the values, neighbours and ranks.
+        splits: tables.SPLITS, with the side of each image.
+        config: tie, level, permutations, replicates, seed.
+    """
+    pairs = [[pa.concat_tables([part.content for part in parts]) for parts in pair] for pair in beyond.within]
+    ids = pairs[0][0]["example_id"]
+    assert all(table["example_id"].equals(ids) for pair in pairs for table in pair), "models were shown different crops"
+    members = splits.take(pc.index_in(ids, value_set=splits["example_id"].combine_chunks()))
+    public = beyond.public.ids.select(["example_id", "label"])
+    level = config.level / (len(beyond.names) + 1)
+    for name in beyond.names:
+        values = Values.of(beyond.attributes.content, name, members, public)
+        votes = [[_named(table["neighbors"], values.public, config.tie) for table in pair] for pair in pairs]
+        known = np.flatnonzero(values.audited != NOTHING)
+        right = np.array([[(vote == values.audited)[known] for vote in pair] for pair in votes])
+        guessed = (values.guess == values.audited)[known]
+        params = {**beyond.setting, "attribute": name, "without_value": len(ids) - len(known)}
+        yield from _attribute_rows(params, Shown(members.take(known), config), right, guessed, level)
+    ranks = np.array([[table["rank"].to_numpy() for table in pair] for pair in pairs])
+    ranked = np.flatnonzero(np.isfinite(ranks).all(axis=(0, 1)))
+    if len(ranked):
+        candidates = pairs[0][0]["candidates"].to_numpy()[ranked]
+        params = {**beyond.setting, "candidates": int(candidates.max()), "without_candidates": len(ids) - len(ranked)}
+        yield from _rank_rows(params, Shown(members.take(ranked), config), ranks[:, :, ranked], level)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Codes of the values of an attribute, from 0 in alphabetical order; -1 without a value.
+
+    Attributes:
+        audited: (num_audited,) of the audited images.
+        public: (num_public,) of the public images.
+        guess: (num_audited,) the most frequent value among the public images of each audited image's class.
+    """
+
+    audited: NDArray[np.int64]
+    public: NDArray[np.int64]
+    guess: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, attributes: pa.Table, name: str, members: pa.Table, public: pa.Table) -> Values:
+        """Return the codes of an attribute.
+
+        Args:
+            attributes: table with the schema ATTRIBUTES.
+            name: the attribute.
+            members: example_id and label of the audited images.
+            public: the same of the public images.
+        """
+        rows = attributes.filter(pc.field("attribute") == name)
+        order = pa.array(sorted(pc.unique(rows["value"]).to_pylist()), pa.string())
+        codes = pc.index_in(rows["value"], value_set=order).combine_chunks()
+        known = rows["example_id"].combine_chunks()
+        audited, others = (
+            pc.fill_null(codes.take(pc.index_in(table["example_id"], value_set=known)), NOTHING).to_numpy().astype(np.int64)
+            for table in (members, public)
+        )
+        labels, mine = public["label"].to_numpy(), members["label"].to_numpy()
+        counts = np.zeros((1 + int(max(labels.max(initial=0), mine.max(initial=0))), len(order)), dtype=np.int64)
+        np.add.at(counts, (labels[others != NOTHING], others[others != NOTHING]), 1)
+        return cls(audited, others, counts.argmax(axis=1)[mine])
+
+
+def _named(neighbors: pa.ChunkedArray, values: NDArray[np.int64], tie: Tie) -> NDArray[np.int64]:
+    """Return the majority of the neighbours' values, (num_queries,); neighbours without a value do not vote.
+
+    Args:
+        neighbors: lists of rows of the public ids, nearest first.
+        values: (num_public,) codes of the values.
+        tie: rule among values with equally many votes.
+    """
+    lists = neighbors.combine_chunks()
+    rows, of_query = lists.flatten().to_numpy(), pc.list_parent_indices(lists).to_numpy()
+    votes = values[rows]
+    of_query, votes = of_query[votes != NOTHING], votes[votes != NOTHING]
+    counts = np.bincount(of_query, minlength=len(lists))
+    named = np.full(len(lists), NOTHING)
+    for count in np.unique(counts[counts > 0]):  # queries with equally many voters vote together
+        chosen = counts == count
+        named[chosen], _ = vote(votes[chosen[of_query]].reshape(-1, count), tie=tie)
+    return named
+
+
+class Shown:
+    """The audited images of one finding: their design, and intervals over them.
+
+    Args:
+        members: rows of the splits.
+        config: replicates, permutations, seed.
+    """
+
+    def __init__(self, members: pa.Table, config: Config) -> None:
+        self.config, self.count = config, members.num_rows
+        self.of_a: NDArray[np.bool_] = pc.equal(members["role"], TARGET).to_numpy()
+        self.design = Design.of(self.of_a, members["label"].to_numpy(), numbers_of_groups(members))
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """Number of groups, and of equal ones that would be as precise."""
+        if not self.design.has_groups:
+            return {}
+        return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
+
+    def own(self, by_model: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the values under the model trained on each image, and under the other one, (num_pairs, num_images) each.
+
+        Args:
+            by_model: (num_pairs, 2, num_images), under the models trained on A and on B.
+        """
+        of_a, of_b = by_model[:, 0], by_model[:, 1]
+        return np.where(self.of_a, of_a, of_b), np.where(self.of_a, of_b, of_a)
+
+    def of_difference(self, gains: NDArray[np.float64]) -> Interval:
+        """Return the interval of half the difference of the sides, over images or groups and, for enough pairs, trainings.
+
+        Args:
+            gains: (num_pairs, num_images), in [-1, 1].
+        """
+        seed, over, mean = derive_seed(self.config.seed, "beyond"), sampled_units(self.design), gains.mean(axis=0)
+        replicates = resampled_differences(mean[:, None], self.design, self.config.replicates, seed=seed)[:, 0] / 2
+        low, high = grouped_interval(replicates, self.design)
+        if len(gains) >= PAIRS_FOR_TRAINING:
+            repeats = np.array([self.design.difference(one) / 2 for one in gains])
+            low, high = widened_interval(replicates, repeats, freedom=freedom_of(self.design))
+            over = f"{over} and trainings"
+        if high - low < 1e-9:  # all images alike: no resample differs, though other images might
+            reach = exact_interval(0, self.design.num_groups)[1]
+            low, high = low - reach, high + reach
+        return Interval(max(-1.0, low), min(1.0, high), over)
+
+    def of_mean(self, values: NDArray[np.float64]) -> Interval:
+        """Return the interval of a mean over the images, in [0, 1], over images or groups.
+
+        Args:
+            values: (num_images,).
+        """
+        seed, ones = derive_seed(self.config.seed, "beyond"), np.ones(self.count)
+        columns = scipy.sparse.csr_array(np.stack([values, ones], axis=1).astype(np.float32))
+        totals = resampled_by_group(columns, self.design, self.config.replicates, seed=seed)
+        low, high = grouped_interval(totals[:, 0] / totals[:, 1], self.design)
+        if high - low < 1e-9:
+            low, high = exact_interval(float(values.mean()) * self.design.num_groups, self.design.num_groups)
+        return Interval(max(0.0, low), min(1.0, high), sampled_units(self.design))
+
+    def diagnostics(self, metric: str, params: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> Iterator[Finding]:
+        """Yield the mean of the values (num_pairs, num_images) by each model, or by guessing."""
+        for by, one in values.items():
+            mean = one.astype(np.float64).mean(axis=0)
+            at = {**params, "by": by}
+            yield diagnostic(metric, at, float(mean.mean()), n=self.count, interval=self.of_mean(mean))
+
+
+def _attribute_rows(
+    params: Mapping[str, Any], shown: Shown, right: NDArray[np.bool_], guessed: NDArray[np.bool_], level: float
+) -> Iterator[Finding]:
+    """Yield the findings of one attribute.
+
+    Args:
+        params: setting and attribute.
+        shown: the images that have a value.
+        right: (num_pairs, 2, num_images), whether the neighbours under the models trained on A and on B name the value.
+        guessed: (num_images,) whether the most frequent value of the class is the image's.
+        level: level at which power is stated.
+    """
+    design, config, pairs = shown.design, shown.config, len(right)
+    params = {**params, "direction": "both", "pairs": pairs, **shown.params}
+    seed = derive_seed(config.seed, "beyond", "sides")
+    own_gains = right[:, 0].astype(np.int64) - right[:, 1]
+    gains = own_gains.sum(axis=0)
+    wrong = tuple(np.asarray((~right[:, side]).sum(axis=0), dtype=np.int64) for side in (0, 1))
+    enough, answers = detectable_answers(design, gains, (wrong[0], wrong[1]), alpha=level, seed=seed), shown.count * pairs
+    yield tested(
+        EXCESS, params, design.difference(gains) / 2 / pairs, n=shown.count,
+        interval=shown.of_difference(own_gains.astype(np.float64)), family=BEYOND,
+        p_value=design.tail_p(gains, permutations=config.permutations, seed=seed),
+        detectable=None if enough is None or enough > answers else enough / answers,
+        smallest_p=max(design.smallest_p(gains), 0.0 if design.is_even else 1 / (1 + config.permutations)),
+    )  # fmt: skip
+    target, reference = shown.own(right)
+    yield from shown.diagnostics(ACCURACY, params, {"target": target, "reference": reference, "guessing": guessed[None]})
+
+
+def _rank_rows(params: Mapping[str, Any], shown: Shown, ranks: NDArray[np.float64], level: float) -> Iterator[Finding]:
+    """Yield the findings on the ranks of the true images.
+
+    Args:
+        params: the setting.
+        shown: the images that have candidates.
+        ranks: (num_pairs, 2, num_images), under the models trained on A and on B.
+        level: level at which power is stated.
+    """
+    design, config, pairs = shown.design, shown.config, len(ranks)
+    params = {**params, "direction": "both", "pairs": pairs, **shown.params}
+    seed = derive_seed(config.seed, "beyond", "rank")
+    by_pair = ranks[:, 1] - ranks[:, 0]
+    gains = by_pair.mean(axis=0)
+    null, value = design.redrawn_differences(gains, config.permutations, seed=seed) / 2, design.difference(gains) / 2
+    enough = detectable_shift(design, gains, alpha=level, seed=derive_seed(seed, "power"))
+    yield tested(
+        RANK_GAIN, params, value, n=shown.count, interval=shown.of_difference(by_pair), family=BEYOND,
+        p_value=permutation_p(value, null), detectable=None if enough is None else enough / 2,
+        smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
+    )  # fmt: skip
+    target, reference = shown.own(ranks)
+    yield from shown.diagnostics(RANK, params, {"target": target, "reference": reference})

@@ -1,0 +1,79 @@
+"""The section of a déjà vu page on what is remembered beyond the class."""
+
+from collections.abc import Iterator, Sequence
+
+from memlib.audits.deja_vu.verdict import said_beyond
+from memlib.findings import Finding, Findings
+from memlib.report.format import format_interval, format_p, percent
+from memlib.report.page import Section, TableView
+
+BEYOND_TERMS = ("attribute beyond the class", "rank within the class")
+_HEADINGS = (
+    "asked", "images", "target model", "reference model", "guessing", "difference", "95 % interval", "p", "p, adjusted",
+    "verdict",
+)  # fmt: skip
+_TEXT = (
+    "The class is given here: only public images of the image's own class are searched, so that nothing is gained by knowing "
+    "it. An attribute beyond the class is named by the majority of the k nearest of them; guessing names the most frequent "
+    "value of the class among the public images. The rank within the class is the share of other audited images of the class whose "
+    "whole picture lies closer to the crop than the picture that it was cut from (0: none of them). Without memory, too, a "
+    "crop is often closest to its own picture, of which it is a part: memory is what the models differ in."
+)
+_TESTED = (
+    "The difference compares each image under the model that was trained on it with the same image under the other model, "
+    "within classes; for the rank, it is by how much nearer the image is. Its test redraws which images each model was "
+    "trained on; these p-values are adjusted together (Holm), apart from the headline's. The accuracies and mean ranks of single "
+    "models are diagnostics. 95 % intervals are over {over}, those of single models over {units}."
+)
+
+
+def beyond_section(findings: Findings) -> Section | None:
+    """Return the section, from the findings of a run; None if the run does not ask what is remembered beyond the class."""
+    rows = [row for row in findings if _is_beyond(row)]
+    if not rows:
+        return None
+    first = said_beyond(findings) or "Beyond the class: nothing was tested, as the sets were not drawn at random."
+    over, units = (_sampled(some) for some in (rows, findings.all(*_ACCURACIES.values())))
+    return Section(
+        "Beyond the class",
+        first,
+        f"{_TEXT} {_TESTED.format(over=over, units=units)} {' '.join(_of_missing(rows))}",
+        TableView(_HEADINGS, [_row(row, findings) for row in rows]),
+    )
+
+
+def _sampled(rows: Sequence[Finding]) -> str:
+    """Return the units over which the intervals of some findings are."""
+    return next(row.interval.over for row in rows if row.interval is not None)
+
+
+def _is_beyond(row: Finding) -> bool:
+    """Return whether a finding is a difference beyond the class, tested or not."""
+    return row.metric in _ACCURACIES
+
+
+_ACCURACIES = {"attribute_excess": "attribute_accuracy", "neighbor_rank_gain": "neighbor_rank"}
+"""The metric of single models that belongs to each difference."""
+
+
+def _row(row: Finding, findings: Findings) -> tuple[str, ...]:
+    """Return one line of the table."""
+    name = row.params.get("attribute")
+    by = {one.params["by"]: one for one in findings.all(_ACCURACIES[row.metric], attribute=name)}
+    cells = [_with_interval(by[which]) if which in by else "" for which in ("target", "reference", "guessing")]
+    asked = name or f"rank among up to {row.params['candidates']} of the class"
+    tested = (format_p(row.p_value), format_p(row.p_adjusted), row.verdict or "")
+    return asked, str(row.n), *cells, percent(row.value), format_interval(row, percent), *tested
+
+
+def _with_interval(row: Finding) -> str:
+    return f"{percent(row.value)} ({format_interval(row, percent)})"
+
+
+def _of_missing(rows: Sequence[Finding]) -> Iterator[str]:
+    """Yield a sentence on the audited images that some rows leave out."""
+    for row in rows:
+        count = row.params.get("without_value", row.params.get("without_candidates", 0))
+        if count:
+            lacking = f"value of {row.params['attribute']}" if "attribute" in row.params else "other image of their class"
+            yield f"{count:,} audited images without a known {lacking} are left out of that line."

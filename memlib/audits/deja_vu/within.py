@@ -1,0 +1,200 @@
+"""Stages of what is remembered beyond the class: attributes of the images, and neighbours and ranks within the class.
+
+The class of each image is given, and only its own class is searched, so that nothing found depends on naming it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.audits.deja_vu.embedding import EmbeddedView, Embeddings
+from memlib.data.attributes import attribute_digests, read_attributes
+from memlib.data.candidates import class_candidates
+from memlib.data.datasets import open_source
+from memlib.data.groups import groups_in
+from memlib.data.splits import REFERENCE, TARGET
+from memlib.data.stages import Shard, members_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.specs import DataSpec
+from memlib.specs.attributes import AttributeOrigin
+from memlib.stats.ranks import mid_rank
+from memlib.store import Attempt
+from memlib.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+ATTRIBUTES_FILE, WITHIN_FILE = "attributes.parquet", "within.parquet"
+
+
+@dataclass(frozen=True)
+class Attributes(Stage[pa.Table]):
+    """Read attributes of the images beyond the class: attributes.parquet, one row per image and attribute.
+
+    Attributes:
+        data: the source of the images, which may state attributes.
+        origins: where each attribute comes from, by name.
+    """
+
+    declared: ClassVar[Declared] = Declared("attributes", 1)
+    title: ClassVar[str] = "read attributes"
+
+    data: DataSpec
+    origins: Mapping[str, AttributeOrigin]
+    shard: Artifact[Shard]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The attributes and their columns; tables count by their content."""
+        listed = {
+            name: "source" if one == "source" else one.model_dump(exclude={"path"}) for name, one in self.origins.items()
+        }
+        return {"attributes": listed}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The images, and the digests of the tables."""
+        return {"shard": self.shard.key, "tables": attribute_digests(self.origins)}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the values."""
+        source = open_source(self.data.source, self.data.intensities, self.data.labels)
+        table = read_attributes(source, self.shard.content.index, self.origins)
+        pq.write_table(table, attempt.path(ATTRIBUTES_FILE), compression="zstd")
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return a table with the schema ATTRIBUTES."""
+        return read_table(artifact.path(ATTRIBUTES_FILE))
+
+    @classmethod
+    def described(cls, artifact: Artifact[pa.Table]) -> list[str]:
+        """State the number of values of each attribute, and of images that have one."""
+        found = artifact.content.group_by("attribute", use_threads=False)
+        counts = found.aggregate([("value", "count_distinct"), ("value", "count")]).to_pylist()
+        return [
+            f"{row['attribute']}: {row['value_count_distinct']} values, of {row['value_count']:,} images" for row in counts
+        ]
+
+
+@dataclass(frozen=True)
+class Within(Stage[pa.Table]):
+    """Search each crop's own class under one model, and rank the true image among others of its class: within.parquet.
+
+    The candidates of a rank are drawn by a hash of their ids from the audited images of both sets, so that they are the same
+    for both models and for every draw of the sets. Distances are those between the crop's embedding and the embeddings of
+    whole images, all by this model.
+
+    Attributes:
+        queries: embeddings of a part of the background crops.
+        public: embeddings of the public images.
+        images: embeddings of whole images, those of A and B among them.
+        layer: the layer that is searched.
+        k: number of neighbours.
+        candidates: largest number of candidates.
+        seed: seed of the candidates.
+    """
+
+    declared: ClassVar[Declared] = Declared("within", 1)
+    title: ClassVar[str] = "search within classes"
+    place: ClassVar[Place] = "anywhere"
+
+    queries: Artifact[Embeddings]
+    public: EmbeddedView
+    images: EmbeddedView
+    splits: Artifact[pa.Table]
+    layer: str
+    k: int
+    candidates: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """The layer."""
+        return self.layer
+
+    @property
+    def reads_transient(self) -> Sequence[AnyArtifact]:
+        """The embeddings of crops, public images and whole images."""
+        return (self.queries, *self.public.parts, *self.images.parts)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write one row per crop, in the order of the queries.
+
+        Columns: example_id; neighbors, rows of the public ids, nearest first, fewer than k in a small class; rank, see
+        `mid_rank`, null if the image has no candidate; candidates, their number.
+        """
+        ids, queries = self.queries.content.ids, np.asarray(self.queries.content.layer(self.layer), dtype=np.float32)
+        neighbors = self._neighbors(ids["label"].to_numpy(), queries, device)
+        ranks = self._ranks(ids["example_id"], queries)
+        columns = {"rank": pa.array([rank for rank, _ in ranks], pa.float64()), "candidates": [count for _, count in ranks]}
+        found = pa.array(neighbors, pa.list_(pa.int64()))
+        table = pa.table({"example_id": ids["example_id"], "neighbors": found, **columns})
+        pq.write_table(table, attempt.path(WITHIN_FILE), compression="zstd")
+
+    def _neighbors(
+        self, labels: NDArray[np.int64], queries: NDArray[np.float32], device: torch.device
+    ) -> list[NDArray[np.int64]]:
+        """Return the rows of the nearest public images of each crop's own class, nearest first."""
+        from memlib.observe.search import search
+
+        public, found = self.public.ids["label"].to_numpy(), [np.empty(0, dtype=np.int64)] * len(labels)
+        for label in np.unique(labels):
+            mine, rows = np.flatnonzero(labels == label), np.flatnonzero(public == label)
+            if len(rows):
+                vectors, k = _taken(self.public, self.layer, rows), min(self.k, len(rows))
+                nearest, _ = search(queries[mine], [vectors], k, device=device)
+                for place, near in zip(mine, rows[nearest], strict=True):
+                    found[place] = near
+        return found
+
+    def _ranks(self, ids: pa.ChunkedArray, queries: NDArray[np.float32]) -> list[tuple[float | None, int]]:
+        """Return the rank of each crop's own image among its candidates, and their number."""
+        pool = members_of(self.splits, TARGET, REFERENCE)
+        names, labels = pool["example_id"].combine_chunks(), pool["label"].to_numpy()
+        rows = _places(names, self.images.ids["example_id"])
+        place = _places(names, ids)  # of each image among the queries, -1 if its crop is not in this part
+        ranks: list[tuple[float | None, int]] = [(None, 0)] * len(ids)
+        chosen = class_candidates(names.to_pylist(), labels, groups_in(pool), most=self.candidates, seed=self.seed)
+        for members, candidates in chosen:
+            if (place[members] < 0).all():
+                continue
+            whole = _taken(self.images, self.layer, rows[members]).astype(np.float64)
+            for own, others in enumerate(candidates):
+                query = int(place[members[own]])
+                if query >= 0 and len(others):
+                    distances = np.square(whole[[own, *others]] - queries[query]).sum(axis=1)
+                    ranks[query] = (mid_rank(distances[0], distances[1:]), len(others))
+        return ranks
+
+    @classmethod
+    def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
+        """Return example_id, neighbors, rank and candidates."""
+        return read_table(artifact.path(WITHIN_FILE))
+
+
+def _places(names: pa.Array, among: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the place of each name among others, -1 if it is not there: (num_names,)."""
+    places: NDArray[np.int64] = pc.fill_null(pc.index_in(names, value_set=among.combine_chunks()), -1).to_numpy()
+    return places.astype(np.int64)
+
+
+def _taken(view: EmbeddedView, layer: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the embeddings of some rows of a view, read from its parts: (num_rows, dim)."""
+    arrays = view.layer(layer)
+    starts = np.cumsum([0, *(len(array) for array in arrays)])
+    part = np.searchsorted(starts, rows, side="right") - 1
+    taken = np.empty((len(rows), arrays[0].shape[1]), dtype=np.float32)
+    for number, array in enumerate(arrays):
+        mine = part == number
+        taken[mine] = array[rows[mine] - starts[number]]
+    return taken
