@@ -4,18 +4,17 @@ Meehan 2023, A.2.2: VICReg's projector is three fully connected layers; the supe
 projector, then batch norm, ReLU and a linear layer, whose class scores are its "projector embedding".
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from memlib.identity import derive_seed
+from memlib.models.teachers import Taught
 from memlib.models.vision import build_backbone
 from memlib.specs import ModelSpec
 from memlib.specs.models import TEACHER
 
 
-class Encoder(nn.Module):
+class Encoder(Taught):
     """An image encoder, which maps normalized images (batch, 3, side, side) float32 to the last layer's output (batch, dim).
 
     Layers are named backbone, projector_1, ..., projector_n and, with `num_classes`, classifier. The projector's
@@ -32,7 +31,6 @@ class Encoder(nn.Module):
             layer = [linear] if last else [linear, nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
             self.projector.append(nn.Sequential(*layer))
             dim = width
-        self.teacher: Encoder | None = None
         self.frozen = False
         self.classifier: nn.Module | None = None
         if num_classes is not None:
@@ -55,12 +53,6 @@ class Encoder(nn.Module):
         if self.frozen:
             self.backbone.eval()
         return self
-
-    def add_teacher(self) -> "Encoder":
-        """Add a copy of the model without gradients as its sub-module `teacher`, and return the copy."""
-        teacher = copy.deepcopy(self).requires_grad_(False)
-        self.teacher = teacher
-        return teacher
 
     def all_layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
         """Return the output of every named layer and then, if there is a teacher, of its layers: teacher_backbone, ..."""

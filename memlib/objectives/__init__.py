@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from memlib.objectives.base import Objective
+from memlib.objectives.denoising import Decoding, Denoising
 from memlib.objectives.distillation import BYOL, DINO
 from memlib.objectives.language import NextSymbol
 from memlib.objectives.ssl import BarlowTwins, SimCLR, VICReg
@@ -10,7 +11,10 @@ from memlib.objectives.supervised import Supervised
 from memlib.specs import (
     BarlowTwinsSpec,
     BYOLSpec,
+    DecodingSpec,
+    DenoisingSpec,
     DINOSpec,
+    GeneratorObjectiveSpec,
     LanguageObjectiveSpec,
     ObjectiveSpec,
     SimCLRSpec,
@@ -19,7 +23,7 @@ from memlib.specs import (
 )
 
 
-def build_objective(spec: ObjectiveSpec) -> Objective:
+def build_objective(spec: ObjectiveSpec | GeneratorObjectiveSpec) -> Objective:
     """Build the objective that a spec describes."""
     match spec:
         case SupervisedSpec():
@@ -36,6 +40,10 @@ def build_objective(spec: ObjectiveSpec) -> Objective:
             return BYOL(spec)
         case DINOSpec():
             return DINO(spec)
+        case DenoisingSpec():
+            return Denoising(spec)
+        case DecodingSpec():
+            return Decoding()
     assert_never(spec)
 
 

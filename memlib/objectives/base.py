@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -10,6 +11,22 @@ from memlib.models.collectives import gather_rows
 from memlib.specs import AugmentSpec
 
 Terms = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The place of this worker's rows in a training run, of which all random draws of an objective are functions.
+
+    Attributes:
+        seed, step: of the training run.
+        size: number of rows of the global batch, for which the draws are made.
+        rows: this worker's rows of it.
+    """
+
+    seed: int
+    step: int
+    size: int
+    rows: slice
 
 
 class Objective(nn.Module, ABC):
@@ -34,6 +51,8 @@ class Objective(nn.Module, ABC):
     """Fraction of the training run that is done, 0 to 1; set by the training loop before each step."""
     epoch: float = 0.0
     """Number of epochs done, as a fraction within an epoch; set by the training loop before each step."""
+    part: BatchPart | None = None
+    """The rows that `forward` is called with; set by the training loop before each step."""
     group: dist.ProcessGroup | None = None
     """The workers that share each batch; set by the training loop, None for a single worker."""
 
@@ -44,7 +63,7 @@ class Objective(nn.Module, ABC):
         Args:
             model: maps a view to the embedding from which the loss is computed.
             views: num_views tensors (batch, 3, side, side).
-            labels: (batch,) int64.
+            labels: (batch,) int64 classes, or (batch, dim) float32 conditions of generators.
 
         Returns:
             scalars by name. "loss" is minimized; it is either the mean over the global batch, equal on all

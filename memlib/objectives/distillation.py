@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memlib.models.encoder import Encoder
+from memlib.models.teachers import Taught
 from memlib.objectives.base import Objective, Terms
 from memlib.specs import AugmentSpec, BYOLSpec, DINOSpec
 
 GLOBAL_VIEWS = 2  # DINO's views of the whole image, which the teacher sees too
 
 
-def teacher_of(model: nn.Module) -> Encoder:
-    """Return the teacher that `Encoder.add_teacher` added to a model, even if the model is wrapped."""
+def teacher_of(model: nn.Module) -> Taught:
+    """Return the teacher that `Taught.add_teacher` added to a model, even if the model is wrapped."""
     teacher = getattr(model, "module", model).teacher
-    assert isinstance(teacher, Encoder)
+    assert isinstance(teacher, Taught)
     return teacher
 
 

@@ -1,5 +1,6 @@
 """Specs of models."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -179,10 +180,56 @@ class ProtocolSpec(Spec):
     """Part of the content key; by default the digest of the factory's module."""
 
 
+class DenoiserSpec(Spec):
+    """A U-Net that draws images by diffusion, conditioned on a representation (RCDM, Bordes 2022; scaled down)."""
+
+    kind: Literal["denoiser"] = "denoiser"
+    channels: tuple[Annotated[int, Field(ge=8, le=MOST_WIDTH)], ...] = Field(default=(32, 64, 96), min_length=1, max_length=8)
+    """Channels of each level; each further level halves the side."""
+    blocks: int = Field(default=1, ge=1, le=MOST_WIDTH)
+    """Residual blocks of each level, on the way down and on the way up."""
+    attention_side: int = Field(default=8, ge=0, le=MOST_PIXELS)
+    """Levels of at most this side attend; 0: none."""
+    norm_groups: int = Field(default=8, ge=1, le=MOST_WIDTH)
+    """Groups of channels that are normalized together."""
+    input_size: int = Field(default=32, ge=4, le=MOST_PIXELS)
+    """Side of the images in pixels; stored images are resized to it."""
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> "DenoiserSpec":
+        smallest = 2 ** (len(self.channels) - 1)
+        if self.input_size % smallest:
+            raise ValueError(
+                f"input_size {self.input_size} is not a multiple of {smallest}, by which {len(self.channels)} levels divide "
+                "it; change input_size or leave out channels"
+            )
+        unit = math.lcm(self.norm_groups, 4)  # heads of attention
+        if odd := [width for width in self.channels if width % unit]:
+            raise ValueError(f"channels {odd[0]} is not a multiple of {unit} (norm_groups {self.norm_groups}, and 4 heads)")
+        return self
+
+    def attends(self, level: int) -> bool:
+        """Return whether a level, counted from the outermost, has attention."""
+        return self.input_size >> level <= self.attention_side
+
+
+class DecoderSpec(Spec):
+    """An MLP that decodes a representation to the mean image: the cheap baseline of a denoiser."""
+
+    kind: Literal["decoder"]
+    hidden: tuple[Annotated[int, Field(ge=1, le=MOST_WIDTH)], ...] = (512, 512)
+    """Widths of the hidden layers."""
+    input_size: int = Field(default=32, ge=4, le=MOST_PIXELS)
+    """Side of the images in pixels; stored images are resized to it."""
+
+
+GeneratorSpec = Annotated[DenoiserSpec | DecoderSpec, Field(discriminator="kind")]
 SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminator="kind")]
 
 
-AnyModelSpec = Annotated[ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec, Field(discriminator="kind")]
+AnyModelSpec = Annotated[
+    ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec, Field(discriminator="kind")
+]
 AnyLanguageSpec = Annotated[
     Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],
     Discriminator(

@@ -155,6 +155,37 @@ ObjectiveSpec = Annotated[
 ]
 
 
+class DenoisingSpec(Loss):
+    """Mean squared error of the velocity v that a denoiser predicts for noised images (Ho 2020; Salimans 2022, D).
+
+    The schedule is a cosine (Nichol 2021, Eq. 17). A moving average of the weights draws the samples.
+    """
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False  # noise is drawn for whole batches
+    has_teacher: ClassVar[bool] = True
+
+    kind: Literal["denoising"] = "denoising"
+    drop: float = Field(default=0.1, ge=0, le=1)
+    """Probability that a condition is dropped, so that the denoiser also learns to draw without one, as guidance needs."""
+    ema: float = Field(default=0.999, ge=0, lt=1)
+    """Momentum of the moving average of the weights; after n steps the initial weights still weigh ema^n."""
+    steps: int = Field(default=1000, ge=1, le=MOST_STEPS)
+    """Steps of the diffusion, from the image to noise."""
+
+
+class DecodingSpec(Loss):
+    """Mean squared error of the image that a decoder draws, with pixels in [-1, 1]."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+
+    kind: Literal["decoding"]
+
+
+GeneratorObjectiveSpec = Annotated[DenoisingSpec | DecodingSpec, Field(discriminator="kind")]
+
+
 class OptimizerSpec(Spec):
     """An optimizer with linear warm-up, followed by a cosine schedule or a constant rate. AdamW without decay is Adam."""
 
@@ -307,6 +338,23 @@ class TrainingSpec(Spec):
     def kept_epochs(self) -> tuple[int, ...]:
         """All epochs whose weights are kept, in ascending order."""
         return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
+
+
+class GeneratorTrainingSpec(TrainingSpec):
+    """Training of a generator of images from representations."""
+
+    objective: GeneratorObjectiveSpec = DenoisingSpec()  # type: ignore[assignment]
+    batch_size: int | None = Field(default=64, ge=2, le=MOST_EXAMPLES)
+    """Images per step over all workers; the last incomplete batch of an epoch is dropped. null: all images in one batch."""
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-3, weight_decay=0.0, warmup_epochs=1.0, schedule="constant")
+    augment: AugmentSpec | None = None
+    """Augmentation of images; null: none. The conditions are those of the images without augmentation."""
+
+    @model_validator(mode="after")
+    def _has_no_held_out_images(self) -> "GeneratorTrainingSpec":
+        if self.patience is not None:
+            raise ValueError("patience needs validation images, which generators do not have; leave it out and set epochs")
+        return self
 
 
 class StagedTrainingSpec(TrainingSpec):

@@ -21,8 +21,18 @@ from memlib.data.stages import Seen, Shard, digest_of, rows_of
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import Artifact, Known, Place, Stage
-from memlib.specs import AnyModelSpec, CanarySpec, ClassifierSpec, LanguageSpec, ModelSpec, PretrainedSpec, TrainingSpec
+from memlib.pipeline.stage import AnyArtifact, Artifact, Known, Place, Stage
+from memlib.specs import (
+    AnyModelSpec,
+    CanarySpec,
+    ClassifierSpec,
+    DecoderSpec,
+    DenoiserSpec,
+    LanguageSpec,
+    ModelSpec,
+    PretrainedSpec,
+    TrainingSpec,
+)
 from memlib.store import Attempt, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.usage import measuring
@@ -36,7 +46,7 @@ if TYPE_CHECKING:
 
     from memlib.training.loop import Training, TrainingSet, Worker
 
-AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec
+AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec
 MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
 MADE_UP_LENGTH = 3  # tokens per made-up window for trying a private step
@@ -132,6 +142,12 @@ class Train(Stage[TrainedModel]):
         if self.canary is not None:
             inputs["canary"] = self.canary.digest
         return inputs
+
+    @property
+    def reads(self) -> list[Ref]:
+        """The artifacts whose content the model depends on."""
+        sources: list[AnyArtifact | None] = [self.shard, self.parent, self.base]
+        return [source.ref for source in sources if source is not None]
 
     @property
     def units(self) -> float:
@@ -344,11 +360,16 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
     """
     from memlib.models.classifiers import build_classifier
     from memlib.models.encoder import build_encoder
+    from memlib.models.generators import build_decoder, build_denoiser
     from memlib.models.sequence import build_language_model
 
     spec = MODELS.validate_python(described["model"])
     if isinstance(spec, ModelSpec):
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
+    if isinstance(spec, DenoiserSpec):
+        return build_denoiser(spec, dim=described["condition"], steps=described["diffusion_steps"], seed=seed)
+    if isinstance(spec, DecoderSpec):
+        return build_decoder(spec, dim=described["condition"], seed=seed)
     if isinstance(spec, PretrainedSpec):
         assert base is not None, "a pretrained model needs its base artifact"
         return base.content.model(spec.lora, seed=seed)
@@ -387,7 +408,8 @@ class _Run:
         if job.head_alone:
             model.freeze_backbone()  # type: ignore[operator]
         objective = build_objective(job.training.objective)
-        side = job.model.input_size if isinstance(job.model, ModelSpec) else self.data.images.shape[1]
+        stored = self.data.images.shape[1]
+        side = job.model.input_size if isinstance(job.model, ModelSpec | DenoiserSpec | DecoderSpec) else stored
         self.training = Training(
             model, objective, self.data, job.training, input_size=side, worker=worker, validation=job.validation_set()
         )
@@ -471,11 +493,8 @@ class _Run:
         """Publish the model; return an error message if this fails, else None."""
         try:
             known = Known()
-            known.add(self.job.shard.ref)
-            if self.job.parent is not None:
-                known.add(self.job.parent.ref)
-            if self.job.base is not None:
-                known.add(self.job.base.ref)
+            for ref in self.job.reads:
+                known.add(ref)
             record = self.job.record(known.contents_of(self.store, self.job.identity.inputs))
             with self.store.artifacts.write(self.ref, **record) as attempt:
                 self.fill(attempt)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from memlib.models.batchnorm import synchronise_batch_norm
 from memlib.models.causal import Causal
 from memlib.models.collectives import share, share_files
 from memlib.objectives import Objective
+from memlib.objectives.base import BatchPart
 from memlib.specs import TrainingSpec
 from memlib.training.augment import apply_view, draw_view, normalize, pixels
 from memlib.training.checkpoint import kept_state, load_kept
@@ -66,13 +67,21 @@ class Worker:
         return values
 
 
+class Labels(Protocol):
+    """What accompanies each example: its class, int64, or the vector on which a generator is conditioned, (dim,) float32."""
+
+    def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[Any]:
+        """Return what accompanies the chosen examples, read into memory: (num_chosen,) or (num_chosen, dim)."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainingSet:
     """The examples that a model may see: rows of a shard with labels, and a unique feature in some of them."""
 
     images: NDArray[Any]  # (num_stored, size, size, channels) uint8 or (num_stored, dim), usually memory-mapped
     rows: NDArray[np.int64]  # (num_examples,)
-    labels: NDArray[np.int64]  # (num_examples,)
+    labels: Labels  # (num_examples,) int64 or (num_examples, dim) float32
     feature: Feature | None = None
     marked: NDArray[np.bool_] | None = None  # (num_examples,) True where an example carries the feature
 
@@ -296,11 +305,12 @@ class Training:
 
         Args:
             images: (batch / world size, height, width, 3) uint8.
-            labels: (batch / world size,) int64.
+            labels: (batch / world size,) int64, or (batch / world size, dim) float32.
         """
         spec, worker = self.spec, self.worker
         torch.manual_seed(derive_seed(spec.seed, "step", self.step, worker.rank))  # for dropout etc.
         self.objective.progress, self.objective.epoch = self.step / self.num_steps, self.step / self.steps_per_epoch
+        self.objective.part = BatchPart(spec.seed, self.step, self.batch_size, _part(self.batch_size, worker))
         views = self._views(images)
         self.rate = learning_rate(
             spec.optimizer, step=self.step, steps_per_epoch=self.steps_per_epoch, num_steps=self.num_steps
@@ -414,7 +424,7 @@ class Prefetcher:
     """Iterator over this worker's part of each global batch; it reads the next batches during training on the current one.
 
     Yields:
-        images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64.
+        images (batch / world size, size, size, 3) uint8 and labels (batch / world size,) int64 or (.., dim) float32.
     """
 
     def __init__(
