@@ -1,13 +1,13 @@
 """Settings of reconstructions."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from memlib.specs import ModelSpec, Spec, TrainingSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_NUMBER, MOST_SEED, MOST_STEPS, MOST_TRAINED
 from memlib.specs.models import DecoderSpec, DenoiserSpec
-from memlib.specs.training import DecodingSpec, DenoisingSpec, OptimizerSpec, SupervisedSpec
+from memlib.specs.training import DecodingSpec, DenoisingSpec, GeneratorTrainingSpec, OptimizerSpec, SupervisedSpec
 
 
 class GeneratorSpec(Spec):
@@ -15,67 +15,60 @@ class GeneratorSpec(Spec):
 
     model: DenoiserSpec = DenoiserSpec()
     """The U-Net that removes noise; its input_size is the side of the reconstructions in pixels."""
-    training: TrainingSpec = TrainingSpec(
-        objective=DenoisingSpec(kind="denoising"),
-        epochs=100,
-        batch_size=64,
-        augment=None,
-        optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0),
+    training: GeneratorTrainingSpec = GeneratorTrainingSpec(
+        epochs=100, batch_size=64, optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0)
     )
-    """Training on public images, the same for each encoder; objective denoising."""
+    """Training on public images, with the same seed for every encoder."""
 
     @model_validator(mode="after")
     def _removes_noise(self) -> "GeneratorSpec":
         if not isinstance(self.training.objective, DenoisingSpec):
-            raise ValueError(
-                f"a generator learns to remove noise: its training.objective is denoising, not {self.training.objective.kind}"
-            )
-        if self.training.augment is not None:
-            raise ValueError(
-                "a generator draws the images that its representations were made from; set training.augment to null"
-            )
+            raise ValueError("a generator learns to remove noise; set its training.objective to {kind: denoising}")
         return self
 
 
-class BaselineSpec(Spec):
+class _Trained(Spec):
+    """A network that is trained on public images without augmentation."""
+
+    epochs: int = Field(default=50, ge=1, le=MOST_STEPS)
+    """Epochs of training."""
+    batch_size: int = Field(default=64, ge=2, le=MOST_EXAMPLES)
+    """Images per step."""
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=0.001, weight_decay=0.0, warmup_epochs=1)
+    """The network's optimizer."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of its training, the same for every encoder."""
+
+    @property
+    def _training(self) -> dict[str, Any]:
+        names = ("epochs", "batch_size", "optimizer", "seed")
+        return {"augment": None, **{name: getattr(self, name) for name in names}}
+
+
+class BaselineSpec(_Trained):
     """An MLP that decodes a representation to an image, without noise: what the generator has to surpass."""
 
-    model: DecoderSpec = DecoderSpec()
-    training: TrainingSpec = TrainingSpec(
-        objective=DecodingSpec(kind="decoding"),
-        epochs=50,
-        batch_size=64,
-        augment=None,
-        optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0),
-    )
-    """Training on public images; objective decoding."""
+    model: DecoderSpec = DecoderSpec(kind="decoder")
+    """The MLP; input_size is set to the side of the reconstructions."""
 
-    @model_validator(mode="after")
-    def _decodes(self) -> "BaselineSpec":
-        if not isinstance(self.training.objective, DecodingSpec) or self.training.augment is not None:
-            raise ValueError("the baseline's training needs objective {kind: decoding} and augment null")
-        return self
+    @property
+    def training(self) -> GeneratorTrainingSpec:
+        """Its training, to the smallest squared error."""
+        return GeneratorTrainingSpec(objective=DecodingSpec(kind="decoding"), **self._training)
 
 
-class JudgeSpec(Spec):
-    """A classifier trained on public images of which the part that a crop shows is painted over; neither encoder is it."""
+class JudgeSpec(_Trained):
+    """A classifier trained on public images, whole and with the part that a crop shows painted over."""
 
     model: ModelSpec = ModelSpec(projector=())
     """Its network; input_size is set to the side of the reconstructions."""
-    training: TrainingSpec = TrainingSpec(
-        objective=SupervisedSpec(kind="supervised"),
-        epochs=40,
-        batch_size=64,
-        augment=None,
-        optimizer=OptimizerSpec(learning_rate=0.002, weight_decay=0.05, warmup_epochs=2),
-    )
-    """Its training; objective supervised."""
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=0.002, weight_decay=0.05, warmup_epochs=2)
+    """Its optimizer."""
 
-    @model_validator(mode="after")
-    def _classifies(self) -> "JudgeSpec":
-        if not self.training.objective.has_classes:
-            raise ValueError(f"the judge classifies images; {self.training.objective.kind} has no classes, use supervised")
-        return self
+    @property
+    def training(self) -> TrainingSpec:
+        """Its training, by cross-entropy."""
+        return TrainingSpec(objective=SupervisedSpec(kind="supervised"), **self._training)
 
 
 class ReconstructSpec(Spec):
