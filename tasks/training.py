@@ -60,14 +60,15 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     """
     ray = start_ray(context)
     resources = context.resources
-    needs = needs_of(ray, context, STAGE)
+    stage = settings_of(resources, jobs[0])
+    needs = needs_of(ray, context, stage)
     if 0 < needs.get("GPU", 0) < 1 < resources.workers_per_model:
         raise ResourcesError(
-            f"resources.stages.{STAGE}.gpus is {needs['GPU']:g}; workers that train one model together need whole GPUs"
+            f"resources.stages.{stage}.gpus is {needs['GPU']:g}; workers that train one model together need whole GPUs"
         )
-    groups = min(_groups(ray, context, needs, len(jobs)), len(jobs))
+    groups = min(_groups(ray, context, needs, len(jobs), stage), len(jobs))
     _check_reach(ray, context)
-    if resources.of(STAGE).cpus is None and resources.threads_per_worker is None:
+    if resources.of(stage).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
     board = _board(ray, [job.name for job in jobs], resources.max_failures)
@@ -76,8 +77,8 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
     watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
     watcher.start()
-    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs)
-    watch = Watch(ray, context, STAGE, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
+    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs, stage)
+    watch = Watch(ray, context, stage, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
     try:
         looked = time.monotonic()
         while True:
@@ -102,6 +103,12 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
         raise RunError(message) if damaged is None else CorruptArtifact(message, damaged)
     if fit.result():
         raise RunError(str(fit.result()))
+
+
+def settings_of(resources: Resources, job: Train) -> str:
+    """Return the name under which a job's resources are set: that of its own stage, or else that of all training."""
+    own = job.declared.name
+    return own if own in resources.stages else STAGE
 
 
 def _check_reach(ray: Any, context: Context) -> None:
@@ -148,7 +155,7 @@ def _board(ray: Any, names: list[str], max_failures: int) -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=pinned)(Board).remote(names, max_failures)
 
 
-def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) -> int:
+def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, stage: str = STAGE) -> int:
     """Return how many models fit side by side; if a cluster has no room for any, request room for all and wait.
 
     Raises:
@@ -156,7 +163,7 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) 
     """
     size = context.resources.workers_per_model
     if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
-        wanted, room, grown = size * _most(context.resources, count), 0, time.monotonic()
+        wanted, room, grown = size * _most(context.resources, count, stage), 0, time.monotonic()
         with demand(needs, wanted):
             while room < wanted:
                 context.check_going()
@@ -170,14 +177,14 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int) 
     if workers < size:
         raise RunError(
             f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
-            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{STAGE}"
+            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{stage}"
         )
-    return min(workers // size, context.resources.of(STAGE).parallel or workers)
+    return min(workers // size, context.resources.of(stage).parallel or workers)
 
 
-def _most(resources: Resources, count: int) -> int:
+def _most(resources: Resources, count: int, stage: str) -> int:
     """Return the maximum number of models that a growing cluster trains side by side."""
-    return min(count, resources.of(STAGE).parallel or count)
+    return min(count, resources.of(stage).parallel or count)
 
 
 def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
@@ -188,7 +195,7 @@ def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> in
 
 
 def _fit(
-    store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float]
+    store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float], stage: str
 ) -> str | None:
     """Run one TorchTrainer.fit over all jobs; return what went wrong, in words, or None."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -216,7 +223,7 @@ def _fit(
             },
             scaling_config=ScalingConfig(
                 # Ray's type hints describe an earlier version than the one that RAY_TRAIN_V2_ENABLED selects
-                num_workers=(size, _most(resources, len(jobs)) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
+                num_workers=(size, _most(resources, len(jobs), stage) * size) if resources.elastic else groups * size,  # type: ignore[arg-type]
                 use_gpu=use_gpu,
                 resources_per_worker=dict(needs),
             ),

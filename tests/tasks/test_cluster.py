@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray import exceptions as ray_exceptions
 
+from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.errors import RunError, UserError
 from memlib.recipes.files import validate
 from memlib.specs import Resources
@@ -312,3 +313,12 @@ def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
         training._check_reach(Ray(), mine)
     assert "\n" not in str(caught.value)
     training._check_reach(Ray(), context())  # all is on this machine
+
+
+@pytest.mark.parametrize(
+    ("stages", "found"),
+    [({}, "train"), ({"train": {"gpus": 1}}, "train"), ({"generate_train": {"gpus": 1}}, "generate_train")],
+)
+def test_generators_use_the_resources_of_all_training_unless_they_have_their_own(stages: Any, found: str) -> None:
+    job = GenerateTrain.__new__(GenerateTrain)
+    assert training.settings_of(Resources(stages=stages), job) == found
