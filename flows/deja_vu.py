@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
@@ -129,6 +130,13 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
+    if recipe.beyond is not None and recipe.beyond.attributes:
+        most = max(one["counts"] for one in pc.value_counts(members_of(splits, PUBLIC)["label"]).to_pylist())
+        if recipe.decode.k[0] >= most:
+            raise UserError(
+                f"decode.k is {recipe.decode.k[0]}, but no class has more than {most} public images, so all of them would "
+                "vote on an attribute beyond the class, whatever the crop; lower decode.k"
+            )
 
 
 def _run_all(runner: Runner, stages: Mapping[Side, Train]) -> dict[Side, Artifact[TrainedModel]]:
