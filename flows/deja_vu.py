@@ -330,8 +330,8 @@ class _Observations:
         stages = {
             side: [
                 Within(
-                    part, self._views[side, epoch, PUBLIC_VIEW], self._views[side, epoch, PROBED_VIEW],
-                    self.splits, layer, k, asked.candidates, asked.seed,
+                    part, self._views[side, epoch, _queries(crop)], self._views[side, epoch, PUBLIC_VIEW],
+                    self._views[side, epoch, PROBED_VIEW], self.splits, layer, k, asked.candidates, asked.seed,
                 )
                 for part in self._views[side, epoch, _queries(crop)].parts
             ]

@@ -1,4 +1,4 @@
-"""Neighbours and ranks within a class are those of a slow plain version, and do not depend on sides, blocks or order."""
+"""Neighbours and comparisons within a class are those of a slow plain version, and do not depend on sides, blocks or order."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,7 +53,8 @@ class World:
         roles = drawn.permutation(np.array(["target", "reference"])[np.arange(audited) % 2])
         ends = {"example_id": self.ids, "row": range(audited), "role": roles.tolist()}
         self.splits = SimpleNamespace(content=pa.table({**ends, "label": self.labels, "group": self.groups}), key="splits")
-        self.crops, self.whole = (rng.integers(-2, 3, size=(audited, DIM)).astype(np.float32) for _ in range(2))  # with ties
+        self.crops, self.whole = (rng.normal(size=(audited, DIM)).astype(np.float32) for _ in range(2))
+        self.whole = self.whole[rng.integers(audited // 3, size=audited)]  # with equal images
         self.public_labels = rng.permutation(np.arange(public) % (CLASSES + 1))
         self.public = rng.normal(size=(public, DIM)).astype(np.float32)
 
@@ -61,10 +62,12 @@ class World:
         queries = Embedded(self.ids[rows], self.labels[rows], self.crops[rows])
         public = InParts([f"x{n}" for n in range(len(self.public))], self.public_labels, self.public)
         images = InParts(self.ids[::-1], self.labels[::-1], self.whole[::-1].copy())  # in another order than the splits
-        stage = Within(queries, public, images, self.splits, "last", k=5, candidates=6, seed=0)  # type: ignore[arg-type]
+        crops = InParts(self.ids, self.labels, self.crops)
+        stage = Within(queries, crops, public, images, self.splits, "last", k=5, candidates=6, seed=0)  # type: ignore[arg-type]
         return replace(stage, **changed)
 
-    def rank(self, own: int, most: int, seed: int = 0) -> tuple[float | None, int]:
+    def compared(self, own: int, most: int, seed: int = 0) -> dict[int, int]:
+        """Return for each candidate 2 if it is nearer than the own image, 1 if as near, else 0."""
         others = [
             n
             for n in hashed_order(self.ids, seed).tolist()
@@ -72,13 +75,13 @@ class World:
             and self.labels[n] == self.labels[own]
             and (self.groups[own] is None or self.groups[n] != self.groups[own])
         ][:most]
-        if not others:
-            return None, 0
-        apart = {n: sum((float(a) - float(b)) ** 2 for a, b in zip(self.crops[own], self.whole[n], strict=True))
-                 for n in (own, *others)}  # fmt: skip
-        nearer, equal = (sum(1 for n in others if test(apart[n])) for test in
-                         (lambda far: far < apart[own], lambda far: far == apart[own]))  # fmt: skip
-        return (nearer + equal / 2) / len(others), len(others)
+
+        def distance(crop: int, image: int) -> float:
+            return sum((float(x) - float(y)) ** 2 for x, y in zip(self.crops[crop], self.whole[image], strict=True))
+
+        mine = [n for n in range(len(self.ids)) if self.labels[n] == self.labels[own]]
+        apart = {n: distance(own, n) - sum(distance(crop, n) for crop in mine) / len(mine) for n in (own, *others)}
+        return {n: (apart[n] < apart[own] - 1e-9) + (apart[n] < apart[own] + 1e-9) for n in others}
 
 
 def written(stage: Within, folder: Path) -> pa.Table:
@@ -88,7 +91,7 @@ def written(stage: Within, folder: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("most", [6, 99])
-def test_neighbors_and_ranks_are_those_of_a_slow_plain_version(most: int, tmp_path: Path) -> None:
+def test_neighbors_and_comparisons_are_those_of_a_slow_plain_version(most: int, tmp_path: Path) -> None:
     world = World(0)
     rows = written(world.stage(candidates=most), tmp_path).to_pylist()
     assert [row["example_id"] for row in rows] == world.ids
@@ -96,7 +99,8 @@ def test_neighbors_and_ranks_are_those_of_a_slow_plain_version(most: int, tmp_pa
         far = {n: np.square(world.public[n].astype(float) - world.crops[own]).sum()
                for n in np.flatnonzero(world.public_labels == world.labels[own]).tolist()}  # fmt: skip
         assert row["neighbors"] == sorted(far, key=lambda n: far[n])[:5]
-        assert (row["rank"], row["candidates"]) == (pytest.approx(world.rank(own, most)[0]), world.rank(own, most)[1])
+        assert dict(zip(row["candidates"], row["nearer"], strict=True)) == world.compared(own, most)
+    assert {half for row in rows for half in row["nearer"]} == {0, 1, 2}
 
 
 def test_candidates_do_not_change_when_sides_are_redrawn(tmp_path: Path) -> None:
@@ -119,7 +123,7 @@ def test_a_class_with_few_public_images_has_fewer_neighbors_and_one_without_none
     assert lengths == [{0: 3, 1: 5, 2: 0}[label] for label in world.labels.tolist()]
 
 
-def test_an_image_without_others_of_its_class_has_no_rank(tmp_path: Path) -> None:
+def test_an_image_without_others_of_its_class_has_no_candidate(tmp_path: Path) -> None:
     world = World(3, audited=7, labels=[0, 0, 0, 1, 2, 2, 2])
     row = written(world.stage(), tmp_path).to_pylist()[3]
-    assert (row["rank"], row["candidates"]) == (None, 0)
+    assert (row["candidates"], row["nearer"]) == ([], [])
