@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from memlib.audits.deja_vu.generating import GenerateTrain
+import pyarrow.compute as pc
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
 from memlib.audits.deja_vu.beyond import Beyond
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
+from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import NAMED, Judge, TrainJudge
@@ -140,6 +141,13 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
+    if recipe.beyond is not None and recipe.beyond.attributes:
+        most = max(one["counts"] for one in pc.value_counts(members_of(splits, PUBLIC)["label"]).to_pylist())
+        if recipe.decode.k[0] >= most:
+            raise UserError(
+                f"decode.k is {recipe.decode.k[0]}, but no class has more than {most} public images, so all of them would "
+                "vote on an attribute beyond the class, whatever the crop; lower decode.k"
+            )
 
 
 def _run_all(runner: Runner, stages: Mapping[Side, Train]) -> dict[Side, Artifact[TrainedModel]]:
@@ -340,8 +348,8 @@ class _Observations:
         stages = {
             side: [
                 Within(
-                    part, self._views[side, epoch, PUBLIC_VIEW], self._views[side, epoch, PROBED_VIEW],
-                    self.splits, layer, k, asked.candidates, asked.seed,
+                    part, self._views[side, epoch, _queries(crop)], self._views[side, epoch, PUBLIC_VIEW],
+                    self._views[side, epoch, PROBED_VIEW], self.splits, layer, k, asked.candidates, asked.seed,
                 )
                 for part in self._views[side, epoch, _queries(crop)].parts
             ]

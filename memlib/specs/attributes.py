@@ -1,8 +1,9 @@
 """Specs of attributes of examples beyond their class, such as the colour of an object."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from memlib.specs.base import Spec
 
@@ -18,5 +19,19 @@ class AttributeFile(Spec):
     """Column of the attribute's value: text or whole numbers. Examples without a value are left out of this attribute."""
 
 
-AttributeOrigin = Literal["source"] | AttributeFile
+def _kind(value: Any) -> str | None:
+    """Return which kind of origin a recipe's value stands for; None for neither, so that one message says what to write."""
+    if value == "source":
+        return "source"
+    return "table" if isinstance(value, Mapping | AttributeFile) else None
+
+
+AttributeOrigin = Annotated[
+    Annotated[Literal["source"], Tag("source")] | Annotated[AttributeFile, Tag("table")],
+    Discriminator(
+        _kind,
+        custom_error_type="attribute_origin",
+        custom_error_message="write source, or name a table: {path: ..., value_column: ...}",
+    ),
+]
 """Where an attribute comes from: the source of the images, if it states attributes, or a table."""

@@ -1,13 +1,18 @@
-"""Findings on what is remembered beyond the class: attributes, and the rank of the true image within its class.
+"""Findings on memory beyond the class: attributes, and the rank of the true image within its class and set.
 
-An image's gain under a pair of models is fixed once both are trained: whether only the model trained on A, or only the one
-trained on B, names its attribute, or the rank of the true image under the second less that under the first. Models, crops,
-neighbours and candidates are held fixed in the test; it redraws which images of each class counted as A's. Candidates are
-drawn from A and B together by a hash of their ids. When the sides are redrawn, candidates change sides as well, but neither
-they nor their embeddings change, and so no rank does. If the side of an image changes no output of a model, which is the
-null hypothesis, every draw was as likely as the actual one given all these gains, so the test is exact. That a model also
-places the candidates that it trained on differently is memory, too: it adds to the effect where there is memory, and to
-nothing where there is none.
+Held fixed in the test are the models, and so for every image the neighbours of its crop, and which of its candidates lie
+nearer than the image itself, under either model. Candidates are drawn from A and B together by a hash of their ids, so they
+are fixed, too. The test redraws which images of each class counted as A's. If the side of an image changes no output of a
+model, which is the null hypothesis, every draw was as likely as the actual one given all this, so the test is exact for any
+statistic, if that is computed from the redrawn sides as from the actual ones.
+
+An attribute's statistic is the difference between sides of a gain that does not depend on the draw. A rank depends on it, as
+only candidates of the image's own side count. Otherwise the whole images that a model trained on, which it may place apart
+from others of the class, would be compared with images that it did not train on, and a model that has overfitted its images,
+but recalls nothing of them from a crop, would seem to remember or to avoid them. Under both models, the images compared are
+thus either all trained on or none; which candidates count changes with the sides when these are redrawn. For the same reason
+distances are relative to those of other crops (see `Within`): on redrawn sides, which mix images that were trained on with
+others, differences between whole images would otherwise settle ranks, and the null would be too narrow for such a model.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from memlib.stats.inference import exact_interval, permutation_p, widened_interv
 from memlib.stats.neighbors import vote
 from memlib.stats.power import detectable_shift
 from memlib.stats.randomization import Design, detectable_answers
+from memlib.stats.ranks import Ranks
 from memlib.stats.totals import effective_groups, freedom_of, grouped_interval, resampled_by_group, resampled_differences
 
 EXCESS, RANK_GAIN, ACCURACY, RANK = "attribute_excess", "neighbor_rank_gain", "attribute_accuracy", "neighbor_rank"
@@ -43,7 +49,7 @@ NOTHING = -1  # code of a vote without voters, and of a missing value
 
 @dataclass(frozen=True)
 class Beyond:
-    """Attributes, and neighbours and ranks within the class, at the headline's setting.
+    """Attributes, and neighbours and comparisons within the class, at the headline's setting.
 
     Attributes:
         setting: layer, epoch, crop and k.
@@ -88,12 +94,16 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
         guessed = (values.guess == values.audited)[known]
         params = {**beyond.setting, "attribute": name, "without_value": len(ids) - len(known)}
         yield from _attribute_rows(params, Shown(members.take(known), config), right, guessed, level)
-    ranks = np.array([[table["rank"].to_numpy() for table in pair] for pair in pairs])
-    ranked = np.flatnonzero(np.isfinite(ranks).all(axis=(0, 1)))
+    lists = pairs[0][0]["candidates"].to_pylist()
+    counts = np.array([len(places) for places in lists])
+    ranked = np.flatnonzero(counts)
     if len(ranked):
-        candidates = pairs[0][0]["candidates"].to_numpy()[ranked]
-        params = {**beyond.setting, "candidates": int(candidates.max()), "without_candidates": len(ids) - len(ranked)}
-        yield from _rank_rows(params, Shown(members.take(ranked), config), ranks[:, :, ranked], level)
+        place = np.cumsum(counts > 0) - 1  # an image without candidates is a candidate of none
+        candidates = [place[lists[image]] for image in ranked]
+        halves = [[table["nearer"].take(ranked).to_pylist() for table in pair] for pair in pairs]
+        ranks = [[Ranks.of(candidates, [np.array(one) for one in of_model]) for of_model in pair] for pair in halves]
+        params = {**beyond.setting, "candidates": int(counts.max()), "without_candidates": len(ids) - len(ranked)}
+        yield from _rank_rows(params, Shown(members.take(ranked), config), ranks, level)
 
 
 @dataclass(frozen=True)
@@ -253,26 +263,49 @@ def _attribute_rows(
     yield from shown.diagnostics(ACCURACY, params, {"target": target, "reference": reference, "guessing": guessed[None]})
 
 
-def _rank_rows(params: Mapping[str, Any], shown: Shown, ranks: NDArray[np.float64], level: float) -> Iterator[Finding]:
+def _rank_rows(params: Mapping[str, Any], shown: Shown, ranks: Sequence[Sequence[Ranks]], level: float) -> Iterator[Finding]:
     """Yield the findings on the ranks of the true images.
+
+    The power is that for gains which do not depend on the draw, a close approximation.
 
     Args:
         params: the setting.
         shown: the images that have candidates.
-        ranks: (num_pairs, 2, num_images), under the models trained on A and on B.
+        ranks: for each pair, the comparisons under the models trained on A and on B.
         level: level at which power is stated.
     """
     design, config, pairs = shown.design, shown.config, len(ranks)
     params = {**params, "direction": "both", "pairs": pairs, **shown.params}
     seed = derive_seed(config.seed, "beyond", "rank")
-    by_pair = ranks[:, 1] - ranks[:, 0]
-    gains = by_pair.mean(axis=0)
-    null, value = design.redrawn_differences(gains, config.permutations, seed=seed) / 2, design.difference(gains) / 2
-    enough = detectable_shift(design, gains, alpha=level, seed=derive_seed(seed, "power"))
+    by_model = np.array([[one.on_own_side(shown.of_a[None])[0] for one in pair] for pair in ranks])
+    gains = by_model[:, 1] - by_model[:, 0]
+    value = design.difference(gains.mean(axis=0)) / 2
+    draws = design.redraws(config.permutations, seed=seed)
+    null = np.concatenate([_differences(design, sides, ranks) for sides in draws]) / 2
+    enough = detectable_shift(design, gains.mean(axis=0), alpha=level, seed=derive_seed(seed, "power"))
     yield tested(
-        RANK_GAIN, params, value, n=shown.count, interval=shown.of_difference(by_pair), family=BEYOND,
+        RANK_GAIN, params, value, n=shown.count, interval=shown.of_difference(gains), family=BEYOND,
         p_value=permutation_p(value, null), detectable=None if enough is None else enough / 2,
         smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
     )  # fmt: skip
-    target, reference = shown.own(ranks)
+    target, reference = shown.own(by_model)
     yield from shown.diagnostics(RANK, params, {"target": target, "reference": reference})
+
+
+def _differences(design: Design, sides: NDArray[np.bool_], ranks: Sequence[Sequence[Ranks]]) -> NDArray[np.float64]:
+    """Return the difference between redrawn sides of the gains in rank, within strata like `Design.difference`: (num_draws,).
+
+    Args:
+        design: the design.
+        sides: (num_draws, num_images), the first side in each draw.
+        ranks: for each pair, the comparisons under the models trained on A and on B.
+    """
+    gains: NDArray[np.float64] = np.mean([b.on_own_side(sides) - a.on_own_side(sides) for a, b in ranks], axis=0)
+    strata = np.unique(design.stratum, return_inverse=True)[1]
+    entries = (np.ones(len(strata)), (np.arange(len(strata)), strata))
+    within, first = scipy.sparse.csr_array(entries), sides.astype(np.float64)
+    count, on_first, total = (one @ within for one in (first, first * gains, gains))
+    size = np.bincount(strata).astype(np.float64)
+    weight = (count * (size - count) / size).sum(axis=1)
+    apart = ((on_first * size - total * count) / size).sum(axis=1)  # on_first (size - count) - (total - on_first) count
+    return np.divide(apart, weight, out=np.zeros(len(sides)), where=weight > 0)

@@ -15,15 +15,16 @@ _HEADINGS = (
 _TEXT = (
     "The class is given here: only public images of the image's own class are searched, so that nothing is gained by knowing "
     "it. An attribute beyond the class is named by the majority of the k nearest of them; guessing names the most frequent "
-    "value of the class among the public images. The rank within the class is the share of other audited images of the class whose "
-    "whole picture lies closer to the crop than the picture that it was cut from (0: none of them). Without memory, too, a "
-    "crop is often closest to its own picture, of which it is a part: memory is what the models differ in."
+    "value of the class among the public images. The rank within the class is the share of other images of the class, from "
+    "the same set (A or B), whose whole picture lies closer to the crop than the picture that it was cut from (0: none of "
+    "them), relative to its distance to other crops of the class. Without memory, too, a crop is often closest to its own "
+    "picture, of which it is a part: memory is what the models differ in."
 )
 _TESTED = (
     "The difference compares each image under the model that was trained on it with the same image under the other model, "
     "within classes; for the rank, it is by how much nearer the image is. Its test redraws which images each model was "
-    "trained on; these p-values are adjusted together (Holm), apart from the headline's. The accuracies and mean ranks of single "
-    "models are diagnostics. 95 % intervals are over {over}, those of single models over {units}."
+    "trained on; these p-values are adjusted together (Holm), apart from the headline's. The accuracies and mean ranks of "
+    "single models are diagnostics. 95 % intervals are over {over}, those of single models over {units}."
 )
 
 
@@ -61,7 +62,7 @@ def _row(row: Finding, findings: Findings) -> tuple[str, ...]:
     name = row.params.get("attribute")
     by = {one.params["by"]: one for one in findings.all(_ACCURACIES[row.metric], attribute=name)}
     cells = [_with_interval(by[which]) if which in by else "" for which in ("target", "reference", "guessing")]
-    asked = name or f"rank among up to {row.params['candidates']} of the class"
+    asked = name or f"rank among the class, of up to {row.params['candidates']} others those of its set"
     tested = (format_p(row.p_value), format_p(row.p_adjusted), row.verdict or "")
     return asked, str(row.n), *cells, percent(row.value), format_interval(row, percent), *tested
 

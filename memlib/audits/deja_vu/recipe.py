@@ -110,9 +110,8 @@ class Config(LevelSpec):
 
 
 class BeyondSpec(Spec):
-    """What is remembered beyond the class: attributes that neither the class nor its background reveals, named by the nearest
-    public images of the image's own class, and the rank of the true image among others of its class (Meehan 2023, Figs. 7
-    and 12)."""
+    """Memory beyond the class: attributes that the class does not say, named by the nearest public images of the image's own
+    class, and the rank of the true image among others of its class and set (Meehan 2023, Figs. 7 and 12)."""
 
     attributes: Mapping[Annotated[str, Field(pattern=r"^\w[\w -]{0,63}$")], AttributeOrigin] = Field(
         default={}, max_length=MOST_ATTRIBUTES
@@ -120,7 +119,8 @@ class BeyondSpec(Spec):
     """The attributes by name, each `source` (embedded scenes state colour and place) or a table: {path: species.csv,
     value_column: species}, optionally with an id_column."""
     candidates: int = Field(default=99, ge=1, le=10_000)
-    """Largest number of other images of the class, of A and of B, among which the true image is ranked."""
+    """Largest number of other images of the class, of A and of B, with which the true image is compared; those of its own set
+    count in its rank."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the choice of candidates."""
 
@@ -156,7 +156,7 @@ class Recipe(Spec):
     """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
     beyond: BeyondSpec | None = None
-    """What is remembered beyond the class, tested beside the headline; null: not measured."""
+    """Memory beyond the class, tested beside the headline; null: not measured."""
     reconstruct: ReconstructSpec | None = None
     """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on what the crop does not
     show; null: none."""

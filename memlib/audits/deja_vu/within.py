@@ -1,4 +1,4 @@
-"""Stages of what is remembered beyond the class: attributes of the images, and neighbours and ranks within the class.
+"""Stages of memory beyond the class: attributes of the images, and neighbours and comparisons within the class.
 
 The class of each image is given, and only its own class is searched, so that nothing found depends on naming it.
 """
@@ -26,7 +26,7 @@ from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
 from memlib.specs import DataSpec
 from memlib.specs.attributes import AttributeOrigin
-from memlib.stats.ranks import mid_rank
+from memlib.stats.ranks import halves_nearer
 from memlib.store import Attempt
 from memlib.tables import read_table
 
@@ -88,14 +88,16 @@ class Attributes(Stage[pa.Table]):
 
 @dataclass(frozen=True)
 class Within(Stage[pa.Table]):
-    """Search each crop's own class under one model, and rank the true image among others of its class: within.parquet.
+    """Search each crop's own class under one model, and compare the true image with others of its class: within.parquet.
 
-    The candidates of a rank are drawn by a hash of their ids from the audited images of both sets, so that they are the same
-    for both models and for every draw of the sets. Distances are those between the crop's embedding and the embeddings of
-    whole images, all by this model.
+    The candidates are drawn by a hash of their ids from the audited images of both sets, so that they are the same for both
+    models and for every draw of the sets. Compared are the squared distances between the crop's embedding and those of whole
+    images by this model, each less the image's mean distance to all audited crops of its class: otherwise an image that the
+    model places far from all crops, as it may do with the images that it was trained on, would lose whatever the crop.
 
     Attributes:
         queries: embeddings of a part of the background crops.
+        crops: embeddings of all background crops.
         public: embeddings of the public images.
         images: embeddings of whole images, those of A and B among them.
         layer: the layer that is searched.
@@ -109,6 +111,7 @@ class Within(Stage[pa.Table]):
     place: ClassVar[Place] = "anywhere"
 
     queries: Artifact[Embeddings]
+    crops: EmbeddedView
     public: EmbeddedView
     images: EmbeddedView
     splits: Artifact[pa.Table]
@@ -125,21 +128,23 @@ class Within(Stage[pa.Table]):
     @property
     def reads_transient(self) -> Sequence[AnyArtifact]:
         """The embeddings of crops, public images and whole images."""
-        return (self.queries, *self.public.parts, *self.images.parts)
+        return (self.queries, *self.crops.parts, *self.public.parts, *self.images.parts)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write one row per crop, in the order of the queries.
 
-        Columns: example_id; neighbors, rows of the public ids, nearest first, fewer than k in a small class; rank, see
-        `mid_rank`, null if the image has no candidate; candidates, their number.
+        Columns: example_id; neighbors, rows of the public ids, nearest first, fewer than k in a small class; candidates,
+        places of the candidates among all crops; nearer, for each candidate 2 if it lies nearer to the crop than the true
+        image does, 1 if as near, else 0.
         """
         ids, queries = self.queries.content.ids, np.asarray(self.queries.content.layer(self.layer), dtype=np.float32)
-        neighbors = self._neighbors(ids["label"].to_numpy(), queries, device)
-        ranks = self._ranks(ids["example_id"], queries)
-        columns = {"rank": pa.array([rank for rank, _ in ranks], pa.float64()), "candidates": [count for _, count in ranks]}
-        found = pa.array(neighbors, pa.list_(pa.int64()))
-        table = pa.table({"example_id": ids["example_id"], "neighbors": found, **columns})
-        pq.write_table(table, attempt.path(WITHIN_FILE), compression="zstd")
+        compared = self._compared(ids["example_id"], queries)
+        columns = {
+            "neighbors": pa.array(self._neighbors(ids["label"].to_numpy(), queries, device), pa.list_(pa.int64())),
+            "candidates": pa.array([places for places, _ in compared], pa.list_(pa.int32())),
+            "nearer": pa.array([nearer for _, nearer in compared], pa.list_(pa.int8())),
+        }
+        pq.write_table(pa.table({"example_id": ids["example_id"], **columns}), attempt.path(WITHIN_FILE), compression="zstd")
 
     def _neighbors(
         self, labels: NDArray[np.int64], queries: NDArray[np.float32], device: torch.device
@@ -157,28 +162,34 @@ class Within(Stage[pa.Table]):
                     found[place] = near
         return found
 
-    def _ranks(self, ids: pa.ChunkedArray, queries: NDArray[np.float32]) -> list[tuple[float | None, int]]:
-        """Return the rank of each crop's own image among its candidates, and their number."""
+    def _compared(
+        self, ids: pa.ChunkedArray, queries: NDArray[np.float32]
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int8]]]:
+        """Return the places of each crop's candidates among all crops, and whether they are nearer than the true image."""
+        crops = self.crops.ids
+        names, labels = crops["example_id"].combine_chunks(), crops["label"].to_numpy()
         pool = members_of(self.splits, TARGET, REFERENCE)
-        names, labels = pool["example_id"].combine_chunks(), pool["label"].to_numpy()
+        groups = groups_in(pool)[_places(names, pool["example_id"])]
         rows = _places(names, self.images.ids["example_id"])
-        place = _places(names, ids)  # of each image among the queries, -1 if its crop is not in this part
-        ranks: list[tuple[float | None, int]] = [(None, 0)] * len(ids)
-        chosen = class_candidates(names.to_pylist(), labels, groups_in(pool), most=self.candidates, seed=self.seed)
+        place = _places(names, ids)  # of each crop among the queries, -1 if it is not in this part
+        compared = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int8))] * len(ids)
+        chosen = class_candidates(names.to_pylist(), labels, groups, most=self.candidates, seed=self.seed)
         for members, candidates in chosen:
             if (place[members] < 0).all():
                 continue
             whole = _taken(self.images, self.layer, rows[members]).astype(np.float64)
+            centre = _taken(self.crops, self.layer, members).mean(axis=0, dtype=np.float64)
             for own, others in enumerate(candidates):
                 query = int(place[members[own]])
-                if query >= 0 and len(others):
-                    distances = np.square(whole[[own, *others]] - queries[query]).sum(axis=1)
-                    ranks[query] = (mid_rank(distances[0], distances[1:]), len(others))
-        return ranks
+                if query >= 0:
+                    # |x - y|^2 less its mean over crops x is, but for a constant, 2 <mean - x, y>
+                    distances = (whole[[own, *others]] * (centre - queries[query])).sum(axis=1)
+                    compared[query] = members[others], halves_nearer(distances[0], distances[1:])
+        return compared
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return example_id, neighbors, rank and candidates."""
+        """Return example_id, neighbors, candidates and nearer."""
         return read_table(artifact.path(WITHIN_FILE))
 
 
