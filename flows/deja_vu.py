@@ -14,7 +14,7 @@ from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, E
 from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
-from memlib.audits.deja_vu.reconstruction.judging import NAMED, Judge, TrainJudge
+from memlib.audits.deja_vu.reconstruction.judging import CLASS, Judge, TrainJudge
 from memlib.audits.deja_vu.reconstruction.sampling import BLOCK, Reconstruct, Reconstructions
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.scoring import Score, ScoreSetting, Searches
@@ -23,6 +23,7 @@ from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.within import Attributes, Within
 from memlib.audits.last_stages import run_id
+from memlib.data.attributes import values_of
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
@@ -91,7 +92,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     last = probes.pop(recipe.last_epoch)
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
     checks = _checks(runner, recipe, searches, shard, splits)
-    judged, drawn = observations.reconstructions(searches)
+    judged, drawn = observations.reconstructions(searches, attributes)
     whole = Score(
         searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
         earlier_probes=probes, beyond=observations.beyond(attributes), judged=judged,
@@ -365,7 +366,9 @@ class _Observations:
             self._views[(0, DIRECTIONS[0]), epoch, PUBLIC_VIEW],
         )
 
-    def reconstructions(self, searches: Sequence[Searches]) -> tuple[list[Artifact[pa.Table]], list[Blocks]]:
+    def reconstructions(
+        self, searches: Sequence[Searches], attributes: Artifact[pa.Table] | None
+    ) -> tuple[list[Artifact[pa.Table]], list[Blocks]]:
         """Train generators on public images, draw the first images with them, and judge the pictures.
 
         Returns:
@@ -375,7 +378,7 @@ class _Observations:
         if spec is None:
             return [], []
         sides = [(pair, direction) for pair in range(spec.pairs) for direction in DIRECTIONS]
-        generators, judge = self._generators(spec, sides)
+        generators, judges = self._generators(spec, sides, attributes)
         of_pair = {s.pair: s.by_model for s in searches[: recipe.num_pairs]}  # the headline's setting comes first
         crops = {side: self._views[side, recipe.last_epoch, _queries(recipe.crops[0])] for side in sides}
         count = min(spec.images, crops[sides[0]].ids.num_rows)
@@ -397,18 +400,20 @@ class _Observations:
         }
         parts = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
         drawn: list[Blocks] = [[part for (of, _), part in parts.items() if of == side] for side in sides]
-        judges = [
-            Judge(pair, tuple(drawn[2 * pair : 2 * pair + 2]), of_pair[pair], {NAMED: judge}, self.shard, self.splits, spec)
+        judged = [
+            Judge(
+                pair, (drawn[2 * pair], drawn[2 * pair + 1]), of_pair[pair], judges, self.shard, self.splits, spec, attributes
+            )
             for pair in range(spec.pairs)
-        ]
-        return self.runner.run_all(judges), drawn[:2]
+        ]  # fmt: skip
+        return self.runner.run_all(judged), drawn[:2]
 
     def _generators(
-        self, spec: ReconstructSpec, sides: Sequence[Side]
-    ) -> tuple[dict[Side, tuple[Artifact[TrainedModel], Artifact[TrainedModel] | None]], Artifact[TrainedModel]]:
-        """Train a generator and a decoder for each encoder, all from the same seeds, and the judge, on public images."""
+        self, spec: ReconstructSpec, sides: Sequence[Side], attributes: Artifact[pa.Table] | None
+    ) -> tuple[dict[Side, tuple[Artifact[TrainedModel], Artifact[TrainedModel] | None]], dict[str, Artifact[TrainedModel]]]:
+        """Train a generator and a decoder for each encoder, all from the same seeds, and the judges, on public images."""
         last, layers = self.recipe.last_epoch, self.recipe.represented_layers
-        data = {
+        data: dict[str, Any] = {
             "num_classes": len(class_names_of(self.splits)),
             "shard": self.shard,
             "splits": self.splits,
@@ -427,11 +432,16 @@ class _Observations:
             for side in sides
             for kind, settings in wanted.items()
         }
-        stages["judge"] = TrainJudge(
-            name="judge", model=spec.judging_model, training=spec.judge.training, crop=self.recipe.crops[0], **data
-        )
+        named = [CLASS, *(self.recipe.beyond.attributes if self.recipe.beyond is not None else ())]
+        judging: dict[str, Any] = {"model": spec.judging_model, "training": spec.judge.training, "crop": self.recipe.crops[0]}
+        stages["judge", CLASS] = TrainJudge(name="judge of class", **judging, **data)
+        for name in named[1:]:
+            assert attributes is not None
+            values = {"num_classes": len(values_of(attributes.content, name)), "attribute": name, "attributes": attributes}
+            stages["judge", name] = TrainJudge(name=f"judge of {name}", **judging, **(data | values))
         trained = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
-        return {side: (trained[side, "generator"], trained.get((side, "decoder"))) for side in sides}, trained["judge"]
+        generators = {side: (trained[side, "generator"], trained.get((side, "decoder"))) for side in sides}
+        return generators, {name: trained["judge", name] for name in named}
 
 
 def _queries(crop: CropSpec) -> View:

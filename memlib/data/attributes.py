@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from memlib.data.columns import hint_at_ids
 from memlib.data.examples import Source
@@ -87,3 +89,23 @@ def _check_values(name: str, rows: pa.Table) -> None:
             f"{_setting(name)} is determined by the class (all examples of a class have one value), so it is not beyond it; "
             "remove it"
         )
+
+
+def attribute_codes(attributes: pa.Table, name: str, ids: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the number of each example's value in alphabetical order, from 0; -1 without a value: (num_ids,).
+
+    Args:
+        attributes: table with the schema ATTRIBUTES.
+        name: the attribute.
+        ids: the examples.
+    """
+    rows = attributes.filter(pc.field("attribute") == name)
+    codes = pc.index_in(rows["value"], value_set=pa.array(values_of(attributes, name), pa.string())).combine_chunks()
+    places = pc.index_in(ids, value_set=rows["example_id"].combine_chunks())
+    found: NDArray[np.int64] = pc.fill_null(codes.take(places), -1).to_numpy().astype(np.int64)
+    return found
+
+
+def values_of(attributes: pa.Table, name: str) -> list[str]:
+    """Return the values of an attribute in alphabetical order, from a table with the schema ATTRIBUTES."""
+    return sorted(pc.unique(attributes.filter(pc.field("attribute") == name)["value"]).to_pylist())

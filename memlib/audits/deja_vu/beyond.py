@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,17 @@ import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
+from memlib.audits.deja_vu.audited import Audited
 from memlib.audits.deja_vu.embedding import EmbeddedView
 from memlib.audits.deja_vu.recipe import BEYOND, Config
-from memlib.data.splits import TARGET
-from memlib.findings import Finding, Interval, diagnostic, tested
+from memlib.data.attributes import attribute_codes, values_of
+from memlib.findings import Finding, tested
 from memlib.identity import derive_seed
 from memlib.pipeline.stage import Artifact
 from memlib.specs import Tie
-from memlib.stats.inference import exact_interval, permutation_p, widened_interval
 from memlib.stats.neighbors import vote
-from memlib.stats.power import detectable_shift
 from memlib.stats.randomization import Design, detectable_answers
 from memlib.stats.ranks import Ranks
-from memlib.stats.totals import effective_groups, freedom_of, grouped_interval, resampled_by_group, resampled_differences
 
 EXCESS, RANK_GAIN, ACCURACY, RANK = "attribute_excess", "neighbor_rank_gain", "attribute_accuracy", "neighbor_rank"
 NOTHING = -1  # code of a vote without voters, and of a missing value
@@ -93,7 +89,7 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
         right = np.array([[(vote == values.audited)[known] for vote in pair] for pair in votes])
         guessed = (values.guess == values.audited)[known]
         params = {**beyond.setting, "attribute": name, "without_value": len(ids) - len(known)}
-        yield from _attribute_rows(params, Shown(members.take(known), config), right, guessed, level)
+        yield from _attribute_rows(params, Audited(members.take(known), config), right, guessed, level)
     lists = pairs[0][0]["candidates"].to_pylist()
     counts = np.array([len(places) for places in lists])
     ranked = np.flatnonzero(counts)
@@ -103,7 +99,7 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
         halves = [[table["nearer"].take(ranked).to_pylist() for table in pair] for pair in pairs]
         ranks = [[Ranks.of(candidates, [np.array(one) for one in of_model]) for of_model in pair] for pair in halves]
         params = {**beyond.setting, "candidates": int(counts.max()), "without_candidates": len(ids) - len(ranked)}
-        yield from _rank_rows(params, Shown(members.take(ranked), config), ranks, level)
+        yield from _rank_rows(params, Audited(members.take(ranked), config), ranks, level)
 
 
 @dataclass(frozen=True)
@@ -130,16 +126,11 @@ class Values:
             members: example_id and label of the audited images.
             public: the same of the public images.
         """
-        rows = attributes.filter(pc.field("attribute") == name)
-        order = pa.array(sorted(pc.unique(rows["value"]).to_pylist()), pa.string())
-        codes = pc.index_in(rows["value"], value_set=order).combine_chunks()
-        known = rows["example_id"].combine_chunks()
-        audited, others = (
-            pc.fill_null(codes.take(pc.index_in(table["example_id"], value_set=known)), NOTHING).to_numpy().astype(np.int64)
-            for table in (members, public)
-        )
+        audited, others = (attribute_codes(attributes, name, table["example_id"]) for table in (members, public))
         labels, mine = public["label"].to_numpy(), members["label"].to_numpy()
-        counts = np.zeros((1 + int(max(labels.max(initial=0), mine.max(initial=0))), len(order)), dtype=np.int64)
+        counts = np.zeros(
+            (1 + int(max(labels.max(initial=0), mine.max(initial=0))), len(values_of(attributes, name))), dtype=np.int64
+        )
         np.add.at(counts, (labels[others != NOTHING], others[others != NOTHING]), 1)
         return cls(audited, others, counts.argmax(axis=1)[mine])
 
@@ -164,77 +155,8 @@ def _named(neighbors: pa.ChunkedArray, values: NDArray[np.int64], tie: Tie) -> N
     return named
 
 
-class Shown:
-    """The audited images of one finding: their design, and intervals over them.
-
-    Args:
-        members: rows of the splits.
-        config: replicates, permutations, seed.
-    """
-
-    def __init__(self, members: pa.Table, config: Config) -> None:
-        self.config, self.count = config, members.num_rows
-        self.of_a: NDArray[np.bool_] = pc.equal(members["role"], TARGET).to_numpy()
-        self.design = Design.of(self.of_a, members["label"].to_numpy(), numbers_of_groups(members))
-
-    @cached_property
-    def params(self) -> dict[str, Any]:
-        """Number of groups, and of equal ones that would be as precise."""
-        if not self.design.has_groups:
-            return {}
-        return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
-
-    def own(self, by_model: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the values under the model trained on each image, and under the other one, (num_pairs, num_images) each.
-
-        Args:
-            by_model: (num_pairs, 2, num_images), under the models trained on A and on B.
-        """
-        of_a, of_b = by_model[:, 0], by_model[:, 1]
-        return np.where(self.of_a, of_a, of_b), np.where(self.of_a, of_b, of_a)
-
-    def of_difference(self, gains: NDArray[np.float64]) -> Interval:
-        """Return the interval of half the difference of the sides, over images or groups and, for enough pairs, trainings.
-
-        Args:
-            gains: (num_pairs, num_images), in [-1, 1].
-        """
-        seed, over, mean = derive_seed(self.config.seed, "beyond"), sampled_units(self.design), gains.mean(axis=0)
-        replicates = resampled_differences(mean[:, None], self.design, self.config.replicates, seed=seed)[:, 0] / 2
-        low, high = grouped_interval(replicates, self.design)
-        if len(gains) >= PAIRS_FOR_TRAINING:
-            repeats = np.array([self.design.difference(one) / 2 for one in gains])
-            low, high = widened_interval(replicates, repeats, freedom=freedom_of(self.design))
-            over = f"{over} and trainings"
-        if high - low < 1e-9:  # all images alike: no resample differs, though other images might
-            reach = exact_interval(0, self.design.num_groups)[1]
-            low, high = low - reach, high + reach
-        return Interval(max(-1.0, low), min(1.0, high), over)
-
-    def of_mean(self, values: NDArray[np.float64]) -> Interval:
-        """Return the interval of a mean over the images, in [0, 1], over images or groups.
-
-        Args:
-            values: (num_images,).
-        """
-        seed, ones = derive_seed(self.config.seed, "beyond"), np.ones(self.count)
-        columns = scipy.sparse.csr_array(np.stack([values, ones], axis=1).astype(np.float32))
-        totals = resampled_by_group(columns, self.design, self.config.replicates, seed=seed)
-        low, high = grouped_interval(totals[:, 0] / totals[:, 1], self.design)
-        if high - low < 1e-9:
-            low, high = exact_interval(float(values.mean()) * self.design.num_groups, self.design.num_groups)
-        return Interval(max(0.0, low), min(1.0, high), sampled_units(self.design))
-
-    def diagnostics(self, metric: str, params: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> Iterator[Finding]:
-        """Yield the mean of the values (num_pairs, num_images) by each model, or by guessing."""
-        for by, one in values.items():
-            mean = one.astype(np.float64).mean(axis=0)
-            at = {**params, "by": by}
-            yield diagnostic(metric, at, float(mean.mean()), n=self.count, interval=self.of_mean(mean))
-
-
 def _attribute_rows(
-    params: Mapping[str, Any], shown: Shown, right: NDArray[np.bool_], guessed: NDArray[np.bool_], level: float
+    params: Mapping[str, Any], shown: Audited, right: NDArray[np.bool_], guessed: NDArray[np.bool_], level: float
 ) -> Iterator[Finding]:
     """Yield the findings of one attribute.
 
@@ -263,7 +185,9 @@ def _attribute_rows(
     yield from shown.diagnostics(ACCURACY, params, {"target": target, "reference": reference, "guessing": guessed[None]})
 
 
-def _rank_rows(params: Mapping[str, Any], shown: Shown, ranks: Sequence[Sequence[Ranks]], level: float) -> Iterator[Finding]:
+def _rank_rows(
+    params: Mapping[str, Any], shown: Audited, ranks: Sequence[Sequence[Ranks]], level: float
+) -> Iterator[Finding]:
     """Yield the findings on the ranks of the true images.
 
     The power is that for gains which do not depend on the draw, a close approximation.
@@ -279,15 +203,9 @@ def _rank_rows(params: Mapping[str, Any], shown: Shown, ranks: Sequence[Sequence
     seed = derive_seed(config.seed, "beyond", "rank")
     by_model = np.array([[one.on_own_side(shown.of_a[None])[0] for one in pair] for pair in ranks])
     gains = by_model[:, 1] - by_model[:, 0]
-    value = design.difference(gains.mean(axis=0)) / 2
     draws = design.redraws(config.permutations, seed=seed)
     null = np.concatenate([_differences(design, sides, ranks) for sides in draws]) / 2
-    enough = detectable_shift(design, gains.mean(axis=0), alpha=level, seed=derive_seed(seed, "power"))
-    yield tested(
-        RANK_GAIN, params, value, n=shown.count, interval=shown.of_difference(gains), family=BEYOND,
-        p_value=permutation_p(value, null), detectable=None if enough is None else enough / 2,
-        smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
-    )  # fmt: skip
+    yield shown.tested(RANK_GAIN, params, gains, null, family=BEYOND, level=level, seed=derive_seed(seed, "power"))
     target, reference = shown.own(by_model)
     yield from shown.diagnostics(RANK, params, {"target": target, "reference": reference})
 
@@ -308,4 +226,5 @@ def _differences(design: Design, sides: NDArray[np.bool_], ranks: Sequence[Seque
     size = np.bincount(strata).astype(np.float64)
     weight = (count * (size - count) / size).sum(axis=1)
     apart = ((on_first * size - total * count) / size).sum(axis=1)  # on_first (size - count) - (total - on_first) count
-    return np.divide(apart, weight, out=np.zeros(len(sides)), where=weight > 0)
+    differences: NDArray[np.float64] = np.divide(apart, weight, out=np.zeros(len(sides)), where=weight > 0)
+    return differences

@@ -103,6 +103,18 @@ class EmbeddedView:
         return [part.content.layer(name) for part in self.parts]
 
 
+def taken(view: EmbeddedView, layer: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the embeddings of some rows of a view, read from its parts: (num_rows, dim)."""
+    arrays = view.layer(layer)
+    starts = np.cumsum([0, *(len(array) for array in arrays)])
+    part = np.searchsorted(starts, rows, side="right") - 1
+    taken = np.empty((len(rows), arrays[0].shape[1]), dtype=np.float32)
+    for number, array in enumerate(arrays):
+        mine = part == number
+        taken[mine] = array[rows[mine] - starts[number]]
+    return taken
+
+
 def joint_key(parts: Sequence[AnyArtifact]) -> Any:
     """Return the keys of artifacts that are read as one; for a single artifact, return its key instead of a list."""
     return parts[0].key if len(parts) == 1 else [part.key for part in parts]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.embedding import EmbeddedView, Embeddings
+from memlib.audits.deja_vu.embedding import EmbeddedView, Embeddings, taken
 from memlib.data.attributes import attribute_digests, read_attributes
 from memlib.data.candidates import class_candidates
 from memlib.data.datasets import open_source
@@ -156,7 +156,7 @@ class Within(Stage[pa.Table]):
         for label in np.unique(labels):
             mine, rows = np.flatnonzero(labels == label), np.flatnonzero(public == label)
             if len(rows):
-                vectors, k = _taken(self.public, self.layer, rows), min(self.k, len(rows))
+                vectors, k = taken(self.public, self.layer, rows), min(self.k, len(rows))
                 nearest, _ = search(queries[mine], [vectors], k, device=device)
                 for place, near in zip(mine, rows[nearest], strict=True):
                     found[place] = near
@@ -177,8 +177,8 @@ class Within(Stage[pa.Table]):
         for members, candidates in chosen:
             if (place[members] < 0).all():
                 continue
-            whole = _taken(self.images, self.layer, rows[members]).astype(np.float64)
-            centre = _taken(self.crops, self.layer, members).mean(axis=0, dtype=np.float64)
+            whole = taken(self.images, self.layer, rows[members]).astype(np.float64)
+            centre = taken(self.crops, self.layer, members).mean(axis=0, dtype=np.float64)
             for own, others in enumerate(candidates):
                 query = int(place[members[own]])
                 if query >= 0:
@@ -197,15 +197,3 @@ def _places(names: pa.Array, among: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return the place of each name among others, -1 if it is not there: (num_names,)."""
     places: NDArray[np.int64] = pc.fill_null(pc.index_in(names, value_set=among.combine_chunks()), -1).to_numpy()
     return places.astype(np.int64)
-
-
-def _taken(view: EmbeddedView, layer: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the embeddings of some rows of a view, read from its parts: (num_rows, dim)."""
-    arrays = view.layer(layer)
-    starts = np.cumsum([0, *(len(array) for array in arrays)])
-    part = np.searchsorted(starts, rows, side="right") - 1
-    taken = np.empty((len(rows), arrays[0].shape[1]), dtype=np.float32)
-    for number, array in enumerate(arrays):
-        mine = part == number
-        taken[mine] = array[rows[mine] - starts[number]]
-    return taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.embedding import CROP, View, joint_key, shown_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS
 from memlib.audits.deja_vu.reconstruction.measures import (
-    candidates_of,
     copy_distance,
     hidden_part,
-    in_hashed_order,
     mean_squares,
     mid_rank,
     nearest_public,
@@ -31,6 +29,8 @@ from memlib.audits.deja_vu.reconstruction.sampling import SAMPLED, Reconstructio
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
 from memlib.audits.deja_vu.searching import Found
+from memlib.data.attributes import attribute_codes
+from memlib.data.candidates import class_candidates
 from memlib.data.groups import groups_in
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.data.stages import Shard, members_of
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from memlib.training.loop import TrainingSet
 
 NEAREST, MEAN = "nearest public image", "mean of neighbours"  # what needs no generator
-RANK, RANK_PIXELS, NAMED, COPIES = "rank", "rank by pixels", "class named", "copies of public images"
+RANK, RANK_PIXELS, COPIES = "rank", "rank by pixels", "copies of public images"
+CLASS, NAMED = "class", " named"  # "class named", and "<attribute> named"
 SPREAD_HIDDEN, SPREAD_SHOWN = "spread of the hidden part", "spread of the shown part"
 JUDGED_FILE = "reconstructions.parquet"
 FEATURES = "backbone"
@@ -60,29 +61,47 @@ class TrainJudge(Train):
 
     Attributes:
         crop: the crop whose place is painted.
+        attribute: what it names; None for the class.
+        attributes: the values of all attributes.
     """
 
     declared: ClassVar[Declared] = Declared("train_judge", 1)
     title: ClassVar[str] = "train judges"
 
     crop: CropSpec = field(kw_only=True)
+    attribute: str | None = None
+    attributes: Artifact[pa.Table] | None = None
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The classifier and its training, and the crop."""
-        return {**super().spec, "crop": self.crop.model_dump(mode="json") | self.crop.rule}
+        """The classifier and its training, the crop, and the attribute."""
+        return {**super().spec, "crop": self.crop.model_dump(mode="json") | self.crop.rule, "attribute": self.attribute}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The public images, and the values of the attribute."""
+        values = {} if self.attributes is None else {"attributes": self.attributes.key}
+        return {**super().inputs, **values}
 
     def training_set(self) -> TrainingSet:
-        """Return the public images, whole, then painted where they have a crop."""
+        """Return the public images, whole, then painted where they have a crop; without images that lack the attribute."""
         from memlib.training.loop import TrainingSet
 
-        rows, labels = self.seen
+        whole = members_of(self.splits, PUBLIC)
         shown, images = shown_rows(self.splits, self.shard, View((PUBLIC,), self.crop)), self.shard.content.images
         assert shown.crops is not None
-        boxes = np.concatenate([np.zeros((len(rows), 4), dtype=np.int64), shown.crops])
-        pictures = Painted(images, np.concatenate([rows, shown.members["row"].to_numpy()]), boxes)
-        both = np.concatenate([labels, shown.members["label"].to_numpy()])
-        return TrainingSet(pictures, np.arange(len(pictures.rows)), both)
+        both = pa.concat_tables([table.select(["example_id", "row", "label"]) for table in (whole, shown.members)])
+        boxes = np.concatenate([np.zeros((whole.num_rows, 4), dtype=np.int64), shown.crops])
+        pictures, answers = Painted(images, both["row"].to_numpy(), boxes), self._answers(both)
+        known = np.flatnonzero(answers >= 0)
+        return TrainingSet(cast(Any, pictures), known, answers[known])
+
+    def _answers(self, rows: pa.Table) -> NDArray[np.int64]:
+        if self.attribute is None:
+            labels: NDArray[np.int64] = rows["label"].to_numpy()
+            return labels
+        assert self.attributes is not None
+        return attribute_codes(self.attributes.content, self.attribute, rows["example_id"])
 
 
 class Painted:
@@ -116,7 +135,8 @@ class Judge(Stage[pa.Table]):
         pair: number of the pair.
         drawn: the pictures of the model trained on A and of the model trained on B, in blocks.
         found: the public neighbours under both models, for pictures that need no generator.
-        judges: classifiers by what they name: the class, and attributes.
+        judges: classifiers by what they name: "class", and attributes.
+        attributes: the values of the attributes.
     """
 
     declared: ClassVar[Declared] = Declared("judge", 1)
@@ -125,11 +145,12 @@ class Judge(Stage[pa.Table]):
 
     pair: int
     drawn: tuple[Sequence[Artifact[Reconstructions]], Sequence[Artifact[Reconstructions]]]
-    found: tuple[Found, Found]
+    found: Sequence[Found]
     judges: Mapping[str, Artifact[TrainedModel]]
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     settings: ReconstructSpec
+    attributes: Artifact[pa.Table] | None = None
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -140,12 +161,14 @@ class Judge(Stage[pa.Table]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The pictures, the neighbours, the judges, and the images."""
+        values = {} if self.attributes is None else {"attributes": self.attributes.key}
         return {
             "drawn": [joint_key(parts) for parts in self.drawn],
             "found": [found.key for found in self.found],
             "judges": [judge.key for judge in self.judges.values()],
             "shard": self.shard.key,
             "splits": self.splits.key,
+            **values,
         }
 
     @property
@@ -177,8 +200,17 @@ class _Bench:
         members = members_of(stage.splits, TARGET, REFERENCE)
         self.members = members
         self.places = pc.index_in(self.ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
-        order = in_hashed_order(members["example_id"].to_pylist(), seed=stage.settings.seed, use="candidates")
-        self.candidates = candidates_of(members["label"].to_numpy(), groups_in(members), order, stage.settings.candidates)
+        self.candidates: dict[int, NDArray[np.int64]] = {}
+        ids, labels, settings = members["example_id"].to_pylist(), members["label"].to_numpy(), stage.settings
+        for of_class, chosen in class_candidates(
+            ids, labels, groups_in(members), most=settings.candidates, seed=settings.seed
+        ):
+            self.candidates |= {int(of_class[own]): of_class[others] for own, others in enumerate(chosen)}
+        self.answers = {CLASS: labels} | {
+            name: attribute_codes(stage.attributes.content, name, members["example_id"])
+            for name in stage.judges
+            if name != CLASS and stage.attributes is not None
+        }
         self.public = resized(self.images[members_of(stage.splits, PUBLIC)["row"].to_numpy()], self.side)
         self.copy = copy_distance(self.public)
 
@@ -246,21 +278,23 @@ class _OfImage:
         self.hidden = hidden_part(bench.boxes[number], size=bench.size, side=bench.side)
         member = bench.members.slice(place, 1).to_pylist()[0]
         self.direction = "A" if member["role"] == TARGET else "B"
-        self.label = member["label"]
         rows = bench.members["row"].to_numpy()[[place, *bench.candidates[place]]]
         self.options = resized(bench.images[rows], bench.side)  # the true image first
-        self.features, _ = bench.looked_at(NAMED, painted(self.options, self.hidden))
+        self.features, _ = bench.looked_at(CLASS, painted(self.options, self.hidden))
+        self.answers = {name: int(values[place]) for name, values in bench.answers.items()}
 
     def measures(self, pictures: NDArray[np.uint8], *, is_sample: bool) -> Iterator[tuple[str, float]]:
         """Yield measures of pictures (num_samples, side, side, 3), by name."""
         bench, masked = self.bench, painted(pictures, self.hidden)
-        features, classes = bench.looked_at(NAMED, masked)
+        features, _ = bench.looked_at(CLASS, masked)
         for name, apart in (
             (RANK, mean_squares(features, self.features)),
             (RANK_PIXELS, pixel_distances(pictures, self.options, self.hidden)),
         ):
             yield name, mid_rank(apart[0], apart[1:])
-        yield NAMED, float((classes == self.label).mean())
+        for name, answer in self.answers.items():
+            named = bench.looked_at(name, masked)[1] == answer
+            yield f"{name}{NAMED}", float(named.mean()) if answer >= 0 else float("nan")
         if is_sample:
             yield COPIES, float((nearest_public(pictures, bench.public) < bench.copy).mean())
             yield SPREAD_HIDDEN, spread(pictures, self.hidden)

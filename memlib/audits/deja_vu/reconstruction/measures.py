@@ -4,14 +4,12 @@ Attackers know the crop, so that any measure of whole images would reward copyin
 a mask, or takes pictures whose shown part was painted over.
 """
 
-import hashlib
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from memlib.observe.embeddings import cut
+from memlib.stats.ranks import halves_nearer
 
 PAINT = (124, 116, 104)  # ImageNet's mean colour, which encoders see as 0
 
@@ -80,13 +78,12 @@ def mean_squares(samples: NDArray[np.floating], candidates: NDArray[np.floating]
     # mean over s of |s - c|^2 = |mean - c|^2 + mean over s of |s - mean|^2
     centre = ours.mean(axis=0, dtype=np.float64)
     around = np.square(ours - centre).sum(axis=1, dtype=np.float64).mean()
-    return (np.square(theirs - centre).sum(axis=1, dtype=np.float64) + around) / ours.shape[1]
+    apart: NDArray[np.float64] = np.square(theirs - centre).sum(axis=1, dtype=np.float64) + around
+    return apart / ours.shape[1]
 
 
 def mid_rank(true: float, others: NDArray[np.float64]) -> float:
     """Return the share of other candidates that are nearer than the true image, ties counted half; NaN without others.
-
-    Without memory and correlation its mean is 1/2 (rank 1 + share * number of others).
 
     Example:
         >>> import numpy as np
@@ -95,44 +92,7 @@ def mid_rank(true: float, others: NDArray[np.float64]) -> float:
     """
     if not len(others) or np.isnan(true):
         return float("nan")
-    return float(((others < true).sum() + (others == true).sum() / 2) / len(others))
-
-
-def in_hashed_order(ids: Sequence[str], *, seed: int, use: str) -> NDArray[np.int64]:
-    """Return the places of examples in an order that depends on nothing but their ids: (num_examples,).
-
-    Args:
-        ids: example ids.
-        seed: seed of the order.
-        use: purpose of the order, so that two uses of a seed are unrelated.
-    """
-    digests = [hashlib.sha256(f"{seed}/{use}/{name}".encode()).digest() for name in ids]
-    return np.array(sorted(range(len(ids)), key=digests.__getitem__), dtype=np.int64)
-
-
-def candidates_of(
-    labels: NDArray[np.int64], groups: NDArray[np.int64], order: NDArray[np.int64], most: int
-) -> list[NDArray[np.int64]]:
-    """Choose, for each audited image, the other images of its class among which the true one is sought.
-
-    They do not depend on the sides: all audited images are considered, in hashed order. Images of the same group (the same
-    person, copies) are left out.
-
-    Args:
-        labels: (num_images,) classes.
-        groups: (num_images,) group numbers.
-        order: (num_images,) places in hashed order.
-        most: largest number of candidates besides the true image.
-
-    Returns:
-        places of the candidates of each image.
-    """
-    chosen = []
-    by_class = {label: order[labels[order] == label] for label in np.unique(labels).tolist()}
-    for label, group in zip(labels.tolist(), groups.tolist(), strict=True):
-        members = by_class[label]
-        chosen.append(members[groups[members] != group][:most])
-    return chosen
+    return float(halves_nearer(true, others).mean() / 2)
 
 
 def copy_distance(public: NDArray[np.uint8], *, most: int = 500) -> float:
@@ -153,17 +113,19 @@ def copy_distance(public: NDArray[np.uint8], *, most: int = 500) -> float:
 
 def nearest_public(samples: NDArray[np.uint8], public: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Return the distance of each sample to the nearest public image, whole pictures: (num_samples,), as `copy_distance`."""
-    return np.sqrt(_squares(_flat(samples), _flat(public)).min(axis=1, initial=np.inf))
+    nearest: NDArray[np.float64] = np.sqrt(_squares(_flat(samples), _flat(public)).min(axis=1, initial=np.inf))
+    return nearest
 
 
 def _flat(pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return pictures.reshape(len(pictures), -1).astype(np.float32) / 255
+    return pictures.reshape(len(pictures), -1).astype(np.float32) / np.float32(255)
 
 
 def _squares(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return mean squared differences, (num_ours, num_theirs)."""
     sums = np.square(ours).sum(axis=1)[:, None] + np.square(theirs).sum(axis=1) - 2 * ours @ theirs.T
-    return np.maximum(sums, 0).astype(np.float64) / ours.shape[1]
+    squares: NDArray[np.float64] = np.maximum(sums, 0).astype(np.float64) / ours.shape[1]
+    return squares
 
 
 def spread(samples: NDArray[np.uint8], where: NDArray[np.bool_]) -> float:

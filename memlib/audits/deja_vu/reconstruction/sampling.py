@@ -13,14 +13,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.embedding import IDS, EmbeddedView
+from memlib.audits.deja_vu.embedding import IDS, EmbeddedView, taken
 from memlib.audits.deja_vu.generating import Scale, generator_of, noise_bank
-from memlib.audits.deja_vu.reconstruction.measures import in_hashed_order
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.searching import Found
+from memlib.data.candidates import hashed_order
 from memlib.data.groups import groups_in
 from memlib.data.splits import REFERENCE, TARGET
 from memlib.data.stages import members_of
+from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
 from memlib.store import Attempt, Ref
@@ -127,7 +128,7 @@ class Reconstruct(Stage[Reconstructions]):
         conditions = self._conditions(chosen)
         ids = self.crops.ids.take(pa.array(block))
         draw = generator_of(self.generator, settings.generator.training.epochs)
-        how = {"steps": settings.steps, "guidance": settings.guidance, "device": device}
+        how: Any = {"steps": settings.steps, "guidance": settings.guidance, "device": device}
         for number, (source, values) in enumerate(conditions.items()):
             ours = values[self.rows[0] : self.rows[1]]
             noise = np.tile(bank, (len(ours), 1, 1, 1))
@@ -155,14 +156,18 @@ class Reconstruct(Stage[Reconstructions]):
         ids = self.crops.ids.take(pa.array(chosen))
         whole = pc.index_in(ids["example_id"], value_set=self.whole.ids["example_id"].combine_chunks()).to_numpy()
         neighbors = self.found.rows[chosen, : self.settings.neighbors]
-        near = scale.apply(_rows_of(self.public, self.layers, neighbors.reshape(-1)))
+        near = scale.apply(self._of(self.public, neighbors.reshape(-1)))
         meant = mean_of(near.reshape(*neighbors.shape, -1))
         return {
             NEIGHBORS: meant,
-            CROP_ITSELF: scale.apply(_rows_of(self.crops, self.layers, chosen)),
-            WHOLE: scale.apply(_rows_of(self.whole, self.layers, whole)),
+            CROP_ITSELF: scale.apply(self._of(self.crops, chosen)),
+            WHOLE: scale.apply(self._of(self.whole, whole)),
             SHUFFLED: meant[another_of_its_class(ids, members_of(self.splits, TARGET, REFERENCE))],
         }
+
+    def _of(self, view: EmbeddedView, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return some rows of a view's representations, the layers side by side: (num_rows, dim)."""
+        return np.concatenate([taken(view, layer, rows) for layer in self.layers], axis=1)
 
     @classmethod
     def open(cls, artifact: Artifact[Reconstructions]) -> Reconstructions:
@@ -172,7 +177,7 @@ class Reconstruct(Stage[Reconstructions]):
 
 def chosen_images(ids: pa.Table, settings: ReconstructSpec) -> NDArray[np.int64]:
     """Return the places of the images to reconstruct, in hashed order, whatever their side: (num_chosen,)."""
-    return in_hashed_order(ids["example_id"].to_pylist(), seed=settings.seed, use="reconstructed")[: settings.images]
+    return hashed_order(ids["example_id"].to_pylist(), derive_seed(settings.seed, "reconstructed"))[: settings.images]
 
 
 def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -185,7 +190,10 @@ def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     mean = vectors.mean(axis=1)
     length = np.linalg.norm(vectors, axis=2).mean(axis=1, keepdims=True)
-    return (mean * length / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    scaled: NDArray[np.float32] = (mean * length / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)).astype(
+        np.float32
+    )
+    return scaled
 
 
 def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
@@ -203,19 +211,3 @@ def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
         fitting = after[(labels[after] == labels[place]) & (groups[after] != groups[place])]
         others[place] = fitting[0] if len(fitting) else place
     return others
-
-
-def _rows_of(view: EmbeddedView, layers: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return some rows of a view's representations, the layers joined: (num_rows, dim)."""
-    joined = []
-    for layer in layers:
-        parts = view.layer(layer)
-        ends = np.cumsum([len(part) for part in parts])
-        of_part = np.searchsorted(ends, rows, side="right")
-        starts = ends - [len(part) for part in parts]
-        values = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
-        for number, part in enumerate(parts):
-            here = of_part == number
-            values[here] = part[rows[here] - starts[number]]
-        joined.append(values)
-    return np.concatenate(joined, axis=1)

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.curves import most_correlated, most_memorized
 from memlib.audits.deja_vu.reconstruction.judging import (
     COPIES,
-    NAMED,
     NEAREST,
     RANK,
     RANK_PIXELS,
     SPREAD_HIDDEN,
     SPREAD_SHOWN,
 )
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, OTHER, OWN
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, MEAN
 from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, NEIGHBORS, SHUFFLED, UNCONDITIONED, WHOLE
 from memlib.findings import Finding, Findings
 from memlib.report.figures import data_uri, outlined
@@ -40,7 +39,6 @@ SOURCES = {
 MEASURES = {
     RANK: "rank of the true image",
     RANK_PIXELS: "rank of the true image by pixels",
-    NAMED: "class named",
     COPIES: "copies of public images",
     SPREAD_HIDDEN: "spread over noise, hidden part",
     SPREAD_SHOWN: "spread over noise, part in the crop",
@@ -95,7 +93,7 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
         reconstructed: the pictures.
         shown: number of images by each rule.
     """
-    rows = findings.all(GAIN, OWN, OTHER, BEYOND)
+    rows = findings.all(GAIN, MEAN, BEYOND)
     if not rows:
         return
     yield Section(HEADING, _said(rows), _WHAT, _MEANING, _tested(rows), _by_source(rows), _describing(rows))
@@ -158,7 +156,8 @@ def _by_source(rows: Findings) -> TableView:
     lines = []
     for measure in dict.fromkeys(row.params["measure"] for row in rows.all(GAIN)):
         for source, words in SOURCES.items():
-            means = [rows.get(metric, measure=measure, source=source) for metric in (OWN, OTHER, GAIN)]
+            at = {"measure": measure, "source": source}
+            means = [*(rows.get(MEAN, by=by, **at) for by in ("target", "reference")), rows.get(GAIN, **at)]
             if None not in means:
                 lines.append((_name(measure), words, *(cell for row in means if row for cell in _cells(row))))
     headings = ("own model", "95 % interval", "other model", "95 % interval", "gain", "95 % interval")
@@ -173,7 +172,7 @@ def _describing(rows: Findings) -> TableView | None:
     lines = []
     for measure in (COPIES, SPREAD_HIDDEN, SPREAD_SHOWN):
         for source, words in SOURCES.items():
-            own, other = (rows.get(metric, measure=measure, source=source) for metric in (OWN, OTHER))
+            own, other = (rows.get(MEAN, by=by, measure=measure, source=source) for by in ("target", "reference"))
             if own is not None and other is not None:
                 lines.append((_name(measure), words, *_cells(own), *_cells(other)))
     headings = ("measure", "drawn from", "own model", "95 % interval", "other model", "95 % interval")

@@ -5,10 +5,8 @@ import pytest
 
 from memlib.audits.deja_vu.reconstruction.measures import (
     PAINT,
-    candidates_of,
     copy_distance,
     hidden_part,
-    in_hashed_order,
     mean_squares,
     mid_rank,
     nearest_public,
@@ -87,23 +85,6 @@ def test_mid_rank_of_an_exchangeable_image_is_uniform() -> None:
     rng = np.random.default_rng(0)
     ranks = [mid_rank(values[0], values[1:]) for values in rng.normal(size=(4000, 20))]
     assert np.mean(ranks) == pytest.approx(0.5, abs=0.02)
-
-
-def test_hashed_order_depends_on_ids_seed_and_use_alone() -> None:
-    ids = [f"image-{n}" for n in range(50)]
-    order = in_hashed_order(ids, seed=0, use="candidates")
-    assert sorted(order.tolist()) == list(range(50))
-    shuffled = list(reversed(ids))
-    again = in_hashed_order(shuffled, seed=0, use="candidates")
-    assert [shuffled[place] for place in again] == [ids[place] for place in order]
-    for other in (in_hashed_order(ids, seed=1, use="candidates"), in_hashed_order(ids, seed=0, use="reconstructed")):
-        assert other.tolist() != order.tolist()
-
-
-def test_candidates_are_of_the_class_but_of_another_group() -> None:
-    labels, groups = np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 1, 2, 3, 4])
-    found = candidates_of(labels, groups, np.array([5, 3, 2, 1, 0, 4]), 2)
-    assert [chosen.tolist() for chosen in found] == [[3, 2], [3, 2], [3, 1], [2, 1], [5], [4]]
 
 
 def test_copies_of_public_images_are_found() -> None:
