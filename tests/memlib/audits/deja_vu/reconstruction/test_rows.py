@@ -1,0 +1,156 @@
+"""Gains of reconstructions: planted memory is found, none is where there is none, and the nearest public image is a bar."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.reconstruction.judging import CLASS, COPIES, NAMED, NEAREST, RANK, RANK_PIXELS
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN, MEAN, reconstruction_rows
+from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
+from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.findings import Findings
+
+QUICK = Config(replicates=200, permutations=400)
+IMAGES, CLASSES = 80, 4
+CLASS_NAMED = f"{CLASS}{NAMED}"
+
+
+def splits(*, seed: int = 0, persons: int = 1) -> pa.Table:
+    """Return images of which half of the persons of each class is on either side."""
+    ids, labels = [f"{n:03d}" for n in range(IMAGES)], np.arange(IMAGES) // persons % CLASSES
+    owners, roles = np.arange(IMAGES) // persons, np.empty(IMAGES, dtype=object)
+    for label in range(CLASSES):
+        own = np.random.default_rng([seed, label]).permutation(np.unique(owners[labels == label]))
+        roles[np.isin(owners, own[: len(own) // 2])] = "target"
+        roles[np.isin(owners, own[len(own) // 2 :])] = "reference"
+    groups = pa.nulls(IMAGES, pa.string()) if persons == 1 else pa.array([f"person {owner}" for owner in owners])
+    return pa.table({"example_id": ids, "role": roles.tolist(), "label": labels, "group": groups})
+
+
+def judged(who: pa.Table, values: Mapping[tuple[str, str, str], np.ndarray], *, pair: int = 0) -> pa.Table:
+    """Return judged pictures: values (num_images,) by model, source and measure."""
+    ids, roles = who["example_id"].to_pylist(), who["role"].to_pylist()
+    rows = [
+        {
+            "example_id": name, "direction": "A" if role == "target" else "B", "pair": pair, "model": model, "source": source,
+            "measure": measure, "value": float(value), "candidates": 9,
+        }
+        for (model, source, measure), of_images in values.items()
+        for name, role, value in zip(ids, roles, of_images, strict=True)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=RECONSTRUCTIONS.arrow)
+
+
+def ranks(who: pa.Table, *, memory: float, seed: int, source: str = NEIGHBORS) -> dict[tuple[str, str, str], np.ndarray]:
+    """Return ranks under both models, which are lower by `memory` for the images that a model was trained on."""
+    rng, of_a = np.random.default_rng(seed), np.array(who["role"].to_pylist()) == "target"
+    easy = rng.uniform(0.3, 0.7, size=len(of_a))
+    noise = rng.normal(0, 0.1, size=(2, len(of_a)))
+    return {
+        ("A", source, RANK): easy + noise[0] - memory * of_a,
+        ("B", source, RANK): easy + noise[1] - memory * ~of_a,
+    }
+
+
+def found(who: pa.Table, *tables: pa.Table, **config: Any) -> Findings:
+    return Findings(reconstruction_rows(tables, who, QUICK.model_copy(update=config)))
+
+
+def test_reconstruction_gain_finds_planted_memory() -> None:
+    who = splits()
+    rows = found(who, judged(who, ranks(who, memory=0.15, seed=1)))
+    gain = rows.first(GAIN, measure=RANK, source=NEIGHBORS)
+    assert gain.value == pytest.approx(0.15, abs=0.04)
+    assert gain.p_value is not None
+    assert gain.p_value < 0.01
+    assert gain.low is not None
+    assert gain.low > 0
+
+
+def test_reconstruction_gain_is_the_mean_difference_of_own_and_other_model() -> None:
+    who = splits()
+    rows = found(who, judged(who, ranks(who, memory=0.1, seed=2)))
+    own, other = (rows.first(MEAN, measure=RANK, source=NEIGHBORS, by=by).value for by in ("target", "reference"))
+    assert rows.first(GAIN, measure=RANK, source=NEIGHBORS).value == pytest.approx(other - own)
+
+
+def test_reconstruction_gain_is_positive_where_more_is_better() -> None:
+    who = splits()
+    of_a = np.array(who["role"].to_pylist()) == "target"
+    named = {("A", NEIGHBORS, CLASS_NAMED): of_a.astype(float), ("B", NEIGHBORS, CLASS_NAMED): (~of_a).astype(float)}
+    assert found(who, judged(who, named)).first(GAIN, measure=CLASS_NAMED).value == pytest.approx(1.0)
+
+
+def test_reconstruction_gain_changes_its_sign_when_the_models_are_exchanged() -> None:
+    who = splits()
+    values = ranks(who, memory=0.1, seed=3)
+    exchanged = {("B" if model == "A" else "A", *rest): of for (model, *rest), of in values.items()}
+    gains = [found(who, judged(who, of)).first(GAIN, measure=RANK).value for of in (values, exchanged)]
+    assert gains[0] == pytest.approx(-gains[1])
+
+
+@pytest.mark.parametrize("persons", [1, 4])
+@pytest.mark.usefixtures("without_power")
+def test_reconstruction_gain_without_memory_is_rejected_at_its_level(persons: int) -> None:
+    values = ranks(splits(), memory=0.0, seed=4)
+    for (model, *_), of in values.items():
+        of += 0.2 * (model == "A")  # one model is better throughout
+        of += np.repeat(np.random.default_rng(5).normal(0, 0.1, size=IMAGES // persons), persons) * (model == "B")
+    p_values = []
+    for seed in range(100):
+        who = splits(seed=seed, persons=persons)
+        p_values.append(found(who, judged(who, values), replicates=100, permutations=100).first(GAIN, measure=RANK).p_value)
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.13  # a level of .05 gives more than this in 1 of 1,000 cases
+
+
+def test_pictures_show_something_only_beyond_the_nearest_public_image() -> None:
+    who = splits()
+    values = ranks(who, memory=0.15, seed=6)
+    worse = {(model, NEAREST, measure): of + 0.1 for (model, _, measure), of in values.items()}
+    better = {(model, NEAREST, measure): of - 0.1 for (model, _, measure), of in values.items()}
+    beyond = [found(who, judged(who, values | nearest)).first(BEYOND, measure=RANK) for nearest in (worse, better)]
+    assert beyond[0].p_value is not None
+    assert beyond[0].p_value <= 0.01
+    assert beyond[1].p_value == pytest.approx(1.0, abs=0.01)
+    assert [row.value > 0 for row in beyond] == [True, False]
+
+
+def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() -> None:
+    who = splits()
+    values = ranks(who, memory=0.0, seed=7)
+    nearest = {(model, NEAREST, measure): of + 0.3 for (model, _, measure), of in values.items()}
+    beyond = found(who, judged(who, values | nearest)).first(BEYOND, measure=RANK)
+    assert beyond.p_value == pytest.approx(found(who, judged(who, values)).first(GAIN, measure=RANK).p_value)
+    assert beyond.params["p_public_image"] < 0.01
+
+
+def test_only_pictures_from_neighbours_are_tested() -> None:
+    who = splits()
+    values = ranks(who, memory=0.1, seed=8) | ranks(who, memory=0.1, seed=9, source=WHOLE)
+    values |= {(model, source, RANK_PIXELS): of for (model, source, _), of in values.items()}
+    values |= {(model, NEIGHBORS, COPIES): np.zeros(IMAGES) for model in "AB"}
+    rows = found(who, judged(who, values))
+    assert [(row.metric, row.params["measure"], row.params["source"]) for row in rows.tests()] == [(GAIN, RANK, NEIGHBORS)]
+    assert not rows.all(GAIN, measure=COPIES)
+    copies = rows.first(MEAN, measure=COPIES, by="target")
+    assert copies.high is not None
+    assert copies.high > 0.02  # none of 80 images does not exclude a few
+
+
+def test_reconstruction_gain_is_averaged_over_pairs_of_models() -> None:
+    who = splits()
+    values = [ranks(who, memory=memory, seed=10) for memory in (0.0, 0.2)]
+    rows = found(who, *(judged(who, of, pair=pair) for pair, of in enumerate(values)))
+    alone = [found(who, judged(who, of)).first(GAIN, measure=RANK).value for of in values]
+    assert rows.first(GAIN, measure=RANK).value == pytest.approx(np.mean(alone))
+
+
+def test_images_without_a_value_are_left_out() -> None:
+    who = splits()
+    values = ranks(who, memory=0.1, seed=11)
+    values["A", NEIGHBORS, RANK][:5] = np.nan
+    assert found(who, judged(who, values)).first(GAIN, measure=RANK).n == IMAGES - 5
