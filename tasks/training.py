@@ -60,7 +60,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     """
     ray = start_ray(context)
     resources = context.resources
-    stage = settings_of(resources, jobs[0])
+    stage = settings_of(resources, jobs)
     needs = needs_of(ray, context, stage)
     if 0 < needs.get("GPU", 0) < 1 < resources.workers_per_model:
         raise ResourcesError(
@@ -105,10 +105,9 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
         raise RunError(str(fit.result()))
 
 
-def settings_of(resources: Resources, job: Train) -> str:
-    """Return the name under which a job's resources are set: that of its own stage, or else that of all training."""
-    own = job.declared.name
-    return own if own in resources.stages else STAGE
+def settings_of(resources: Resources, jobs: Sequence[Train]) -> str:
+    """Return the name under which the resources of jobs are set: that of their own stage, or else that of all training."""
+    return next((job.declared.name for job in jobs if job.declared.name in resources.stages), STAGE)
 
 
 def _check_reach(ray: Any, context: Context) -> None:

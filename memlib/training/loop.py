@@ -68,10 +68,10 @@ class Worker:
 
 
 class Labels(Protocol):
-    """What accompanies each example: its class, int64, or the vector on which a generator is conditioned, (dim,) float32."""
+    """The classes of the examples, int64, or the vectors on which a generator is conditioned, (dim,) float32 each."""
 
     def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[Any]:
-        """Return what accompanies the chosen examples, read into memory: (num_chosen,) or (num_chosen, dim)."""
+        """Return the labels of the chosen examples, read into memory: (num_chosen,) or (num_chosen, dim)."""
         ...
 
 

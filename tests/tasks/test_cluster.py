@@ -320,5 +320,5 @@ def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
     [({}, "train"), ({"train": {"gpus": 1}}, "train"), ({"generate_train": {"gpus": 1}}, "generate_train")],
 )
 def test_generators_use_the_resources_of_all_training_unless_they_have_their_own(stages: Any, found: str) -> None:
-    job = GenerateTrain.__new__(GenerateTrain)
-    assert training.settings_of(Resources(stages=stages), job) == found
+    jobs = [GenerateTrain.__new__(GenerateTrain)]
+    assert training.settings_of(Resources(stages=stages), jobs) == found

@@ -36,7 +36,7 @@ def test_a_denoiser_returns_an_image_of_the_size_of_its_input(spec: DenoiserSpec
     assert awake(network)(images, torch.tensor([0, 9]), torch.randn(2, 3)).any()
 
 
-def test_what_a_denoiser_predicts_depends_on_the_time_and_on_a_condition_that_is_not_dropped() -> None:
+def test_a_denoisers_prediction_depends_on_the_time_and_on_a_condition_unless_it_is_dropped() -> None:
     network, image = awake(build_denoiser(SMALL, dim=3, steps=10, seed=0)), torch.randn(1, 3, 8, 8).expand(4, -1, -1, -1)
     conditions = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
     dropped = torch.tensor([False, False, True, True])
