@@ -88,7 +88,7 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
     level = config.level / (len(beyond.names) + 1)
     for name in beyond.names:
         values = Values.of(beyond.attributes.content, name, members, public)
-        votes = [[_named(table["neighbors"], values.public, config.tie) for table in pair] for pair in pairs]
+        votes = [[_named(table["nearest"], values.public, config.tie) for table in pair] for pair in pairs]
         known = np.flatnonzero(values.audited != NOTHING)
         right = np.array([[(vote == values.audited)[known] for vote in pair] for pair in votes])
         guessed = (values.guess == values.audited)[known]
@@ -308,4 +308,5 @@ def _differences(design: Design, sides: NDArray[np.bool_], ranks: Sequence[Seque
     size = np.bincount(strata).astype(np.float64)
     weight = (count * (size - count) / size).sum(axis=1)
     apart = ((on_first * size - total * count) / size).sum(axis=1)  # on_first (size - count) - (total - on_first) count
-    return np.divide(apart, weight, out=np.zeros(len(sides)), where=weight > 0)
+    differences: NDArray[np.float64] = np.divide(apart, weight, out=np.zeros(len(sides)), where=weight > 0)
+    return differences
