@@ -84,7 +84,7 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
     level = config.level / (len(beyond.names) + 1)
     for name in beyond.names:
         values = Values.of(beyond.attributes.content, name, members, public)
-        votes = [[_named(table["neighbors"], values.public, config.tie) for table in pair] for pair in pairs]
+        votes = [[_named(table["nearest"], values.public, config.tie) for table in pair] for pair in pairs]
         known = np.flatnonzero(values.audited != NOTHING)
         right = np.array([[(vote == values.audited)[known] for vote in pair] for pair in votes])
         guessed = (values.guess == values.audited)[known]

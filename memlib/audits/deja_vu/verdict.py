@@ -94,10 +94,8 @@ def said_beyond(rows: Findings) -> str:
     if not tests:
         return ""
     if not any(row.verdict for row in tests):
-        return (
-            "Beyond the class: not judged, as the run shows no memory (smallest adjusted "
-            f"{say_p(tests.strongest().p_adjusted)})."
-        )
+        said = [f"{_asked(row)} ({_found_beyond(row)})" for row in tests]
+        return f"Beyond the class, without a verdict, as the headline shows no memory: {'; '.join(said)}."
     said = [f"{_asked(row)} {'shown' if row.verdict == SHOWN else 'not shown'} ({_found_beyond(row)})" for row in tests]
     return f"Beyond the class, given it: {'; '.join(said)}."
 
@@ -110,7 +108,7 @@ def _found_beyond(row: Finding) -> str:
     """Return a difference beyond the class with its interval and p-value, and what would have been found."""
     unit = "" if "attribute" in row.params else " in mean rank"
     numbers = f"{percent(row.value)}{unit}, 95 % interval {format_interval(row, percent)}; {say_p(row.p_adjusted)}"
-    if row.verdict == SHOWN:
+    if row.verdict == SHOWN or (row.p_adjusted or 0.0) <= (row.alpha or 0.0):
         return numbers
     enough = "no size" if row.detectable is None else percent(row.detectable)
     return f"{numbers}; {enough} would have been found with a power of 80 %"

@@ -133,14 +133,14 @@ class Within(Stage[pa.Table]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write one row per crop, in the order of the queries.
 
-        Columns: example_id; neighbors, rows of the public ids, nearest first, fewer than k in a small class; candidates,
+        Columns: example_id; nearest, rows of the public ids, nearest first, fewer than k in a small class; candidates,
         places of the candidates among all crops; nearer, for each candidate 2 if it lies nearer to the crop than the true
         image does, 1 if as near, else 0.
         """
         ids, queries = self.queries.content.ids, np.asarray(self.queries.content.layer(self.layer), dtype=np.float32)
         compared = self._compared(ids["example_id"], queries)
         columns = {
-            "neighbors": pa.array(self._neighbors(ids["label"].to_numpy(), queries, device), pa.list_(pa.int64())),
+            "nearest": pa.array(self._neighbors(ids["label"].to_numpy(), queries, device), pa.list_(pa.int64())),
             "candidates": pa.array([places for places, _ in compared], pa.list_(pa.int32())),
             "nearer": pa.array([nearer for _, nearer in compared], pa.list_(pa.int8())),
         }
@@ -189,7 +189,7 @@ class Within(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return example_id, neighbors, candidates and nearer."""
+        """Return example_id, nearest, candidates and nearer."""
         return read_table(artifact.path(WITHIN_FILE))
 
 

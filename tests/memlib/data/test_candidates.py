@@ -1,4 +1,4 @@
-"""Candidates of a rank: the same for every draw of the sets, never of one's own group, and those of a slow plain version."""
+"""Candidates of a rank: the same for every draw of the sets, never of the same group, and those of a slow plain version."""
 
 import numpy as np
 import pytest

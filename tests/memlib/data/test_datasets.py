@@ -226,6 +226,7 @@ from PIL import Image
 
 class Data:
     classes = ["cat", "dog"]
+    attributes = {{"pose": {{"0000000": "left", "0000001": "right"}}}}
 
     def __len__(self):
         return 3
@@ -249,6 +250,7 @@ def broken():
     monkeypatch.setenv("MEMLIB_CODE", name)
     source = open_source(ImportSource(kind="import", function=f"{name}:Data"))
     assert source.class_names == ["cat", "dog"]
+    assert source.attributes["pose"]["0000001"] == "right"  # type: ignore[attr-defined]
     for index in range(3):
         expected = np.repeat(pixels[index][..., :1], 3, axis=2) if kind == "grey" else pixels[index]
         assert np.array_equal(source[index].image, expected)

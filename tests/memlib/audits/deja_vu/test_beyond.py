@@ -88,7 +88,7 @@ class World:
                 candidates.append(others)
                 nearer.append(halves_nearer(far[n], far[others]))
             columns = {
-                "neighbors": pa.array(neighbors, pa.list_(pa.int64())),
+                "nearest": pa.array(neighbors, pa.list_(pa.int64())),
                 "candidates": pa.array(candidates, pa.list_(pa.int32())),
                 "nearer": pa.array(nearer, pa.list_(pa.int8())),
             }
@@ -131,7 +131,7 @@ def test_planted_memory_is_found_and_its_sizes_are_those_counted_by_hand() -> No
     excess, gain = found.first("attribute_excess"), found.first("neighbor_rank_gain")
     assert [row.family for row in found.tests()] == [BEYOND, BEYOND]
     assert (excess.verdict, gain.verdict) == ("shown", "shown")
-    named = [np.array([by_hand(row, world.public_colours) for row in table["neighbors"].to_pylist()]) for table in tables]
+    named = [np.array([by_hand(row, world.public_colours) for row in table["nearest"].to_pylist()]) for table in tables]
     right = [one == world.colours for one in named]
     own, other = np.where(of_a, right[0], right[1]), np.where(of_a, right[1], right[0])
     assert excess.value == pytest.approx(own.mean() - other.mean())
@@ -182,7 +182,7 @@ def test_votes_leave_out_neighbours_without_a_value_and_equal_a_slow_plain_versi
     assert -1 in found
 
 
-def test_lowest_value_wins_a_tie_where_the_recipe_says_so() -> None:
+def test_ties_go_to_the_lowest_value_or_to_the_nearest() -> None:
     lists = pa.chunked_array([pa.array([[0, 1], [1, 0]], pa.list_(pa.int64()))])
     assert _named(lists, np.array([1, 0]), "nearest").tolist() == [1, 0]
     assert _named(lists, np.array([1, 0]), "lowest").tolist() == [0, 0]
@@ -237,7 +237,7 @@ def test_exchanging_the_sides_flips_the_sign() -> None:
     ids=["redrawn", "one model sharper", "persons", "fresh models", "own images moved", "own images spread"],
 )
 def test_level_holds_without_memory(fresh: bool, options: dict[str, Any]) -> None:
-    """Redraw the sides of fixed models, or train models anew; false alarms of this test: 1e-6 for each metric.
+    """Redraw the sides of fixed models, or draw new models each time; false alarms of this test: 1e-6 for each metric.
 
     Overfitted models place whole images differently that they were trained on, but recall nothing of them from crops.
     """
@@ -270,7 +270,7 @@ def headline(p: float) -> Finding:
 @pytest.mark.parametrize(("p", "memory", "word", "said"), [
     (0.001, 0.8, "shown", "Beyond the class, given it: memory of colour shown ("),
     (0.001, 0.0, "shown", "Beyond the class, given it: memory of colour not shown ("),
-    (0.6, 0.8, "inconclusive", "Beyond the class: not judged, as the run shows no memory (smallest adjusted p = "),
+    (0.6, 0.8, "inconclusive", "Beyond the class, without a verdict, as the headline shows no memory: memory of colour ("),
 ])  # fmt: skip
 def test_the_verdict_states_what_lies_beyond_the_class_and_keeps_its_word(
     p: float, memory: float, word: str, said: str

@@ -91,14 +91,14 @@ def written(stage: Within, folder: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("most", [6, 99])
-def test_neighbors_and_comparisons_are_those_of_a_slow_plain_version(most: int, tmp_path: Path) -> None:
+def test_neighbours_and_comparisons_are_those_of_a_slow_plain_version(most: int, tmp_path: Path) -> None:
     world = World(0)
     rows = written(world.stage(candidates=most), tmp_path).to_pylist()
     assert [row["example_id"] for row in rows] == world.ids
     for own, row in enumerate(rows):
         far = {n: np.square(world.public[n].astype(float) - world.crops[own]).sum()
                for n in np.flatnonzero(world.public_labels == world.labels[own]).tolist()}  # fmt: skip
-        assert row["neighbors"] == sorted(far, key=lambda n: far[n])[:5]
+        assert row["nearest"] == sorted(far, key=lambda n: far[n])[:5]
         assert dict(zip(row["candidates"], row["nearer"], strict=True)) == world.compared(own, most)
     assert {half for row in rows for half in row["nearer"]} == {0, 1, 2}
 
@@ -116,10 +116,10 @@ def test_blocks_of_queries_change_nothing(tmp_path: Path) -> None:
     assert pa.concat_tables(parts).equals(written(world.stage(), tmp_path))
 
 
-def test_a_class_with_few_public_images_has_fewer_neighbors_and_one_without_none(tmp_path: Path) -> None:
+def test_a_class_with_few_public_images_has_fewer_neighbours_and_one_without_none(tmp_path: Path) -> None:
     world = World(2)
     world.public_labels = np.where(np.arange(30) < 3, 0, 1)
-    lengths = [len(row["neighbors"]) for row in written(world.stage(), tmp_path).to_pylist()]
+    lengths = [len(row["nearest"]) for row in written(world.stage(), tmp_path).to_pylist()]
     assert lengths == [{0: 3, 1: 5, 2: 0}[label] for label in world.labels.tolist()]
 
 
