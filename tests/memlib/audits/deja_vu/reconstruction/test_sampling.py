@@ -100,7 +100,9 @@ def test_the_page_of_a_small_audit_shows_pictures_and_how_they_were_chosen(run: 
         assert text in page
 
 
-def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
     monkeypatch.setitem(body_of(AUDIT).__globals__, "BLOCK", 7)
     again = memlib.run("scenes_reconstruction", store=str(tmp_path), changes=TINY, quiet=True)
     ours, theirs = (one.tables["reconstructions"].column("value").to_pylist() for one in (run, again))
