@@ -81,7 +81,7 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
     assert all(table["example_id"].equals(ids) for pair in pairs for table in pair), "models were shown different crops"
     members = splits.take(pc.index_in(ids, value_set=splits["example_id"].combine_chunks()))
     public = beyond.public.ids.select(["example_id", "label"])
-    level = config.level / (len(beyond.names) + 1)
+    level = config.headline_level(beyond=True) / (len(beyond.names) + 1)
     for name in beyond.names:
         values = Values.of(beyond.attributes.content, name, members, public)
         votes = [[_named(table["nearest"], values.public, config.tie) for table in pair] for pair in pairs]

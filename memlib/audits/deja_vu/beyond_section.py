@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from memlib.audits.deja_vu.recipe import BEYOND
 from memlib.audits.deja_vu.verdict import said_beyond
 from memlib.findings import Finding, Findings
 from memlib.report.format import format_interval, format_p, percent
@@ -23,8 +24,8 @@ _TEXT = (
 _TESTED = (
     "The difference compares each image under the model that was trained on it with the same image under the other model, "
     "within classes; for the rank, it is by how much nearer the image is. Its test redraws which images each model was "
-    "trained on; these p-values are adjusted together (Holm), apart from the headline's. The accuracies and mean ranks of "
-    "single models are diagnostics. 95 % intervals are over {over}, those of single models over {units}."
+    "trained on; these p-values are adjusted together (Holm), and again over the headline families. The accuracies and mean "
+    "ranks of single models are diagnostics. 95 % intervals are over {over}, those of single models over {units}."
 )
 
 
@@ -33,7 +34,9 @@ def beyond_section(findings: Findings) -> Section | None:
     rows = [row for row in findings if _is_beyond(row)]
     if not rows:
         return None
-    first = said_beyond(findings) or "Beyond the class: nothing was tested, as the sets were not drawn at random."
+    tests = findings.tests(BEYOND)
+    nothing = "Beyond the class: nothing was tested, as the sets were not drawn at random."
+    first = said_beyond(tests) if tests else nothing
     over, units = (_sampled(some) for some in (rows, findings.all(*_ACCURACIES.values())))
     return Section(
         "Beyond the class",

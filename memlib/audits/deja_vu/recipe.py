@@ -28,9 +28,9 @@ from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS
 
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")
-HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects, SSLMem
-HEADLINES = (HEADLINE, STABILITY)
-BEYOND = "beyond the class"  # family of tests: attributes and rank within the class
+HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects; SSLMem
+BEYOND = "beyond the class"  # attributes and rank within the class
+HEADLINES = (HEADLINE, STABILITY, BEYOND)
 SETS = "sets_compared"  # metric of checks of given sets
 LAST = "last"
 MOST_ATTRIBUTES = 20
@@ -86,15 +86,18 @@ class Config(LevelSpec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the bootstrap and the redraws."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Significance level of the headline families together (naming objects and, with `stability`, SSLMem), and of each other
-    family."""
+    """Significance level of the headline families together (naming objects; with `stability`, SSLMem; with `beyond`, memory
+    beyond the class), and of each other family."""
     bound: float | None = Field(default=None, gt=0, le=1)
     """Share of images: if the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it in advance."""
 
-    @property
-    def headline_level(self) -> float:
-        """Level at which a headline family is tested, regardless of the others."""
-        return self.level / (1 if self.stability is None else 2)
+    def headline_level(self, *, beyond: bool) -> float:
+        """Return the level at which a headline family is tested, regardless of the others.
+
+        Args:
+            beyond: whether memory beyond the class is tested.
+        """
+        return self.level / (1 + (self.stability is not None) + beyond)
 
     @field_validator("k")
     @classmethod
@@ -156,7 +159,7 @@ class Recipe(Spec):
     """Pairs of target and reference models to train, each from its own seeds; with `reference`, single models to train."""
     decode: Config = Config()
     beyond: BeyondSpec | None = None
-    """Memory beyond the class, tested beside the headline; null: not measured."""
+    """Memory beyond the class, a further headline: it can show memory by itself, and shares the level; null: not measured."""
     reconstruct: ReconstructSpec | None = None
     """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on what the crop does not
     show; null: none."""
@@ -196,6 +199,10 @@ class Recipe(Spec):
             return self
         if self.reference is not None:
             raise ValueError("reconstruct compares two models, but with reference there is only one; set one to null")
+        if self.data.channels != 3:
+            raise ValueError(
+                "reconstruct draws colour pictures; set data.channels to 3 (grey images are stored as colour ones)"
+            )
         if spec.neighbors > max(self.decode.k):
             raise ValueError(
                 f"reconstruct.neighbors is {spec.neighbors}, but decode.k searches {max(self.decode.k)} neighbours; raise it"

@@ -18,7 +18,7 @@ from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.reconstruction.section import Reconstructed, sections
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.summary import GAP_CHANGE, GAPS
-from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
+from memlib.findings import DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings
 from memlib.report.figures import (
     ACCENT,
     MUTED,
@@ -102,6 +102,7 @@ def compose(
     findings = Findings.read(summary)
     setting = {name: findings.head.params[name] for name in ("layer", "epoch", "crop", "k")}
     here, word, alone = findings.all(**setting), findings.verdict.word, recipe.reference is not None
+    names = word if word != SHOWN or here.head.verdict == SHOWN else INCONCLUSIVE  # another headline may show memory
     for name, value in setting.items():
         units = units.filter(pc.field(name) == value)
     if alone:
@@ -112,7 +113,7 @@ def compose(
         meaning=meaning_of(
             word,
             shown="Anyone who has the trained model, the background of a training image and labelled public images can "
-            f"name the object that stood in front of this background, without having seen it, more often than {_than(here)}.",
+            f"{_can(here)}",
             bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
             "often than without the model: the gain is at most the share given above.",
         ),
@@ -127,12 +128,12 @@ def compose(
         limits=_NOT_SHOWN,
         terms=_TERMS if recipe.beyond is None else (*_TERMS, *BEYOND_TERMS),
         model=", ".join(next(iter(_model_facts(recipe).items()))),
-        numbers=_numbers(here, recipe, word),
+        numbers=_numbers(here, recipe, names),
         sections=[
             _curve_section(here, curves.filter(pc.field("params") == json.dumps(setting, sort_keys=True)), recipe, folder),
             _category_section(here, folder, alone=alone),
             _gallery_section(
-                "Named by the target model only", _BY_CHANCE.get(word, _NOT_SHOWN_HERE) + _MEMORIZED, memorized, show, named
+                "Named by the target model only", _BY_CHANCE.get(names, _NOT_SHOWN_HERE) + _MEMORIZED, memorized, show, named
             ),
             _gallery_section("Most correlated", _CORRELATED, correlated, show, named),
             *(
@@ -169,6 +170,18 @@ def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, 
         row = here.first(f"accuracy_{side}", p=1.0, direction=direction)
         tiles[f"objects named correctly {which} (guessing: {percent(row.params['chance'])})"] = row
     return [(percent(row.value), name, f"95 % interval: {format_interval(row, percent)}") for name, row in tiles.items()]
+
+
+def _can(here: Findings) -> str:
+    """Say what a run that shows memory means for the images."""
+    if here.head.verdict == SHOWN:
+        return (
+            f"name the object that stood in front of this background, without having seen it, more often than {_than(here)}."
+        )
+    return (
+        "tell something about this very image that the background does not say, as stated above. That the object can be "
+        "named was not shown."
+    )
 
 
 def _than(here: Findings) -> str:

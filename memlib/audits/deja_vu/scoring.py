@@ -69,6 +69,7 @@ class ScoreSetting(ScoresStage):
         searches: neighbours of all pairs.
         config: the configuration with this k only.
         headline: whether this is the run's first setting.
+        beyond: whether memory beyond the class is tested, too.
     """
 
     declared: ClassVar[Declared] = Declared("score_setting", 4)
@@ -80,11 +81,12 @@ class ScoreSetting(ScoresStage):
     class_names: Sequence[str]
     config: Config
     headline: bool
+    beyond: bool = False
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Decoding, and the setting."""
-        return _scored(self) | {"headline": self.headline}
+        return _scored(self) | {"headline": self.headline} | ({"beyond": True} if self.beyond else {})
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -106,7 +108,8 @@ class ScoreSetting(ScoresStage):
         """Write units, the rows of the summary, and curves."""
         units, classes = score(_decodings(self), self.class_names, self.config), len(self.class_names)
         reference = _stands(self)
-        rows = rows_of(units, self.config, num_classes=classes, headline=self.headline, reference=reference)
+        how: Any = {"headline": self.headline, "reference": reference, "beyond": self.beyond}
+        rows = rows_of(units, self.config, num_classes=classes, **how)
         summary = pa.Table.from_pylist([row.row() for row in rows], schema=SUMMARY.arrow)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
@@ -155,7 +158,12 @@ class Score(ScoresStage):
             settings.setdefault((one.layer, one.epoch, one.crop), []).append(one)
         return [
             ScoreSetting(
-                searches, self.splits, self.class_names, self.config.model_copy(update={"k": (k,)}), number == place == 0
+                searches,
+                self.splits,
+                self.class_names,
+                self.config.model_copy(update={"k": (k,)}),
+                number == place == 0,
+                self.beyond is not None,
             )
             for number, searches in enumerate(settings.values())
             for place, k in enumerate(self.config.k)
@@ -197,7 +205,8 @@ class Score(ScoresStage):
             units = score(_decodings(self), self.class_names, self.config)
             write_table(units, UNITS, attempt.path(UNITS_FILE))
             reference = _stands(self)
-            rows += rows_of(units, self.config, num_classes=len(self.class_names), reference=reference)
+            how: Any = {"reference": reference, "beyond": self.beyond is not None}
+            rows += rows_of(units, self.config, num_classes=len(self.class_names), **how)
             points = curves(units, alone=reference is not None)
         if self.fine_tuned or self.earlier_probes:
             tables = [units] if not self.parts else [next(part.content.parts("units")) for part in self.parts]
@@ -212,7 +221,8 @@ class Score(ScoresStage):
             from memlib.audits.deja_vu.stability import stability_rows
 
             layers = dict.fromkeys(one.layer for one in self.searches)
-            rows += stability_rows(self.stability, self.splits.content, list(layers), self.config)
+            beyond = self.beyond is not None
+            rows += stability_rows(self.stability, self.splits.content, list(layers), self.config, beyond=beyond)
         if self.beyond is not None:
             from memlib.audits.deja_vu.beyond import beyond_rows
 

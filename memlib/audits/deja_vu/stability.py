@@ -162,7 +162,9 @@ class Compared:
         return a["example_id"], (under_b - under_a) / float(np.mean([under_a, under_b]) or 1.0)
 
 
-def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config) -> Iterator[Finding]:
+def stability_rows(
+    found: Sequence[Compared], splits: pa.Table, layers: Sequence[str], config: Config, *, beyond: bool = False
+) -> Iterator[Finding]:
     """Yield for each layer `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for public images.
 
     Args:
@@ -170,14 +172,16 @@ def stability_rows(found: Sequence[Compared], splits: pa.Table, layers: Sequence
         splits: tables.SPLITS, with the side of each image.
         layers: layers, the headline's first.
         config: level, permutations, replicates, seed.
+        beyond: whether memory beyond the class is tested, too.
     """
+    level = config.headline_level(beyond=beyond) / len(layers)
     for layer in layers:
         parts = [pair.gains(layer) for pair in found]
         ids, gains = parts[0][0], np.mean([values for _, values in parts], axis=0)
         places = pc.index_in(ids, value_set=splits["example_id"].combine_chunks())
         members = splits.take(places)
         audited = pc.is_in(members["role"], value_set=pa.array(AUDITED)).to_numpy()
-        yield from _rows_of(layer, gains, members, audited, len(parts), config, level=config.headline_level / len(layers))
+        yield from _rows_of(layer, gains, members, audited, len(parts), config, level=level)
 
 
 def _rows_of(

@@ -61,19 +61,28 @@ def summarize(
 
 
 def rows_of(
-    units: pa.Table, config: Config, *, num_classes: int, headline: bool = True, reference: str | None = None
+    units: pa.Table,
+    config: Config,
+    *,
+    num_classes: int,
+    headline: bool = True,
+    reference: str | None = None,
+    beyond: bool = False,
 ) -> list[Finding]:
     """Return the findings of some settings, not yet settled; see `summarize`.
 
     Args:
         units, config, num_classes, reference: as in `summarize`.
         headline: whether the first setting is the headline's.
+        beyond: whether memory beyond the class is tested, too.
     """
     rows: list[Finding] = []
     for number, (setting, part) in enumerate(settings(units)):
         analysis = Analysis(part, config, alone=reference is not None)
         setting |= {} if reference is None else {"reference": reference}
-        rows += _rows_of_setting(analysis, setting, config, num_classes, headline=headline and number == 0)
+        family = HEADLINE if headline and number == 0 else SETTINGS
+        level = config.headline_level(beyond=beyond) if family == HEADLINE else config.level
+        rows += _rows_of_setting(analysis, setting, config, num_classes, family=family, level=level)
         rows += _class_rows(analysis, setting, config, headline=headline and number == 0)
     return rows
 
@@ -99,7 +108,7 @@ def settled(rows: Iterable[Finding], config: Config, *, by_chance: bool = True) 
 
 
 def _rows_of_setting(
-    analysis: Analysis, setting: Mapping[str, Any], config: Config, num_classes: int, *, headline: bool
+    analysis: Analysis, setting: Mapping[str, Any], config: Config, num_classes: int, *, family: str, level: float
 ) -> Iterator[Finding]:
     at = {**setting, "direction": "both", "pairs": analysis.num_pairs}
 
@@ -109,7 +118,7 @@ def _rows_of_setting(
         interval = analysis.interval(key)
         return estimate(name, at | {"direction": direction} | params, analysis.value(key), n=n, interval=interval)
 
-    yield _excess_row(analysis, at | analysis.comparison, config, family=HEADLINE if headline else SETTINGS)
+    yield _excess_row(analysis, at | analysis.comparison, config, family=family, level=level)
     yield _score_row(analysis, at | {"p": config.p}, config)
     for which in DIRECTIONS if analysis.alone else ("both",):
         for share in sorted({config.p, 1.0}):
@@ -126,14 +135,18 @@ def _rows_of_setting(
             yield row(f"accuracy_{side}", direction, p=config.p, chance=1 / num_classes)
 
 
-def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str) -> Finding:
-    """Return the share excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001)."""
+def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str, level: float) -> Finding:
+    """Return the share excess, tested by redrawing the sides, with an upper bound on memory (Rosenbaum 2001).
+
+    Args:
+        analysis, params, config, family: of the finding.
+        level: level at which power is stated.
+    """
     design, gains = analysis.design, analysis.gains
     answers = int(analysis.trained_on.sum()) * analysis.num_pairs
     seed = derive_seed(config.seed, "sides")
     right = analysis.right["target"].sum(axis=0) * analysis.trained_on
     bound = attributable_bound(design, gains, right, permutations=config.permutations, seed=seed, level=config.error)
-    level = config.headline_level if family == HEADLINE else config.level
     enough = detectable_answers(design, gains, analysis.wrong, alpha=level, seed=seed)
     return tested(
         "share_excess", params, analysis.value("share_excess/both"), n=analysis.num_units,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memlib.audits.deja_vu.recipe import BEYOND, HEADLINES, SETS, STABILITY, Recipe
+from memlib.audits.deja_vu.recipe import BEYOND, HEADLINE, HEADLINES, SETS, STABILITY, Recipe
 from memlib.findings import (
     BOUNDED,
     DESCRIPTIVE,
@@ -30,10 +30,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
             "the split does not draw the images of A and B at random, so nothing is tested; if they were drawn at random "
             "beforehand, set split.drawn_at_random: true"
         )
-    if recipe.decode.stability is not None and recipe.decode.bound is not None:
+    boundless = {"SSLMem (decode.stability)": recipe.decode.stability, "memory beyond the class (beyond)": recipe.beyond}
+    for what in (name for name, asked in boundless.items() if asked is not None and recipe.decode.bound is not None):
         yield (
-            "SSLMem (decode.stability) has no bound, so this run cannot end as bounded, even if naming objects stays below "
-            "decode.bound: leave one of the two out"
+            f"{what} has no bound, so this run cannot end as bounded, even if naming objects stays below decode.bound: leave "
+            "one of the two out"
         )
     if side is None:
         return
@@ -75,29 +76,39 @@ def recognition(rows: Findings) -> Recognition | None:
 
 
 def verdict(rows: Findings) -> Verdict:
-    """Return the run's verdict, and beside it what was remembered beyond the class, if that was tested.
+    """Return the run's verdict: what naming objects shows, SSLMem, and memory beyond the class; each alone can show memory.
 
     Args:
         rows: settled findings.
     """
-    found, beyond = _of_headlines(rows), said_beyond(rows)
-    return Verdict(found.word, found.sentence, f"{found.explanation} {beyond}") if beyond else found
-
-
-def said_beyond(rows: Findings) -> str:
-    """State which attributes are remembered beyond the class, and whether the images themselves are; "" if not tested.
-
-    Args:
-        rows: settled findings.
-    """
-    tests = rows.tests(BEYOND)
+    found, tests = _of_objects(rows), rows.tests(BEYOND)
     if not tests:
-        return ""
-    if not any(row.verdict for row in tests):
-        said = [f"{_asked(row)} ({_found_beyond(row)})" for row in tests]
-        return f"Beyond the class, without a verdict, as the headline shows no memory: {'; '.join(said)}."
+        return found
+    explanation = f"{found.explanation} {said_beyond(tests)}"
+    return Verdict(word_of(rows, HEADLINES), _with_beyond(found, tests.shown()), explanation)
+
+
+def said_beyond(tests: Findings) -> str:
+    """State which attributes are remembered beyond the class, and whether the images themselves are, from settled tests."""
     said = [f"{_asked(row)} {'shown' if row.verdict == SHOWN else 'not shown'} ({_found_beyond(row)})" for row in tests]
     return f"Beyond the class, given it: {'; '.join(said)}."
+
+
+def _with_beyond(found: Verdict, shown: Findings) -> str:
+    """State in one or two sentences what is remembered beyond the class, beside what naming objects shows."""
+    if not shown:
+        more = " Whether more than the class is remembered was neither shown nor ruled out." if found.word == BOUNDED else ""
+        return f"{found.sentence}{more}"
+    named = [row.params["attribute"] for row in shown if "attribute" in row.params]
+    what = []
+    if named:
+        what.append(f"name the {' and the '.join(named)} of their own training images more often")
+    if len(named) < len(shown):
+        what.append("find the training image itself among others of its class more often")
+    said = f"Given a background and the class of its object, models {' and '.join(what)} than models that did not see them"
+    if found.word == SHOWN:
+        return f"{found.sentence} {said}."
+    return f"{said}. That they name objects from memory was not shown."
 
 
 def _asked(row: Finding) -> str:
@@ -114,14 +125,14 @@ def _found_beyond(row: Finding) -> str:
     return f"{numbers}; {enough} would have been found with a power of 80 %"
 
 
-def _of_headlines(rows: Findings) -> Verdict:
+def _of_objects(rows: Findings) -> Verdict:
     """Return what naming objects shows, and SSLMem if it was measured; either alone can show memory."""
     names, views = _of_names(rows), rows.tests(STABILITY)
     if not views:
         return names
     row = views.strongest()
     sentence = _together(names, rows.head, row.verdict == SHOWN)
-    return Verdict(word_of(rows, HEADLINES), sentence, f"{names.explanation} {_of_views(row)}")
+    return Verdict(word_of(rows, (HEADLINE, STABILITY)), sentence, f"{names.explanation} {_of_views(row)}")
 
 
 def _together(names: Verdict, excess: Finding, stands_closer: bool) -> str:

@@ -1,6 +1,6 @@
 """Settings of reconstructions."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -24,7 +24,16 @@ class GeneratorSpec(Spec):
     def _removes_noise(self) -> "GeneratorSpec":
         if not isinstance(self.training.objective, DenoisingSpec):
             raise ValueError("a generator learns to remove noise; set its training.objective to {kind: denoising}")
+        if self.training.augment is not None:
+            raise ValueError(
+                "a generator draws the images that its representations were made from; set training.augment to null"
+            )
         return self
+
+    def start_left(self, count: int) -> float:
+        """Return the share that the initial weights have in the average of the weights after training on `count` images."""
+        assert isinstance(self.training.objective, DenoisingSpec)
+        return float(self.training.objective.ema ** (self.training.epochs * (count // (self.training.batch_size or count))))
 
 
 class _Trained(Spec):
@@ -103,7 +112,15 @@ class ReconstructSpec(Spec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the noise, the choice of images and the order of candidates; generators are trained from training.seed."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset()
+    @model_validator(mode="after")
+    def _steps_are_those_of_training(self) -> "ReconstructSpec":
+        objective = self.generator.training.objective
+        assert isinstance(objective, DenoisingSpec)
+        if self.steps > objective.steps:
+            raise ValueError(
+                f"reconstruct.steps is {self.steps}, but the generator is trained with {objective.steps} steps of diffusion"
+            )
+        return self
 
     @property
     def side(self) -> int:

@@ -267,23 +267,35 @@ def headline(p: float) -> Finding:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("p", "memory", "word", "said"), [
-    (0.001, 0.8, "shown", "Beyond the class, given it: memory of colour shown ("),
-    (0.001, 0.0, "shown", "Beyond the class, given it: memory of colour not shown ("),
-    (0.6, 0.8, "inconclusive", "Beyond the class, without a verdict, as the headline shows no memory: memory of colour ("),
+OBJECTS = "they name more objects in them than models that never saw these images"
+
+
+@pytest.mark.parametrize(("p", "memory", "word", "sentence", "said"), [
+    (0.001, 0.8, "shown", "Given a background and the class of its object, models name the colour", "memory of colour shown ("),
+    (0.001, 0.0, "shown", OBJECTS, "memory of colour not shown ("),
+    (0.6, 0.8, "shown", "That they name objects from memory was not shown", "memory of colour shown ("),
+    (0.6, 0.0, "inconclusive", "", "memory of colour not shown ("),
 ])  # fmt: skip
-def test_the_verdict_states_what_lies_beyond_the_class_and_keeps_its_word(
-    p: float, memory: float, word: str, said: str
+def test_memory_beyond_the_class_is_a_headline_of_its_own(
+    p: float, memory: float, word: str, sentence: str, said: str
 ) -> None:
     world = World(np.random.default_rng(5))
     of_a = world.sides()
     rows = list(beyond_rows(world.beyond(world.within(of_a, memory)), world.splits(of_a), QUICK))
-    alone, found = (settle([headline(p), *more], alpha=0.05, headlines=HEADLINES) for more in ([], rows))
-    assert (verdict(found).word, verdict(found).sentence) == (word, verdict(alone).sentence)
-    assert verdict(found).explanation == f"{verdict(alone).explanation} {said_beyond(found)}"
+    found = settle([headline(p), *rows], alpha=0.05, headlines=HEADLINES)
+    assert verdict(found).word == word
+    assert sentence in verdict(found).sentence
+    assert verdict(found).explanation.endswith(said_beyond(found.tests(BEYOND)))
     assert said in verdict(found).explanation
-    assert found.head == alone.head  # the headline's p-value and level are as they were
-    assert said_beyond(alone) == ""
+
+
+def test_a_bound_on_naming_objects_is_none_on_memory_beyond_the_class() -> None:
+    world = World(np.random.default_rng(5))
+    of_a = world.sides()
+    rows = beyond_rows(world.beyond(world.within(of_a, 0.0)), world.splits(of_a), QUICK)
+    found = settle([replace(headline(0.6), bound=0.3), *rows], alpha=0.05, headlines=HEADLINES)
+    assert verdict(found).word == "inconclusive"
+    assert "Whether more than the class is remembered was neither shown nor ruled out." in verdict(found).sentence
 
 
 def audited(folder: Path, *settings: str) -> Any:
@@ -308,8 +320,8 @@ def test_an_audit_measures_what_lies_beyond_the_class_only_on_request(tmp_path: 
             one.metric for one in rows.all(crop="maximal", direction="both") if one.params.get("by") or one.family == BEYOND
         }
     ]
-    assert [(row.metric, row.value, row.p_adjusted) for row in kept] == [
-        (row.metric, row.value, row.p_adjusted) for row in Findings.of_run(plain)
+    assert [(row.metric, row.value, row.p_value) for row in kept] == [
+        (row.metric, row.value, row.p_value) for row in Findings.of_run(plain)
     ]
     assert "Beyond the class" in page
     assert "rank among the class, of up to 15 others those of its set" in page

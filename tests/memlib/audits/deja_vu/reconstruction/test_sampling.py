@@ -15,6 +15,7 @@ from memlib.audits.deja_vu.reconstruction.judging import CLASS, NAMED, NEAREST, 
 from memlib.audits.deja_vu.reconstruction.measures import PAINT
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, SAMPLED, another_of_its_class, mean_of
+from memlib.errors import UserError
 from memlib.findings import Findings
 from memlib.recipes import RecipeError
 from memlib.recipes.request import AuditRequest
@@ -23,7 +24,7 @@ TINY = [
     "data.source.num_examples=400", "split.train_per_class=4", "split.public_per_class=20", "training.epochs=2",
     "training.batch_size=20", "model.projector=[16, 16]", "model.width=8", "decode.k=[6]", "decode.replicates=100",
     "decode.permutations=100", "reconstruct.images=20", "reconstruct.samples=2", "reconstruct.steps=2",
-    "reconstruct.generator.training.epochs=1", "reconstruct.generator.model.channels=[8, 8]",
+    "reconstruct.generator.training.epochs=2", "reconstruct.generator.training.objective={kind: denoising, ema: 0.5}", "reconstruct.generator.model.channels=[8, 8]",
     "reconstruct.generator.model.input_size=8", "reconstruct.generator.model.attention_side=0",
     "reconstruct.baseline.epochs=1", "reconstruct.judge.epochs=2", "reconstruct.judge.model.width=8",
 ]  # fmt: skip
@@ -116,12 +117,21 @@ def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
         ("reconstruct.layers=[brain]", "this model has backbone"),
         ("reconstruct.pairs=2", "the recipe has 1"),
         ("reference={kind: network}", "there is only one"),
+        ("reconstruct.steps=2000", "trained with 1000 steps"),
+        ("data.channels=1", "draws colour pictures"),
+        ("reconstruct.generator.training.augment={}", "set training.augment to null"),
         ("reconstruct.generator.training.objective={kind: decoding}", "{kind: denoising}"),
     ],
 )
 def test_reconstructions_that_cannot_be_made_are_refused(change: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said.replace("{", r"\{")):
         AuditRequest.read("scenes_reconstruction", [*TINY, change])
+
+
+def test_a_generator_whose_average_holds_its_initial_weights_is_refused(tmp_path: Path) -> None:
+    changes = [*TINY, "reconstruct.generator.training.objective={kind: denoising, ema: 0.999}"]
+    with pytest.raises(UserError, match="would still hold 99% of the initial ones"):
+        memlib.run("scenes_reconstruction", store=str(tmp_path), changes=changes, quiet=True)
 
 
 def test_the_baseline_is_optional() -> None:
