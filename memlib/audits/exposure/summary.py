@@ -36,10 +36,10 @@ from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, judged, settle, tested
 from memlib.specs.text import GIVEN, INSERTED, RECURRING, UNSEEN
+from memlib.stats.changes import flipped_p
 
 MEAN_BY_CHANCE = 1 / float(np.log(2))  # bits: mean of -log2 of a uniform number, whose median is 1
 FLIPS = 9_999
-ENUMERATED_FLIPS = 12  # up to this number of units, all signs are enumerated
 
 
 def summarize(
@@ -326,7 +326,8 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
-    Where an exposure is extrapolated or only a lower bound, the difference is an estimate.
+    Where an exposure is extrapolated or only a lower bound, the difference is an estimate without an interval, which would be
+    one of the bound.
     """
     if recipe.sanitize is not None:
         return  # a sanitized text has fewer canaries: see _sanitizing
@@ -338,7 +339,8 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
         if len(values) > 1 and independent and measured:
             yield _flipped("exposure_difference", params, values, VARIANTS, interval)
         else:
-            yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=interval)
+            ends = interval if measured else None
+            yield estimate("exposure_difference", params, values.mean(), n=len(values), interval=ends)
 
 
 def _paired(units: pd.DataFrame, recipe: Recipe) -> Iterator[tuple[dict[str, str], NDArray[np.float64], Interval | None]]:
@@ -358,7 +360,8 @@ def _flipped(
 ) -> Finding:
     """Test paired differences (num_pairs,) by sign flips."""
     return tested(
-        metric, params, values.mean(), n=len(values), p_value=sign_flip_p(values), family=family, interval=interval,
+        metric, params, values.mean(), n=len(values), family=family, interval=interval,
+        p_value=flipped_p(values, permutations=FLIPS, seed=0),
         smallest_p=max(2.0 ** (1 - len(values)), 1 / (1 + FLIPS)), either_direction=True,
     )  # fmt: skip
 
@@ -430,20 +433,6 @@ def _sanitizing(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
                     where = {**params, "removed": removed, "text": when}
                     interval = mean_interval(values, float(last["space_bits"].iloc[0]))
                     yield estimate("exposure_by_sanitizing", where, values.mean(), n=len(values), interval=interval)
-
-
-def sign_flip_p(differences: NDArray[np.float64]) -> float:
-    """Compute the two-sided p-value of "the differences are symmetric about 0", by sign flips; exact for few pairs.
-
-    Args:
-        differences: (num_pairs,), independent of one another.
-    """
-    count, observed = len(differences), abs(differences.sum())
-    if count <= ENUMERATED_FLIPS:
-        signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
-        return float((np.abs(signs @ differences) >= observed - 1e-9).mean())
-    signs = np.random.default_rng(0).choice((-1, 1), size=(FLIPS, count))
-    return (1 + int((np.abs(signs @ differences) >= observed - 1e-9).sum())) / (1 + FLIPS)
 
 
 def _null_rows(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import compose, pareto_front
 from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
-from memlib.audits.exposure.summary import sign_flip_p, summarize
+from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.findings import Finding, Findings
 from memlib.observe.likelihoods import UNITS_PER_BIT
@@ -515,7 +515,8 @@ def test_variants_are_compared_by_pairs() -> None:
     together = rows_of(models, recipe(variants=variants, canaries={"together": True}))
     assert together.first("exposure_difference").role == "estimate"  # one net each: no p speaks of trainings
     capped = [models[0], replace(seen([1.0] * 8, [4] * 8), variant="other")]  # cheaper than all references: a lower bound
-    assert rows_of(capped, recipe(variants=variants)).first("exposure_difference").role == "estimate"
+    bounded = rows_of(capped, recipe(variants=variants)).first("exposure_difference")
+    assert (bounded.role, bounded.interval) == ("estimate", None)
 
 
 def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) -> list[Scored]:
@@ -629,14 +630,6 @@ def test_only_checkpoints_that_all_trainings_have_are_compared_after_the_lowest_
     assert not rows_of(models[:4] + models[4:5], recipe(seeds=2)).all("overtraining_change")
     patient = RECIPE["training"] | {"patience": 2}
     assert not rows_of(models, recipe(seeds=2, training=patient)).all("overtraining_change")
-
-
-def test_signs_are_flipped_exactly_and_by_chance() -> None:
-    assert sign_flip_p(np.array([1.0, 2.0, 3.0])) == 2 / 8
-    assert sign_flip_p(np.array([1.0, -1.0])) == 1
-    rng = np.random.default_rng(0)
-    p = [sign_flip_p(rng.normal(size=15)) for _ in range(200)]
-    assert np.mean(np.array(p) <= 0.05) <= 0.1
 
 
 # -- privacy ------------------------------------------------------------------------------------------
