@@ -48,7 +48,7 @@ _WHAT = (
     "Given what the public neighbours of a background crop have in common, both generators draw the same audited images from "
     "the same noise. Only the part that the crop does not show is judged: by classifiers of public images, which are neither "
     "of the models. The rank is the share of other audited images of the same class, from both sets, that lie nearer to the "
-    "pictures than the true image does: 50 % without memory, 0 % if it is always the nearest. "
+    "pictures than the true image does: 50 % for pictures that tell nothing of it, 0 % if it is always the nearest. "
 )
 _MEANING = (
     "A picture is what a generator makes of a representation: it is no copy of the training image, and most of what it shows "
