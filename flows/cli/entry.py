@@ -45,7 +45,11 @@ def _work() -> int:
         _say(STOPPED_LINE)
         status = STOPPED
     except Exception as error:
-        status = _explained(error)
+        if _is_of_signal(error):
+            _say(STOPPED_LINE)
+            status = STOPPED
+        else:
+            status = _explained(error)
     ended(status)
     display = sys.modules.get("tasks.display")
     if display is not None and display.gone():
@@ -53,6 +57,12 @@ def _work() -> int:
         sys.stderr.flush()
         os._exit(status)  # Prefect's threads still try to reach its server
     return status
+
+
+def _is_of_signal(error: BaseException) -> bool:
+    """Return whether a signal, which Python and Prefect raise as no Exception, lies behind an error: Ray wraps it in one."""
+    cause = error.__cause__ or error.__context__
+    return cause is not None and (not isinstance(cause, Exception) or _is_of_signal(cause))
 
 
 def _explained(error: Exception) -> int:

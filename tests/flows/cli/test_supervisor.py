@@ -272,3 +272,36 @@ def test_nothing_that_starts_threads_is_loaded_before_the_fork() -> None:
     script = "import sys, flows.cli.entry; print(*{'numpy', 'pyarrow', 'torch', 'fsspec'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_signal_that_ray_wraps_in_an_error_is_no_bug() -> None:
+    """Prefect raises a TerminationSignal, which Ray's waiting turned into "SystemError: ... an exception set"."""
+    script = """
+import sys
+from flows.cli import app
+from flows.cli.entry import command
+
+class TerminationSignal(BaseException):
+    pass
+
+def wait(*arguments, **named):
+    try:
+        raise TerminationSignal
+    except TerminationSignal as interrupt:
+        raise SystemError("returned a result with an exception set") from interrupt
+
+def main():
+    try:
+        wait()
+    except SystemError:
+        raise RuntimeError("a task failed")
+
+app.main = main
+sys.argv = ["memlib", "run"]
+sys.exit(command())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        130,
+        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
+    )
