@@ -96,7 +96,7 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
     rows = findings.all(GAIN, MEAN, BEYOND)
     if not rows:
         return
-    yield Section(HEADING, _said(rows), _WHAT, _MEANING, _tested(rows), _by_source(rows), _describing(rows))
+    yield Section(HEADING, _said(rows), _WHAT, _MEANING + _copies(rows), _tested(rows), _by_source(rows), _describing(rows))
     ours = units.filter(
         pc.and_(pc.is_in(units["example_id"], value_set=pa.array(reconstructed.ids)), pc.equal(units["pair"], 0))
     )
@@ -123,6 +123,15 @@ def _said(rows: Findings) -> str:
     found = [row.detectable for row in tests if row.params["measure"] == RANK and row.detectable is not None]
     power = f" A difference of {percent(found[0])} in rank would have been found with a power of 80 %." if found else ""
     return f"That pictures of training images come from memory was not shown ({say_p(_smallest(tests))}, adjusted).{power}"
+
+
+def _copies(rows: Findings) -> str:
+    """Say how many of the pictures are copies of public images, which would be retrieval."""
+    copies = rows.first(MEAN, measure=COPIES, source=NEIGHBORS, by="target")
+    return (
+        f"{percent(copies.value)} of them (95 % interval {format_interval(copies, percent)}) are near copies of a public image: "
+        "closer to it than half of the usual distance between neighbouring public images."
+    )
 
 
 def _smallest(tests: Findings) -> float | None:
