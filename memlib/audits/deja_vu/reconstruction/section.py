@@ -129,8 +129,8 @@ def _copies(rows: Findings) -> str:
     """Say how many of the pictures are copies of public images, which would be retrieval."""
     copies = rows.first(MEAN, measure=COPIES, source=NEIGHBORS, by="target")
     return (
-        f"{percent(copies.value)} of them (95 % interval {format_interval(copies, percent)}) are near copies of a public image: "
-        "closer to it than half of the usual distance between neighbouring public images."
+        f"{percent(copies.value)} of them (95 % interval {format_interval(copies, percent)}) are near copies of a public "
+        "image: closer to it than half of the usual distance between neighbouring public images."
     )
 
 
