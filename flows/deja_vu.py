@@ -65,7 +65,6 @@ _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Within: lambda recipe: recipe.beyond,
     **dict.fromkeys((GenerateTrain, Reconstruct, TrainJudge, Judge), lambda recipe: recipe.reconstruct),
 }
-STARTING = 0.1  # share of the initial weights in an average of weights that draws nothing but noise
 LOOKED_ROWS = 1024  # rows per step of the search for an image with a crop
 Side = tuple[int, Direction]
 Blocks = Sequence[Artifact[Reconstructions]]
@@ -141,12 +140,6 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
                     "least two; lower reference.folds, or raise split.train_per_class"
                 )
     public = members_of(splits, PUBLIC).num_rows
-    if recipe.reconstruct is not None and recipe.reconstruct.generator.start_left(public) > STARTING:
-        left = recipe.reconstruct.generator.start_left(public)
-        raise UserError(
-            f"after reconstruct.generator.training, its average of the weights would still hold {left:.0%} of the initial "
-            "ones; raise epochs, or lower objective.ema"
-        )
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
     if recipe.beyond is not None and recipe.beyond.attributes:

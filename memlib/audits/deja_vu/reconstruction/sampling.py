@@ -24,6 +24,7 @@ from memlib.data.stages import members_of
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.specs import DenoisingSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
 
@@ -37,6 +38,7 @@ CONDITIONED = (NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED)
 UNCONDITIONED, DECODED = "none", "decoder"
 SAMPLED = (*CONDITIONED, DECODED, UNCONDITIONED)  # what a model draws; see `conditions_of`
 BLOCK = 64  # images of one part
+STARTING = 0.1  # share of the first weights in an average that draws noise
 
 
 class Reconstructions:
@@ -122,6 +124,7 @@ class Reconstruct(Stage[Reconstructions]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the pictures and the ids of the images."""
+        self._warn(attempt)
         settings, bank = self.settings, noise_bank(self.settings.samples, self.settings.side, seed=self.settings.seed)
         chosen = chosen_images(self.crops.ids, settings)
         block = chosen[self.rows[0] : self.rows[1]]
@@ -145,6 +148,16 @@ class Reconstruct(Stage[Reconstructions]):
             decoded = decode(ours, np.tile(bank[:1], (len(ours), 1, 1, 1)), **how)[:, None]
         self._save(attempt, DECODED, decoded)
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
+
+    def _warn(self, attempt: Attempt) -> None:
+        """Warn of a generator that was trained for so few steps that its average of the weights is still the first ones."""
+        objective, steps = self.settings.generator.training.objective, self.generator.facts["num_steps"]
+        assert isinstance(objective, DenoisingSpec)
+        if objective.ema**steps > STARTING:
+            attempt.warn(
+                f"reconstruct: after {steps} steps of training, {objective.ema**steps:.0%} of the generator's average of "
+                "weights are its first ones, so that it draws noise; raise generator.training.epochs, or lower objective.ema"
+            )
 
     @staticmethod
     def _save(attempt: Attempt, source: str, pictures: NDArray[np.uint8]) -> None:

@@ -30,11 +30,6 @@ class GeneratorSpec(Spec):
             )
         return self
 
-    def start_left(self, count: int) -> float:
-        """Return the share that the initial weights have in the average of the weights after training on `count` images."""
-        assert isinstance(self.training.objective, DenoisingSpec)
-        return float(self.training.objective.ema ** (self.training.epochs * (count // (self.training.batch_size or count))))
-
 
 class _Trained(Spec):
     """A network that is trained on public images without augmentation."""
