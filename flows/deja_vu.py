@@ -23,7 +23,6 @@ from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.within import Attributes, Within
 from memlib.audits.last_stages import run_id
-from memlib.data.attributes import values_of
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
@@ -381,7 +380,7 @@ class _Observations:
         generators, judges = self._generators(spec, sides, attributes)
         of_pair = {s.pair: s.by_model for s in searches[: recipe.num_pairs]}  # the headline's setting comes first
         crops = {side: self._views[side, recipe.last_epoch, _queries(recipe.crops[0])] for side in sides}
-        count = min(spec.images, crops[sides[0]].ids.num_rows)
+        count = min(spec.images, shown_rows(self.splits, self.shard, _queries(recipe.crops[0])).members.num_rows)
         stages = {
             (side, start): Reconstruct(
                 f"model {side[1]}{side[0]}",
@@ -432,16 +431,16 @@ class _Observations:
             for side in sides
             for kind, settings in wanted.items()
         }
-        named = [CLASS, *(self.recipe.beyond.attributes if self.recipe.beyond is not None else ())]
+        named = () if self.recipe.beyond is None else tuple(self.recipe.beyond.attributes)
         judging: dict[str, Any] = {"model": spec.judging_model, "training": spec.judge.training, "crop": self.recipe.crops[0]}
-        stages["judge", CLASS] = TrainJudge(name="judge of class", **judging, **data)
-        for name in named[1:]:
-            assert attributes is not None
-            values = {"num_classes": len(values_of(attributes.content, name)), "attribute": name, "attributes": attributes}
-            stages["judge", name] = TrainJudge(name=f"judge of {name}", **judging, **(data | values))
+        stages["judge", CLASS] = TrainJudge(name=f"judge of {CLASS}", **judging, **data)
+        for name in named:
+            stages["judge", name] = TrainJudge(
+                name=f"judge of {name}", attribute=name, attributes=attributes, **judging, **(data | {"num_classes": 0})
+            )
         trained = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
         generators = {side: (trained[side, "generator"], trained.get((side, "decoder"))) for side in sides}
-        return generators, {name: trained["judge", name] for name in named}
+        return generators, {name: trained["judge", name] for name in (CLASS, *named)}
 
 
 def _queries(crop: CropSpec) -> View:

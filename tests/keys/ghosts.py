@@ -54,6 +54,7 @@ PER_CLASS = {
     "forgetting_table_2": 1300,
     "forgetting_xray": 900,
     "deja_vu_imagenet": 1200,
+    "deja_vu_imagenet_reconstruction": 1200,
     "chexpert": 450,
     "deja_vu_own_model": 60,
 }  # examples per class, where 600 do not suit the recipe

@@ -29,7 +29,7 @@ from memlib.audits.deja_vu.reconstruction.sampling import SAMPLED, Reconstructio
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
 from memlib.audits.deja_vu.searching import Found
-from memlib.data.attributes import attribute_codes
+from memlib.data.attributes import attribute_codes, values_of
 from memlib.data.candidates import class_candidates
 from memlib.data.groups import groups_in
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
@@ -61,7 +61,7 @@ class TrainJudge(Train):
 
     Attributes:
         crop: the crop whose place is painted.
-        attribute: what it names; None for the class.
+        attribute: what it names; None for the class. Its number of values is not known before it is read: num_classes is 0.
         attributes: the values of all attributes.
     """
 
@@ -82,6 +82,13 @@ class TrainJudge(Train):
         """The public images, and the values of the attribute."""
         values = {} if self.attributes is None else {"attributes": self.attributes.key}
         return {**super().inputs, **values}
+
+    def describe(self, images: NDArray[Any]) -> dict[str, Any]:
+        """Return the description that `build_model` takes; an attribute's values are counted in its table."""
+        described = super().describe(images)
+        if self.attribute is None or self.attributes is None:
+            return described
+        return described | {"classifier": len(values_of(self.attributes.content, self.attribute))}
 
     def training_set(self) -> TrainingSet:
         """Return the public images, whole, then painted where they have a crop; without images that lack the attribute."""
