@@ -50,7 +50,17 @@ from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
-COMPUTED = {"attributes", "split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "secret/halves", "self_influence"}
+COMPUTED = {
+    "attributes",
+    "split",
+    "hold_out",
+    "sets",
+    "mixes",
+    "canaries",
+    "secret/corpus",
+    "secret/halves",
+    "self_influence",
+}
 EMBEDDED = ("scenes", "digits", "two_moons")
 PER_CLASS = {
     "forgetting_table_1": 1800,
