@@ -274,7 +274,7 @@ def test_nothing_that_starts_threads_is_loaded_before_the_fork() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_a_signal_that_ray_wraps_in_an_error_is_no_bug() -> None:
+def test_a_signal_that_ray_wraps_in_an_error_still_counts_as_stopped() -> None:
     """Prefect raises a TerminationSignal, which Ray's waiting turned into "SystemError: ... an exception set"."""
     script = """
 import sys

@@ -44,12 +44,12 @@ def reconstruction_rows(judged: Sequence[pa.Table], splits: pa.Table, config: Co
     """
     table = pa.concat_tables(judged)
     sources, measures = (pc.unique(table[name]).to_pylist() for name in ("source", "measure"))
-    level = config.level / sum(map(_is_tested, measures))
+    level, most = config.level / sum(map(_is_tested, measures)), pc.max(table["candidates"]).as_py()
     for measure in measures:
         found = {source: values for source in sources if (values := _Values.of(table, source, measure)) is not None}
         for source, values in found.items():
             audited = Audited(_rows_of(values.ids, splits), config, use=f"reconstruction {measure} {source}")
-            params = {"measure": measure, "source": source, "pairs": len(judged), **audited.params}
+            params = {"measure": measure, "source": source, "pairs": len(judged), "candidates": most, **audited.params}
             own, other = audited.own(values.by_model)
             yield from audited.diagnostics(MEAN, params, {"target": own, "reference": other})
             if measure in DESCRIBED:

@@ -42,7 +42,7 @@ STARTING = 0.1  # share of the first weights in an average that draws noise
 
 
 class Reconstructions:
-    """What one model draws of some audited images."""
+    """Pictures that one model draws of some audited images."""
 
     def __init__(self, artifact: Artifact[Reconstructions]) -> None:
         self._artifact = artifact

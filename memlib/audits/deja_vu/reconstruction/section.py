@@ -48,7 +48,8 @@ _WHAT = (
     "Given what the public neighbours of a background crop have in common, both generators draw the same audited images from "
     "the same noise. Only the part that the crop does not show is judged: by classifiers of public images, which are neither "
     "of the models. The rank is the share of other audited images of the same class, from both sets, that lie nearer to the "
-    "pictures than the true image does: 50 % for pictures that tell nothing of it, 0 % if it is always the nearest. "
+    "pictures than the true image does (of up to {candidates}): 50 % for pictures that tell nothing of it, 0 % if it is always "
+    "the nearest. "
 )
 _MEANING = (
     "A picture is what a generator makes of a representation: it is no copy of the training image, and most of what it shows "
@@ -96,7 +97,8 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
     rows = findings.all(GAIN, MEAN, BEYOND)
     if not rows:
         return
-    yield Section(HEADING, _said(rows), _WHAT, _MEANING + _copies(rows), _tested(rows), _by_source(rows), _describing(rows))
+    what = _WHAT.format(candidates=max(row.params["candidates"] for row in rows))
+    yield Section(HEADING, _said(rows), what, _MEANING + _copies(rows), _tested(rows), _by_source(rows), _describing(rows))
     ours = units.filter(
         pc.and_(pc.is_in(units["example_id"], value_set=pa.array(reconstructed.ids)), pc.equal(units["pair"], 0))
     )
@@ -107,8 +109,15 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
 
 def _said(rows: Findings) -> str:
     """Say what was shown, in the words of the tests."""
-    beyond = rows.tests(BEYOND_FAMILY).shown()
-    gains = rows.tests(FAMILY).shown()
+    beyond, gains, tests = rows.tests(BEYOND_FAMILY).shown(), rows.tests(FAMILY).shown(), rows.tests(FAMILY)
+    if not tests:
+        return "Nothing was tested, as the images were not assigned to the sets at random."
+    if not any(row.verdict for row in tests):
+        said = [f"{_name(row.params['measure'])} {percent(row.value)} ({say_p(row.p_adjusted)})" for row in tests]
+        return (
+            "Without a verdict, as the headlines of this run show no memory. Pictures by the model that was trained on an "
+            f"image less those by the other model: {', '.join(said)}."
+        )
     if beyond:
         return (
             f"From memory, the model's pictures show {_list(beyond)} of training images better than the other model's "
@@ -119,10 +128,10 @@ def _said(rows: Findings) -> str:
             f"The model that was trained on an image draws it differently from the other model ({_list(gains)}), which is "
             "memory. The pictures were not shown to surpass the nearest public image, which needs no generator."
         )
-    tests = rows.tests(FAMILY)
     found = [row.detectable for row in tests if row.params["measure"] == RANK and row.detectable is not None]
     power = f" A difference of {percent(found[0])} in rank would have been found with a power of 80 %." if found else ""
-    return f"That pictures of training images come from memory was not shown ({say_p(_smallest(tests))}, adjusted).{power}"
+    p = say_p(tests.strongest().p_adjusted)
+    return f"That pictures of training images come from memory was not shown ({p}, adjusted).{power}"
 
 
 def _copies(rows: Findings) -> str:
@@ -132,10 +141,6 @@ def _copies(rows: Findings) -> str:
         f"{percent(copies.value)} of them (95 % interval {format_interval(copies, percent)}) are near copies of a public "
         "image: closer to it than half of the usual distance between neighbouring public images."
     )
-
-
-def _smallest(tests: Findings) -> float | None:
-    return min((row.p_adjusted for row in tests if row.p_adjusted is not None), default=None)
 
 
 def _list(rows: Findings) -> str:

@@ -15,9 +15,7 @@ class GeneratorSpec(Spec):
 
     model: DenoiserSpec = DenoiserSpec()
     """The U-Net that removes noise; its input_size is the side of the reconstructions in pixels."""
-    training: GeneratorTrainingSpec = GeneratorTrainingSpec(
-        epochs=100, batch_size=64, optimizer=OptimizerSpec(learning_rate=0.001, weight_decay=0.0)
-    )
+    training: GeneratorTrainingSpec = GeneratorTrainingSpec(epochs=100)
     """Training on public images, with the same seed for every encoder."""
 
     @model_validator(mode="after")

@@ -289,7 +289,7 @@ def test_memory_beyond_the_class_is_a_headline_of_its_own(
     assert said in verdict(found).explanation
 
 
-def test_a_bound_on_naming_objects_is_none_on_memory_beyond_the_class() -> None:
+def test_a_bound_on_naming_objects_does_not_bound_memory_beyond_the_class() -> None:
     world = World(np.random.default_rng(5))
     of_a = world.sides()
     rows = beyond_rows(world.beyond(world.within(of_a, 0.0)), world.splits(of_a), QUICK)

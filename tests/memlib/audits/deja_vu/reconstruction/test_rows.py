@@ -11,8 +11,9 @@ from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, COPIES, NAMED, NEAREST, RANK, RANK_PIXELS
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
+from memlib.audits.deja_vu.reconstruction.section import _said
 from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
-from memlib.findings import Findings
+from memlib.findings import Findings, settle, tested, untested
 
 QUICK = Config(replicates=200, permutations=400)
 IMAGES, CLASSES = 80, 4
@@ -154,3 +155,13 @@ def test_images_without_a_value_are_left_out() -> None:
     values = ranks(who, memory=0.1, seed=11)
     values["A", NEIGHBORS, RANK][:5] = np.nan
     assert found(who, judged(who, values)).first(GAIN, measure=RANK).n == IMAGES - 5
+
+
+def test_the_page_does_not_deny_what_was_not_judged() -> None:
+    who = splits()
+    rows = list(reconstruction_rows([judged(who, ranks(who, memory=0.15, seed=1))], who, QUICK))
+    for word, said in ((0.001, "which is memory"), (0.9, "Without a verdict, as the headlines of this run show no memory")):
+        head = tested("share_excess", {}, 0.1, n=80, p_value=word, family="headline")
+        assert said in _said(settle([head, *rows], alpha=0.05, headlines=["headline"]).all(GAIN, MEAN, BEYOND))
+    untested_rows = Findings(map(untested, rows))
+    assert _said(untested_rows) == "Nothing was tested, as the images were not assigned to the sets at random."

@@ -1,4 +1,4 @@
-"""What generators are given, and the whole way from crops to judged pictures on a small audit."""
+"""Generators are given what they should be, and a small audit goes the whole way from crops to judged pictures."""
 
 from pathlib import Path
 from typing import Any
