@@ -46,11 +46,11 @@ STAGES = (
     CompareSets,
     Probe,
     Stability,
-    Within,
     GenerateTrain,
-    Reconstruct,
     TrainJudge,
+    Reconstruct,
     Judge,
+    Within,
     ScoreSetting,
     Score,
     Report,
@@ -138,6 +138,12 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
                     f"{shown} audited images have a {crop.mode} crop, too few for {recipe.reference.folds} folds of at "
                     "least two; lower reference.folds, or raise split.train_per_class"
                 )
+    public_crops = View((PUBLIC,), recipe.crops[0])
+    if recipe.reconstruct is not None and not shown_rows(splits, shard, public_crops).members.num_rows:
+        raise UserError(
+            f"no public image has a {recipe.crops[0].mode} crop, by which pictures are judged; give public images boxes, or "
+            "leave out reconstruct"
+        )
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:
         raise UserError(f"decode.k is {max(recipe.decode.k)}, but the public set has only {public} images; lower decode.k")
@@ -237,13 +243,17 @@ class _Observations:
                 self.layers,
                 dtype=self.recipe.decode.embeddings,
                 precision=self.recipe.decode.precision,
-            ).in_parts((*(self._probed if view == PROBED_VIEW else self.recipe.layers), *self.recipe.represented_layers))
+            ).in_parts((*(self._probed if view == PROBED_VIEW else self.recipe.layers), *self._represented(epoch)))
             for side, model in self.models.items()
             for epoch, view in dict.fromkeys([*wanted, *probed])
         }
         self.embedded = self.runner.run_all([part for parts in stages.values() for part in parts])
         artifacts = iter(self.embedded)
         return {key: EmbeddedView([next(artifacts) for _ in parts]) for key, parts in stages.items()}
+
+    def _represented(self, epoch: int) -> tuple[str, ...]:
+        """The layers that generators read at an epoch."""
+        return self.recipe.represented_layers if epoch == self.recipe.last_epoch else ()
 
     @property
     def _public_crops(self) -> list[View]:
@@ -433,14 +443,15 @@ class _Observations:
         }
         named = () if self.recipe.beyond is None else tuple(self.recipe.beyond.attributes)
         judging: dict[str, Any] = {"model": spec.judging_model, "training": spec.judge.training, "crop": self.recipe.crops[0]}
-        stages["judge", CLASS] = TrainJudge(name=f"judge of {CLASS}", **judging, **data)
-        for name in named:
-            stages["judge", name] = TrainJudge(
+        judges = {CLASS: TrainJudge(name=f"judge of {CLASS}", **judging, **data)} | {
+            name: TrainJudge(
                 name=f"judge of {name}", attribute=name, attributes=attributes, **judging, **(data | {"num_classes": 0})
             )
+            for name in named
+        }
         trained = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
         generators = {side: (trained[side, "generator"], trained.get((side, "decoder"))) for side in sides}
-        return generators, {name: trained["judge", name] for name in (CLASS, *named)}
+        return generators, dict(zip(judges, self.runner.run_all(list(judges.values())), strict=True))
 
 
 def _queries(crop: CropSpec) -> View:

@@ -51,7 +51,7 @@ def read_attributes(source: Source, index: pa.Table, origins: Mapping[str, Attri
         has_value = pc.is_valid(values)
         _check_values(name, part.append_column("label", index["label"]).filter(has_value))
         parts.append(part.filter(has_value))
-    return pa.concat_tables(parts).cast(ATTRIBUTES)
+    return pa.concat_tables(parts).cast(ATTRIBUTES) if parts else ATTRIBUTES.empty_table()
 
 
 def _setting(name: str) -> str:

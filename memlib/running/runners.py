@@ -107,6 +107,7 @@ class PlainRunner:
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the given order."""
+        assert len({type(stage) for stage in stages}) <= 1, "parts of one step are of one class"  # as on a cluster
         return [self.run(stage) for stage in stages]
 
     def evict(self, artifacts: Sequence[AnyArtifact]) -> None:

@@ -223,7 +223,6 @@ class DecoderSpec(Spec):
     """Side of the images in pixels; stored images are resized to it."""
 
 
-GeneratorSpec = Annotated[DenoiserSpec | DecoderSpec, Field(discriminator="kind")]
 SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminator="kind")]
 
 

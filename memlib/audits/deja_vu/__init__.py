@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
-from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.pipeline.stage import Runner
 from memlib.tables import COMMON
@@ -35,6 +35,8 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
 
     So do the probes of earlier checkpoints at the headline's layer.
     """
+    if "measure" in params:  # of a reconstruction
+        return params["source"] == NEIGHBORS and "by" not in params
     if "probe_layer" in params and "epoch" in params:
         return bool(params["probe_layer"] == headline["layer"])
     setting = ("layer", "epoch", "crop", "k", "direction")

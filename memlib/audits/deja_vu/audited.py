@@ -22,7 +22,7 @@ from memlib.stats.power import detectable_shift
 from memlib.stats.randomization import Design
 from memlib.stats.totals import effective_groups, freedom_of, grouped_interval, resampled_by_group, resampled_differences
 
-ALIKE = 1e-9  # width of an interval below which all images are alike
+ALIKE = 1e-9  # range of values that are equal but for rounding
 
 
 class Audited:
@@ -68,7 +68,7 @@ class Audited:
             repeats = np.array([self.design.difference(one) / 2 for one in gains])
             low, high = widened_interval(replicates, repeats, freedom=freedom_of(self.design))
             over = f"{over} and trainings"
-        if high - low < ALIKE:  # all images alike: no resample differs, though other images might
+        if np.ptp(mean) < ALIKE:  # all images alike: no resample differs, though other images might
             reach = exact_interval(0, self.design.num_groups)[1]
             low, high = low - reach, high + reach
         return Interval(max(-1.0, low), min(1.0, high), over)
@@ -83,7 +83,7 @@ class Audited:
         columns = scipy.sparse.csr_array(np.stack([values, np.ones(self.count)], axis=1).astype(np.float32))
         totals = resampled_by_group(columns, self.design, self.config.replicates, seed=self.seed)
         low, high = grouped_interval(totals[:, 0] / totals[:, 1], self.design)
-        if high - low < ALIKE:
+        if np.ptp(values) < ALIKE:
             reach = exact_interval(0, self.design.num_groups)[1]
             low, high = low - reach, high + reach
         return Interval(max(least, low), min(1.0, high), sampled_units(self.design))
@@ -120,7 +120,7 @@ class Audited:
         return tested(
             metric, params, value, n=self.count, interval=self.of_difference(gains), family=family,
             p_value=permutation_p(value, null), detectable=None if enough is None else enough / 2,
-            smallest_p=1 / (1 + len(null)) if np.ptp(null) else 1.0,
+            smallest_p=max(self.design.smallest_p(mean), 1 / (1 + len(null))),
         )  # fmt: skip
 
     def redrawn(self, gains: NDArray[np.float64], *, seed: int) -> NDArray[np.float64]:

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.embedding import CROP, joint_key
 from memlib.audits.deja_vu.recipe import Recipe
-from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, Reconstructions
+from memlib.audits.deja_vu.reconstruction.sampling import Reconstructions
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.audits.deja_vu.scoring import Searches
 from memlib.audits.deja_vu.searching import Found
 from memlib.audits.last_stages import PageStage

@@ -127,6 +127,13 @@ class BeyondSpec(Spec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the choice of candidates."""
 
+    @field_validator("attributes")
+    @classmethod
+    def _is_beyond(cls, value: Mapping[str, AttributeOrigin]) -> Mapping[str, AttributeOrigin]:
+        if "class" in value:
+            raise ValueError("class is what an attribute is beyond; give the attribute another name")
+        return value
+
 
 class ReportSpec(Spec):
     """Contents of the report page."""
@@ -207,6 +214,11 @@ class Recipe(Spec):
             raise ValueError(
                 f"reconstruct.neighbors is {spec.neighbors}, but decode.k searches {max(self.decode.k)} neighbours; raise it"
             )
+        if spec.side > self.data.image_size:
+            raise ValueError(
+                f"reconstruct draws pictures of {spec.side} pixels, but images are stored with {self.data.image_size}; raise "
+                "data.image_size, or lower generator.model.input_size"
+            )
         if spec.pairs > self.num_pairs:
             raise ValueError(f"reconstruct.pairs is {spec.pairs}, but the recipe has {self.num_pairs}")
         unknown = [layer for layer in spec.layers if self.training is not None and layer not in (*self.model_layers, LAST)]
@@ -275,7 +287,7 @@ class Recipe(Spec):
     def model_layers(self) -> tuple[str, ...]:
         """All layers of the trained models by depth, then their teachers'; for external encoders, the decoded layers."""
         if self.training is None:
-            return tuple(dict.fromkeys((*self.decode.layers, *(self.reconstruct.layers if self.reconstruct else ()))))
+            return tuple(dict.fromkeys((*self.decode.layers, *self.represented_layers)))
         objective = self.training.objective
         return self.audited_model.layers(classifier=objective.has_classes, teacher=objective.has_teacher)
 
@@ -283,7 +295,7 @@ class Recipe(Spec):
     def probed_layers(self) -> tuple[str, ...]:
         """The layers that are probed on whole images."""
         if self.training is None:
-            return self.model_layers
+            return self.layers
         last = self.audited_model.layers(classifier=self.training.objective.has_classes)[-1]
         return tuple(dict.fromkeys(("backbone", last, self.layers[0])))
 
@@ -295,7 +307,9 @@ class Recipe(Spec):
     @property
     def represented_layers(self) -> tuple[str, ...]:
         """The layers that a generator of reconstructions sees; empty without reconstructions."""
-        return self._named(self.reconstruct.layers) if self.reconstruct else ()
+        if self.reconstruct is None:
+            return ()
+        return self._named(self.reconstruct.layers or (("backbone",) if self.training else self.decode.layers))
 
     def _named(self, layers: tuple[str, ...]) -> tuple[str, ...]:
         if self.training is None:

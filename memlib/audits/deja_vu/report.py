@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.beyond_section import BEYOND_TERMS, beyond_section
 from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.gains import CHANGE
-from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.deja_vu.recipe import BEYOND, Recipe
 from memlib.audits.deja_vu.reconstruction.section import Reconstructed, sections
 from memlib.audits.deja_vu.scores import CATEGORIES
 from memlib.audits.deja_vu.summary import GAP_CHANGE, GAPS
@@ -112,8 +112,7 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown="Anyone who has the trained model, the background of a training image and labelled public images can "
-            f"{_can(here)}",
+            shown=_can(here, findings),
             bounded="Anyone who has the trained model and the background of a training image can name its object hardly more "
             "often than without the model: the gain is at most the share given above.",
         ),
@@ -172,15 +171,19 @@ def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, 
     return [(percent(row.value), name, f"95 % interval: {format_interval(row, percent)}") for name, row in tiles.items()]
 
 
-def _can(here: Findings) -> str:
+def _can(here: Findings, findings: Findings) -> str:
     """Say what a run that shows memory means for the images."""
+    holder = "Anyone who has the trained model, the background of a training image and labelled public images can "
     if here.head.verdict == SHOWN:
         return (
-            f"name the object that stood in front of this background, without having seen it, more often than {_than(here)}."
+            f"{holder}name the object that stood in front of this background, without having seen it, more often than "
+            f"{_than(here)}."
         )
+    if findings.tests(BEYOND).shown():
+        return f"{holder}tell something of this very image that its background does not say, as stated above, but no object."
     return (
-        "tell something about this very image that the background does not say, as stated above. That the object can be "
-        "named was not shown."
+        "Anyone who has the trained model and an image can tell better than by chance whether the model was trained on it. "
+        "That objects can be named from backgrounds was not shown."
     )
 
 

@@ -102,10 +102,10 @@ def _with_beyond(found: Verdict, shown: Findings) -> str:
     named = [row.params["attribute"] for row in shown if "attribute" in row.params]
     what = []
     if named:
-        what.append(f"name the {' and the '.join(named)} of their own training images more often")
+        what.append(f"name the {' and the '.join(named)} of a training image more often")
     if len(named) < len(shown):
-        what.append("find the training image itself among others of its class more often")
-    said = f"Given a background and the class of its object, models {' and '.join(what)} than models that did not see them"
+        what.append("place the training image nearer to its background among others of its class and set")
+    said = f"Given a background and the class of its object, models {' and '.join(what)} than models that did not see it"
     if found.word == SHOWN:
         return f"{found.sentence} {said}."
     return f"{said}. That they name objects from memory was not shown."

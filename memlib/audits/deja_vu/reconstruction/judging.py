@@ -15,19 +15,18 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.embedding import CROP, View, joint_key, shown_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS
 from memlib.audits.deja_vu.reconstruction.measures import (
-    copy_distance,
+    Pictures,
     hidden_part,
     mean_squares,
     mid_rank,
-    nearest_public,
     painted,
     pixel_distances,
     resized,
     spread,
 )
-from memlib.audits.deja_vu.reconstruction.sampling import SAMPLED, Reconstructions
+from memlib.audits.deja_vu.reconstruction.sampling import IS_SHUFFLED, SAMPLED, SHUFFLED, UNCONDITIONED, Reconstructions
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
-from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.searching import Found
 from memlib.data.attributes import attribute_codes, values_of
 from memlib.data.candidates import class_candidates
@@ -37,7 +36,7 @@ from memlib.data.stages import Shard, members_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import CropSpec
-from memlib.store import Attempt
+from memlib.store import Attempt, Ref
 from memlib.tables import read_table, write_table
 from memlib.training.fit import Train, TrainedModel
 
@@ -49,7 +48,8 @@ if TYPE_CHECKING:
 
 NEAREST, MEAN = "nearest public image", "mean of neighbours"  # what needs no generator
 RANK, RANK_PIXELS, COPIES = "rank", "rank by pixels", "copies of public images"
-CLASS, NAMED = "class", " named"  # "class named", and "<attribute> named"
+CLASS, NAMED, FIRST = "class", " named", " by the first picture"  # "class named", "<attribute> named", and so on
+COMPARED = (NEIGHBORS, NEAREST, MEAN)  # one picture each is as good as another
 SPREAD_HIDDEN, SPREAD_SHOWN = "spread of the hidden part", "spread of the shown part"
 JUDGED_FILE = "reconstructions.parquet"
 FEATURES = "backbone"
@@ -82,6 +82,11 @@ class TrainJudge(Train):
         """The public images, and the values of the attribute."""
         values = {} if self.attributes is None else {"attributes": self.attributes.key}
         return {**super().inputs, **values}
+
+    @property
+    def reads(self) -> list[Ref]:
+        """The images, and the values of the attribute."""
+        return [*super().reads, *(() if self.attributes is None else (self.attributes.ref,))]
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """Return the description that `build_model` takes; an attribute's values are counted in its table."""
@@ -218,8 +223,8 @@ class _Bench:
             for name in stage.judges
             if name != CLASS and stage.attributes is not None
         }
-        self.public = resized(self.images[members_of(stage.splits, PUBLIC)["row"].to_numpy()], self.side)
-        self.copy = copy_distance(self.public)
+        self.public = Pictures(resized(self.images, members_of(stage.splits, PUBLIC)["row"].to_numpy(), self.side))
+        self.copy = self.public.copy_distance()
 
     def rows(self, attempt: Attempt) -> Iterator[dict[str, Any]]:
         """Yield rows of tables.RECONSTRUCTIONS."""
@@ -229,10 +234,13 @@ class _Bench:
             of_image = _OfImage(self, number, place)
             for model, drawn, near in zip(DIRECTIONS, blocks, neighbors, strict=True):
                 sources = {source: pictures[number] for source, pictures in drawn.items() if pictures.shape[1]}
-                sources[NEAREST] = self.public[near[number][:1]]
-                sources[MEAN] = self.public[near[number]].mean(axis=0, keepdims=True).round().astype(np.uint8)
+                if not self.ids[IS_SHUFFLED][number].as_py():
+                    del sources[SHUFFLED]
+                nearest = self.public.pictures[near[number]]
+                sources[NEAREST] = nearest[:1]
+                sources[MEAN] = nearest.mean(axis=0, keepdims=True).round().astype(np.uint8)
                 for source, pictures in sources.items():
-                    for measure, value in of_image.measures(pictures, is_sample=source in SAMPLED):
+                    for measure, value in of_image.measures(pictures, source):
                         yield {
                             "example_id": self.ids["example_id"][number].as_py(),
                             "direction": of_image.direction,
@@ -286,23 +294,26 @@ class _OfImage:
         member = bench.members.slice(place, 1).to_pylist()[0]
         self.direction = "A" if member["role"] == TARGET else "B"
         rows = bench.members["row"].to_numpy()[[place, *bench.candidates[place]]]
-        self.options = resized(bench.images[rows], bench.side)  # the true image first
+        self.options = resized(bench.images, rows, bench.side)  # the true image first
         self.features, _ = bench.looked_at(CLASS, painted(self.options, self.hidden))
         self.answers = {name: int(values[place]) for name, values in bench.answers.items()}
 
-    def measures(self, pictures: NDArray[np.uint8], *, is_sample: bool) -> Iterator[tuple[str, float]]:
-        """Yield measures of pictures (num_samples, side, side, 3), by name."""
+    def measures(self, pictures: NDArray[np.uint8], source: str) -> Iterator[tuple[str, float]]:
+        """Yield measures of the pictures (num_samples, side, side, 3) from a source, by name."""
         bench, masked = self.bench, painted(pictures, self.hidden)
-        features, _ = bench.looked_at(CLASS, masked)
+        features, classes = bench.looked_at(CLASS, masked)
         for name, apart in (
             (RANK, mean_squares(features, self.features)),
             (RANK_PIXELS, pixel_distances(pictures, self.options, self.hidden)),
         ):
             yield name, mid_rank(apart[0], apart[1:])
         for name, answer in self.answers.items():
-            named = bench.looked_at(name, masked)[1] == answer
+            named = (classes if name == CLASS else bench.looked_at(name, masked)[1]) == answer
             yield f"{name}{NAMED}", float(named.mean()) if answer >= 0 else float("nan")
-        if is_sample:
-            yield COPIES, float((nearest_public(pictures, bench.public) < bench.copy).mean())
+            if source in COMPARED:
+                yield f"{name}{NAMED}{FIRST}", float(named[0]) if answer >= 0 else float("nan")
+        if source in SAMPLED and source != UNCONDITIONED:  # those from nothing are the same for all images
+            yield COPIES, float((bench.public.nearest(pictures) < bench.copy).mean())
+        if source in SAMPLED:
             yield SPREAD_HIDDEN, spread(pictures, self.hidden)
             yield SPREAD_SHOWN, spread(pictures, ~self.hidden)

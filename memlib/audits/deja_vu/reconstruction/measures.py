@@ -1,8 +1,10 @@
 """Measures of a reconstruction: only the part of the image that the crop did not show counts.
 
-Attackers know the crop, so that any measure of whole images would reward copying it. Every function takes the hidden part as
-a mask, or takes pictures whose shown part was painted over.
+Attackers know the crop, so that any rank or name by whole pictures would reward copying it: these rest on the hidden part,
+given as a mask, or on pictures whose shown part was painted over. Whole pictures are compared with public images alone.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from memlib.observe.embeddings import cut
 from memlib.stats.ranks import halves_nearer
 
+BLOCK = 1024  # pictures at a time
 PAINT = (124, 116, 104)  # ImageNet's mean colour, which encoders see as 0
 
 
@@ -42,8 +45,19 @@ def painted(pictures: NDArray[np.uint8], hidden: NDArray[np.bool_]) -> NDArray[n
     return np.where(mask, pictures, np.array(PAINT, dtype=np.uint8))
 
 
-def resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Resize pictures (num_pictures, size, size, channels) to colour pictures (num_pictures, side, side, 3)."""
+def resized(images: NDArray[np.uint8], rows: NDArray[np.int64], side: int) -> NDArray[np.uint8]:
+    """Read stored images (num_stored, size, size, channels) as colour pictures (num_rows, side, side, 3), in batches.
+
+    Args:
+        images: the stored images.
+        rows: (num_rows,) of the images.
+        side: side of the pictures.
+    """
+    parts = [_resized(images[rows[start : start + BLOCK]], side) for start in range(0, len(rows), BLOCK)]
+    return np.concatenate(parts)
+
+
+def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     values = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float()
     small = cut(values.expand(-1, 3, -1, -1), None, side=side).round_().clamp_(0, 255)
     return small.to(torch.uint8).permute(0, 2, 3, 1).numpy()
@@ -95,37 +109,53 @@ def mid_rank(true: float, others: NDArray[np.float64]) -> float:
     return float(halves_nearer(true, others).mean() / 2)
 
 
-def copy_distance(public: NDArray[np.uint8], *, most: int = 500) -> float:
-    """Return the distance to a public image below which a sample counts as its copy: half the median between neighbours.
+class Pictures:
+    """Pictures to which others are compared as wholes, block by block.
 
     Args:
-        public: (num_public, side, side, 3).
-        most: number of public images, evenly spaced, whose nearest other image is searched.
-
-    Returns:
-        root mean square difference of pixel values in [0, 1].
+        pictures: (num_pictures, side, side, 3) uint8.
     """
-    flat = _flat(public)
-    asked = np.unique(np.linspace(0, len(flat) - 1, min(most, len(flat))).astype(np.int64))
-    apart = np.sqrt(np.partition(_squares(flat[asked], flat), 1, axis=1)[:, 1])  # the nearest is the image itself
-    return float(np.median(apart) / 2)
+
+    def __init__(self, pictures: NDArray[np.uint8]) -> None:
+        self.pictures = pictures
+        self._flat = pictures.reshape(len(pictures), -1)
+        self._squares = np.concatenate([np.square(_unit(block)).sum(axis=1) for block in self._blocks()])
+
+    def _blocks(self) -> Iterator[NDArray[np.uint8]]:
+        for start in range(0, len(self._flat), BLOCK):
+            yield self._flat[start : start + BLOCK]
+
+    def nearest(self, samples: NDArray[np.uint8], *, rank: int = 0) -> NDArray[np.float64]:
+        """Return the distance of each sample to the nearest picture, or to that of a rank: (num_samples,).
+
+        Distances are root mean square differences of pixel values in [0, 1].
+
+        Args:
+            samples: (num_samples, side, side, 3).
+            rank: 0 for the nearest, 1 for the next one.
+        """
+        ours = _unit(samples.reshape(len(samples), -1))
+        near = np.full((len(ours), 0), np.inf, dtype=np.float32)
+        for number, block in enumerate(self._blocks()):
+            squares = self._squares[number * BLOCK : number * BLOCK + len(block)]
+            near = np.concatenate([near, squares - 2 * ours @ _unit(block).T], axis=1)
+            near = np.partition(near, rank, axis=1)[:, : rank + 1]
+        apart = near.max(axis=1) + np.square(ours).sum(axis=1)
+        distances: NDArray[np.float64] = np.sqrt(np.maximum(apart, 0).astype(np.float64) / ours.shape[1])
+        return distances
+
+    def copy_distance(self, *, most: int = 500) -> float:
+        """Return the distance below which a sample counts as a copy: half the median between nearest pictures.
+
+        Args:
+            most: number of pictures, evenly spaced, whose nearest other picture is searched.
+        """
+        asked = np.unique(np.linspace(0, len(self.pictures) - 1, min(most, len(self.pictures))).astype(np.int64))
+        return float(np.median(self.nearest(self.pictures[asked], rank=1)) / 2)  # the nearest is the picture itself
 
 
-def nearest_public(samples: NDArray[np.uint8], public: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Return the distance of each sample to the nearest public image, whole pictures: (num_samples,), as `copy_distance`."""
-    nearest: NDArray[np.float64] = np.sqrt(_squares(_flat(samples), _flat(public)).min(axis=1, initial=np.inf))
-    return nearest
-
-
-def _flat(pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return pictures.reshape(len(pictures), -1).astype(np.float32) / np.float32(255)
-
-
-def _squares(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return mean squared differences, (num_ours, num_theirs)."""
-    sums = np.square(ours).sum(axis=1)[:, None] + np.square(theirs).sum(axis=1) - 2 * ours @ theirs.T
-    squares: NDArray[np.float64] = np.maximum(sums, 0).astype(np.float64) / ours.shape[1]
-    return squares
+def _unit(flat: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return flat.astype(np.float32) / np.float32(255)
 
 
 def spread(samples: NDArray[np.uint8], where: NDArray[np.bool_]) -> float:

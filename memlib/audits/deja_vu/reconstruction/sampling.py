@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.embedding import IDS, EmbeddedView, taken
 from memlib.audits.deja_vu.generating import Scale, generator_of, noise_bank
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.audits.deja_vu.searching import Found
 from memlib.data.candidates import hashed_order
 from memlib.data.groups import groups_in
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
     from memlib.training.fit import TrainedModel
 
-NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED = "neighbours", "crop", "whole image", "shuffled"
+CROP_ITSELF, WHOLE, SHUFFLED = "crop", "whole image", "shuffled"
 CONDITIONED = (NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED)
 UNCONDITIONED, DECODED = "none", "decoder"
-SAMPLED = (*CONDITIONED, DECODED, UNCONDITIONED)  # what a model draws; see `conditions_of`
+SAMPLED = (*CONDITIONED, DECODED, UNCONDITIONED)  # sources of what a model draws
+IS_SHUFFLED = "is_shuffled"  # column of the ids: whether there is another image of its class
 BLOCK = 64  # images of one part
+LEAST_OF_CLASS = 20
 STARTING = 0.1  # share of the first weights in an average that draws noise
 
 
@@ -49,7 +52,7 @@ class Reconstructions:
 
     @cached_property
     def ids(self) -> pa.Table:
-        """The images: example_id, row, label, crop_x0 ... crop_y1."""
+        """The images: example_id, row, label, crop_x0 ... crop_y1, is_shuffled."""
         return read_table(self._artifact.path(IDS))
 
     def drawn(self, source: str) -> NDArray[np.uint8]:
@@ -127,9 +130,10 @@ class Reconstruct(Stage[Reconstructions]):
         self._warn(attempt)
         settings, bank = self.settings, noise_bank(self.settings.samples, self.settings.side, seed=self.settings.seed)
         chosen = chosen_images(self.crops.ids, settings)
-        block = chosen[self.rows[0] : self.rows[1]]
+        block_of = slice(*self.rows)
+        block = chosen[block_of]
         conditions = self._conditions(chosen)
-        ids = self.crops.ids.take(pa.array(block))
+        ids = self.crops.ids.take(pa.array(block)).append_column(IS_SHUFFLED, pa.array(self._others(chosen)[block_of] >= 0))
         draw = generator_of(self.generator, settings.generator.training.epochs)
         how: Any = {"steps": settings.steps, "guidance": settings.guidance, "device": device}
         for number, (source, values) in enumerate(conditions.items()):
@@ -175,8 +179,11 @@ class Reconstruct(Stage[Reconstructions]):
             NEIGHBORS: meant,
             CROP_ITSELF: scale.apply(self._of(self.crops, chosen)),
             WHOLE: scale.apply(self._of(self.whole, whole)),
-            SHUFFLED: meant[another_of_its_class(ids, members_of(self.splits, TARGET, REFERENCE))],
+            SHUFFLED: meant[self._others(chosen)],
         }
+
+    def _others(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        return another_of_its_class(self.crops.ids.take(pa.array(chosen)), members_of(self.splits, TARGET, REFERENCE))
 
     def _of(self, view: EmbeddedView, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return some rows of a view's representations, the layers side by side: (num_rows, dim)."""
@@ -189,8 +196,16 @@ class Reconstruct(Stage[Reconstructions]):
 
 
 def chosen_images(ids: pa.Table, settings: ReconstructSpec) -> NDArray[np.int64]:
-    """Return the places of the images to reconstruct, in hashed order, whatever their side: (num_chosen,)."""
-    return hashed_order(ids["example_id"].to_pylist(), derive_seed(settings.seed, "reconstructed"))[: settings.images]
+    """Return the places of the images to reconstruct, in hashed order, whatever their side: (num_chosen,).
+
+    Of many classes, some are chosen, with `LEAST_OF_CLASS` images each: images are compared within classes.
+    """
+    order = hashed_order(ids["example_id"].to_pylist(), derive_seed(settings.seed, "reconstructed"))
+    labels = ids["label"].to_numpy()
+    classes = list(dict.fromkeys(labels[order].tolist()))  # in hashed order
+    each = max(LEAST_OF_CLASS, -(-settings.images // len(classes)))
+    chosen = np.concatenate([order[labels[order] == label][:each] for label in classes])[: settings.images]
+    return order[np.isin(order, chosen)]
 
 
 def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -210,7 +225,7 @@ def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
-    """Return the place of another image of the same class and another group, the next in order; the image itself if none.
+    """Return the place of another image of the same class and another group, the next in order; -1 if there is none.
 
     Args:
         ids: the chosen images in hashed order.
@@ -222,5 +237,5 @@ def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
     for place in range(len(labels)):
         after = np.roll(np.arange(len(labels)), -place)
         fitting = after[(labels[after] == labels[place]) & (groups[after] != groups[place])]
-        others[place] = fitting[0] if len(fitting) else place
+        others[place] = fitting[0] if len(fitting) else -1
     return others

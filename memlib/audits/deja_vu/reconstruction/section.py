@@ -19,7 +19,8 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_SHOWN,
 )
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, MEAN
-from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, NEIGHBORS, SHUFFLED, UNCONDITIONED, WHOLE
+from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, SHUFFLED, UNCONDITIONED, WHOLE
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.findings import Finding, Findings
 from memlib.report.figures import data_uri, outlined
 from memlib.report.format import format_interval, format_p, percent, say_p
@@ -48,8 +49,8 @@ _WHAT = (
     "Given what the public neighbours of a background crop have in common, both generators draw the same audited images from "
     "the same noise. Only the part that the crop does not show is judged: by classifiers of public images, which are neither "
     "of the models. The rank is the share of other audited images of the same class, from both sets, that lie nearer to the "
-    "pictures than the true image does (of up to {candidates}): 50 % for pictures that tell nothing of it, 0 % if it is always "
-    "the nearest. "
+    "pictures than the true image does (of up to {candidates}): 50 % for pictures that tell nothing of it, 0 % if it is "
+    "always the nearest. "
 )
 _MEANING = (
     "A picture is what a generator makes of a representation: it is no copy of the training image, and most of what it shows "
@@ -121,12 +122,12 @@ def _said(rows: Findings) -> str:
     if beyond:
         return (
             f"From memory, the model's pictures show {_list(beyond)} of training images better than the other model's "
-            "pictures and better than the nearest public image does."
+            "pictures, better than the nearest public image, and better than the mean of the neighbours."
         )
     if gains:
         return (
-            f"The model that was trained on an image draws it differently from the other model ({_list(gains)}), which is "
-            "memory. The pictures were not shown to surpass the nearest public image, which needs no generator."
+            f"The model that was trained on an image draws it better than the other model ({_list(gains)}), which is "
+            "memory. The pictures were not shown to surpass public images, which need no generator."
         )
     found = [row.detectable for row in tests if row.params["measure"] == RANK and row.detectable is not None]
     power = f" A difference of {percent(found[0])} in rank would have been found with a power of 80 %." if found else ""
@@ -155,7 +156,7 @@ def _tested(rows: Findings) -> TableView:
     lines = [
         (
             _name(row.params["measure"]),
-            "own model less other model" if row.metric == GAIN else "own model's picture less nearest public image",
+            "own model less other model" if row.metric == GAIN else "own model's picture less public image",
             percent(row.value), format_interval(row, percent), str(row.n), format_p(row.p_value), format_p(row.p_adjusted),
             row.verdict or "",
         )

@@ -76,9 +76,10 @@ class JudgeSpec(_Trained):
 class ReconstructSpec(Spec):
     """Reconstructions of audited images from their background crops."""
 
-    layers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=("backbone",), min_length=1)
-    """Layers whose outputs together are the representation that the generator sees: the backbone's in the paper's text,
-    backbone and last in its code. Neighbours are searched at the headline's layer."""
+    layers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Layers whose outputs together are the representation that the generator sees: the backbone's in the paper's text, which
+    is the default, backbone and last in its code; by default, all decoded layers of an encoder that was trained elsewhere.
+    Neighbours are searched at the headline's layer."""
     crops: bool = True
     """Show the generator the representations of the public images' crops, too: the crop of an audited image is then like
     those it was trained on."""
@@ -89,11 +90,12 @@ class ReconstructSpec(Spec):
     neighbors: int = Field(default=5, ge=1, le=MOST_EXAMPLES)
     """Number of public neighbours of the crop whose representations are averaged."""
     images: int = Field(default=200, ge=2, le=MOST_EXAMPLES)
-    """Number of audited images to reconstruct, the first ones in an order of hashed ids."""
+    """Number of audited images to reconstruct, the first ones in an order of hashed ids; of many classes, some, with 20
+    images each."""
     samples: int = Field(default=4, ge=1, le=MOST_DRAWS)
     """Reconstructions of each image; the same noise serves all images and both models."""
     steps: int = Field(default=50, ge=2, le=MOST_STEPS)
-    """DDIM steps of each reconstruction."""
+    """DDIM steps of each reconstruction; they divide the generator's steps of diffusion."""
     guidance: float = Field(default=2.0, ge=0, le=MOST_NUMBER)
     """Classifier-free guidance: 1 is plain sampling, 0 ignores the representation."""
     candidates: int = Field(default=99, ge=1, le=MOST_EXAMPLES)
@@ -109,9 +111,10 @@ class ReconstructSpec(Spec):
     def _steps_are_those_of_training(self) -> "ReconstructSpec":
         objective = self.generator.training.objective
         assert isinstance(objective, DenoisingSpec)
-        if self.steps > objective.steps:
+        if objective.steps % self.steps:
             raise ValueError(
-                f"reconstruct.steps is {self.steps}, but the generator is trained with {objective.steps} steps of diffusion"
+                f"reconstruct.steps is {self.steps}, but must divide the {objective.steps} steps of diffusion with which the "
+                "generator is trained"
             )
         return self
 

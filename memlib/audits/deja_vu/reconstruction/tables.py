@@ -2,11 +2,13 @@
 
 from memlib.tables import FLOAT, INT, TEXT, Column, Table
 
+NEIGHBORS = "neighbours"  # the attack
+
 RECONSTRUCTIONS = Table(
     name="reconstructions",
     version=1,
-    meaning="Measures of what each model draws of audited images from their background crops; only the part that the crop "
-    "does not show counts. One row per image, model, source of the pictures, and measure.",
+    meaning="Measures of what each model draws of audited images from their background crops; ranks and names rest on the "
+    "part that the crop does not show. One row per image, model, source of the pictures, and measure.",
     columns=(
         Column("example_id", TEXT, "", "the audited image"),
         Column("direction", TEXT, "", "the set of the image, A or B: the model of the same name was trained on it"),
@@ -22,7 +24,8 @@ RECONSTRUCTIONS = Table(
         Column(
             "measure", TEXT, "",
             "rank (share of other audited images of its class that the judge finds nearer than the true image; 0: none), "
-            "rank by pixels, class named (share of the pictures), attribute named, copies of public images (share), "
+            "rank by pixels, class named (share of the pictures; or 1 if the first picture is), attribute named, copies of "
+            "public images (share), "
             "spread of the hidden and of the shown part (standard deviation over samples)",
         ),
         Column("value", FLOAT, "", "the measure; null where it is undefined"),

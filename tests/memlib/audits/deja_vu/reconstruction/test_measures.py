@@ -5,11 +5,10 @@ import pytest
 
 from memlib.audits.deja_vu.reconstruction.measures import (
     PAINT,
-    copy_distance,
+    Pictures,
     hidden_part,
     mean_squares,
     mid_rank,
-    nearest_public,
     painted,
     pixel_distances,
     resized,
@@ -44,7 +43,8 @@ def test_hidden_part_of_a_smaller_picture_does_not_depend_on_the_pixels_of_the_c
     other[:, y0:y1, x0:x1] = 255 - other[:, y0:y1, x0:x1]
     hidden = hidden_part(np.array(box), size=64, side=32)
     assert hidden.any()
-    assert (resized(image, 32)[:, hidden] == resized(other, 32)[:, hidden]).all()
+    first = np.zeros(1, dtype=np.int64)
+    assert (resized(image, first, 32)[:, hidden] == resized(other, first, 32)[:, hidden]).all()
 
 
 def test_pixel_distances_agree_with_a_plain_version_and_ignore_the_crop() -> None:
@@ -89,13 +89,14 @@ def test_mid_rank_of_an_exchangeable_image_is_uniform() -> None:
 
 def test_copies_of_public_images_are_found() -> None:
     public = pictures(60, 8)
-    limit = copy_distance(public)
+    known = Pictures(public)
+    limit = known.copy_distance()
     samples = np.concatenate(
         [public[[7]], np.clip(public[[7]].astype(int) + 2, 0, 255).astype(np.uint8), pictures(1, 8, seed=9)]
     )
-    assert (nearest_public(samples, public) < limit).tolist() == [True, True, False]
+    assert (known.nearest(samples) < limit).tolist() == [True, True, False]
     plain = [np.sqrt(((samples[2] / 255 - image / 255) ** 2).mean()) for image in public]
-    assert nearest_public(samples[2:], public)[0] == pytest.approx(min(plain), rel=1e-4)
+    assert known.nearest(samples[2:])[0] == pytest.approx(min(plain), rel=1e-4)
 
 
 def test_painted_pictures_show_nothing_of_the_crop() -> None:

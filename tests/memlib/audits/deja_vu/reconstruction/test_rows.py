@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.deja_vu.recipe import Config
-from memlib.audits.deja_vu.reconstruction.judging import CLASS, COPIES, NAMED, NEAREST, RANK, RANK_PIXELS
+from memlib.audits.deja_vu.reconstruction.judging import CLASS, COPIES, FIRST, NAMED, NEAREST, RANK, RANK_PIXELS
+from memlib.audits.deja_vu.reconstruction.judging import MEAN as MEAN_PICTURE
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
 from memlib.audits.deja_vu.reconstruction.section import _said
 from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
-from memlib.findings import Findings, settle, tested, untested
+from memlib.findings import Finding, Findings, settle, tested, untested
 
 QUICK = Config(replicates=200, permutations=400)
 IMAGES, CLASSES = 80, 4
@@ -111,22 +112,51 @@ def test_reconstruction_gain_without_memory_is_rejected_at_its_level(persons: in
 def test_pictures_show_something_only_beyond_the_nearest_public_image() -> None:
     who = splits()
     values = ranks(who, memory=0.15, seed=6)
-    worse = {(model, NEAREST, measure): of + 0.1 for (model, _, measure), of in values.items()}
-    better = {(model, NEAREST, measure): of - 0.1 for (model, _, measure), of in values.items()}
-    beyond = [found(who, judged(who, values | nearest)).first(BEYOND, measure=RANK) for nearest in (worse, better)]
-    assert beyond[0].p_value is not None
-    assert beyond[0].p_value <= 0.01
-    assert beyond[1].p_value == pytest.approx(1.0, abs=0.01)
-    assert [row.value > 0 for row in beyond] == [True, False]
+
+    def beyond(nearest: float, mean: float) -> Finding:
+        public = {
+            (model, source, measure): of + by
+            for (model, _, measure), of in values.items()
+            for source, by in ((NEAREST, nearest), (MEAN_PICTURE, mean))
+        }
+        return found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
+
+    surpassed = beyond(0.1, 0.2)
+    assert surpassed.p_value is not None
+    assert surpassed.p_value <= 0.01
+    assert surpassed.value == pytest.approx(0.1)
+    for bars in ((-0.1, 0.1), (0.1, -0.1)):
+        assert beyond(*bars).p_value == pytest.approx(1.0, abs=0.01)
+        assert beyond(*bars).value == pytest.approx(-0.1)
 
 
 def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() -> None:
     who = splits()
     values = ranks(who, memory=0.0, seed=7)
-    nearest = {(model, NEAREST, measure): of + 0.3 for (model, _, measure), of in values.items()}
-    beyond = found(who, judged(who, values | nearest)).first(BEYOND, measure=RANK)
+    public = {
+        (model, source, measure): of + 0.3 for (model, _, measure), of in values.items() for source in (NEAREST, MEAN_PICTURE)
+    }
+    beyond = found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
     assert beyond.p_value == pytest.approx(found(who, judged(who, values)).first(GAIN, measure=RANK).p_value)
-    assert beyond.params["p_public_image"] < 0.01
+    assert beyond.params[f"p, {NEAREST}"] < 0.01
+
+
+@pytest.mark.usefixtures("without_power")
+def test_rare_names_surpass_public_images_at_the_level() -> None:
+    """Four pictures name a rare class more often than one does; one is compared with one."""
+    who, rng, rejected = splits(), np.random.default_rng(12), 0
+    for _ in range(100):
+        named = rng.random((2, 4, IMAGES)) < 0.05
+        values = {(model, NEIGHBORS, CLASS_NAMED): named[number].mean(axis=0) for number, model in enumerate("AB")}
+        first = {(model, NEIGHBORS, f"{CLASS_NAMED}{FIRST}"): named[number, 0] for number, model in enumerate("AB")}
+        public = {
+            (model, source, f"{CLASS_NAMED}{FIRST}"): rng.random(IMAGES) < 0.05
+            for model in "AB"
+            for source in (NEAREST, MEAN_PICTURE)
+        }
+        row = found(who, judged(who, values | first | public), replicates=100, permutations=100).first(BEYOND)
+        rejected += row.params[f"p, {NEAREST}"] <= 0.05
+    assert rejected <= 13
 
 
 def test_only_pictures_from_neighbours_are_tested() -> None:
