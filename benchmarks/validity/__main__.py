@@ -11,6 +11,7 @@ MODULES = (
     "deja_vu",
     "deja_vu_alone",
     "persons",
+    "reconstruction",
     "forgetting",
     "unique_feature",
     "exposure",

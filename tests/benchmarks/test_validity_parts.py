@@ -1,6 +1,7 @@
 """Every part of the validity study runs: its first unit, and its report of it, so that a rename breaks a test and no table."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,10 +9,21 @@ from benchmarks.validity.__main__ import parts
 from benchmarks.validity.harness import carry_out, heading
 
 LONG = ("smoke",)  # a whole audit, which the README's first command runs
-REDUCED = {  # repetitions within a unit, which take most of its time
-    "exposure-recurring": ("exposure.SINGLE_REDRAWS", 20), "own-model": ("unique_feature.OWN_NETS", 1),
-    "exposure-file": ("exposure.REDRAWS", 3), "exposure-variants": ("exposure.VARIANT_REDRAWS", 3),
-    "deja-vu-bounds": ("deja_vu.SIMULATED", 20), "deja-vu-power": ("persons.POWER_DRAWS", 20),
+TINY = {  # scenes and trainings of reconstructions, which draw nothing that could be told from noise
+    "data.source.num_examples": 400, "split.train_per_class": 3, "split.public_per_class": 12, "training.epochs": 2,
+    "training.batch_size": 20, "reconstruct.images": 30, "reconstruct.samples": 2, "reconstruct.steps": 2,
+    "reconstruct.baseline": None, "reconstruct.judge": {"model": {"width": 8, "projector": []}, "epochs": 1},
+    "reconstruct.generator": {
+        "model": {"channels": [8, 8], "input_size": 16},
+        "training": {"epochs": 1, "batch_size": 32, "objective": {"kind": "denoising", "ema": 0.0}},
+    },
+}  # fmt: skip
+REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, which take most of its time
+    "exposure-recurring": {"exposure.SINGLE_REDRAWS": 20}, "own-model": {"unique_feature.OWN_NETS": 1},
+    "exposure-file": {"exposure.REDRAWS": 3}, "exposure-variants": {"exposure.VARIANT_REDRAWS": 3},
+    "deja-vu-bounds": {"deja_vu.SIMULATED": 20}, "deja-vu-power": {"persons.POWER_DRAWS": 20},
+    "reconstruction-null": {"reconstruction.SMALL": TINY, "reconstruction.REDRAWS": 3},
+    "reconstruction-plant": {"reconstruction.PLANTED": TINY},
 }  # fmt: skip
 
 
@@ -22,9 +34,8 @@ def test_every_validity_part_computes_and_reports_its_first_unit(
 ) -> None:
     monkeypatch.setattr("benchmarks.validity.harness.RESULTS", tmp_path)
     monkeypatch.setenv("MEMLIB_DATA", str(real_data))
-    if name in REDUCED:
-        place, count = REDUCED[name]
-        monkeypatch.setattr(f"benchmarks.validity.{place}", count)
+    for place, reduced in REDUCED.get(name, {}).items():
+        monkeypatch.setattr(f"benchmarks.validity.{place}", reduced)
     part = parts()[name]
     first = next(iter(part.units()))
     (row,) = carry_out(type(part)(part.name, part.question, lambda: [first], part.compute, part.report), minutes=5)
