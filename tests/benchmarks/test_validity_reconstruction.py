@@ -22,10 +22,10 @@ from benchmarks.validity.reconstruction import (
     turned_against,
     with_sides,
 )
-from memlib.audits.deja_vu.reconstruction.judging import NEAREST, RANK
+from memlib.audits.deja_vu.reconstruction.judging import MEAN, NEAREST, RANK
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN
-from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, SHUFFLED
-from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
+from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 
 IMAGES, CLASSES, PUBLIC = 80, 4, 5
 
@@ -46,7 +46,7 @@ def audited(memory: float, *, source: str = NEIGHBORS) -> Audited:
     of_a = sides_of(who)
     rows: list[dict[str, Any]] = []
     for model, own in (("A", of_a), ("B", ~of_a)):
-        for name in (NEIGHBORS, SHUFFLED, NEAREST):
+        for name in (NEIGHBORS, SHUFFLED, NEAREST, MEAN):
             ranks = 0.5 + rng.normal(0, 0.1, size=len(of_a)) - memory * own * (name == source)
             rows += [
                 {

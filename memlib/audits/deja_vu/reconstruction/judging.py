@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 NEAREST, MEAN = "nearest public image", "mean of neighbours"  # what needs no generator
 RANK, RANK_PIXELS, COPIES = "rank", "rank by pixels", "copies of public images"
 CLASS, NAMED, FIRST = "class", " named", " by the first picture"  # "class named", "<attribute> named", and so on
-COMPARED = (NEIGHBORS, NEAREST, MEAN)  # one picture each is as good as another
+COMPARED = (NEIGHBORS, SHUFFLED, NEAREST, MEAN)  # by one picture each
 SPREAD_HIDDEN, SPREAD_SHOWN = "spread of the hidden part", "spread of the shown part"
 JUDGED_FILE = "reconstructions.parquet"
 FEATURES = "backbone"
