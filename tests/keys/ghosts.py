@@ -18,7 +18,6 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -28,8 +27,6 @@ from flows import sweep
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import body_of, resolved
 from memlib.audits.base import Audit
-from memlib.audits.deja_vu.embedding import IDS, shown_rows
-from memlib.audits.deja_vu.reconstruction.spec import GeneratorSpec
 from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
 from memlib.data.datasets import open_source
@@ -50,17 +47,7 @@ from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
-COMPUTED = {
-    "attributes",
-    "split",
-    "hold_out",
-    "sets",
-    "mixes",
-    "canaries",
-    "secret/corpus",
-    "secret/halves",
-    "self_influence",
-}
+COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "secret/halves", "self_influence"}
 EMBEDDED = ("scenes", "digits", "two_moons")
 PER_CLASS = {
     "forgetting_table_1": 1800,
@@ -173,7 +160,6 @@ def _ghosts() -> Iterator[None]:
                     stack.enter_context(mock.patch.object(module, function, replaced[function]))
         stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))
         stack.enter_context(mock.patch.object(Pretrained, "check_precision", return_value=None))
-        stack.enter_context(mock.patch.object(GeneratorSpec, "start_left", return_value=0.0))  # stand-ins are few images
         yield
 
 
@@ -210,8 +196,6 @@ def _train(job: Train, attempt: Attempt) -> None:
 
 def _observe(stage: str, job: Any, attempt: Attempt) -> None:
     _nothing(attempt)
-    if stage == "embed":
-        pq.write_table(shown_rows(job.splits, job.shard, job.view, job.rows).members, attempt.path(IDS))
     if stage == "secret/sanitize":
         shutil.copyfile(job.corpus.path(SPLITS_FILE), attempt.path(SPLITS_FILE))
     if stage == "gradient_norms":
