@@ -219,7 +219,7 @@ def actual(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def rank_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the mean rank of pictures from shuffled conditions: of one image a run, and of all its images."""
+    """Yield the mean rank of pictures from shuffled conditions: of one image per run, and of all its images."""
     yield "Rank of the true image for shuffled conditions, .5 if it is uniform (a diagnostic of the scenes: crops tell nothing of what they hide):"
     yield ""
     lines = []

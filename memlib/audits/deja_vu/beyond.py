@@ -35,7 +35,6 @@ from memlib.findings import Finding, tested
 from memlib.identity import derive_seed
 from memlib.pipeline.stage import Artifact
 from memlib.specs import Tie
-from memlib.stats.neighbors import vote
 from memlib.stats.randomization import Design, detectable_answers
 from memlib.stats.ranks import Ranks
 
@@ -143,6 +142,8 @@ def _named(neighbors: pa.ChunkedArray, values: NDArray[np.int64], tie: Tie) -> N
         values: (num_public,) codes of the values.
         tie: rule among values with equally many votes.
     """
+    from memlib.stats.neighbors import vote  # loads torch
+
     lists = neighbors.combine_chunks()
     rows, of_query = lists.flatten().to_numpy(), pc.list_parent_indices(lists).to_numpy()
     votes = values[rows]

@@ -7,10 +7,8 @@ given as a mask, or on pictures whose shown part was painted over. Whole picture
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from memlib.observe.embeddings import cut
 from memlib.stats.ranks import halves_nearer
 
 BLOCK = 1024  # pictures at a time
@@ -58,6 +56,10 @@ def resized(images: NDArray[np.uint8], rows: NDArray[np.int64], side: int) -> ND
 
 
 def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    import torch
+
+    from memlib.observe.embeddings import cut
+
     values = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).float()
     small = cut(values.expand(-1, 3, -1, -1), None, side=side).round_().clamp_(0, 255)
     return small.to(torch.uint8).permute(0, 2, 3, 1).numpy()
