@@ -19,7 +19,7 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import audited as deja_vu_audited
 from memlib.audits.deja_vu.recipe import BEYOND as BEYOND_THE_CLASS
 from memlib.audits.deja_vu.recipe import Config, Recipe
-from memlib.audits.deja_vu.reconstruction.judging import MEAN, NEAREST, RANK, Judge
+from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, Judge
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
@@ -131,7 +131,7 @@ def turned_against(trained: NDArray[np.bool_], of_a: NDArray[np.bool_]) -> NDArr
 
 def p_values(judged: pa.Table, splits: pa.Table, *, source: str = NEIGHBORS) -> dict[str, float]:
     """Return the p-value of each test, had the pictures of a source been those of the attack."""
-    chosen = judged.filter(pc.is_in(judged["source"], value_set=pa.array([source, NEAREST, MEAN])))
+    chosen = judged.filter(pc.is_in(judged["source"], value_set=pa.array([source, NEAREST, AVERAGED])))
     as_attack = pc.if_else(pc.equal(chosen["source"], source), NEIGHBORS, chosen["source"])
     chosen = chosen.set_column(chosen.schema.get_field_index("source"), "source", as_attack)
     with mock.patch.object(

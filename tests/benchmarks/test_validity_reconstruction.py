@@ -22,7 +22,7 @@ from benchmarks.validity.reconstruction import (
     turned_against,
     with_sides,
 )
-from memlib.audits.deja_vu.reconstruction.judging import MEAN, NEAREST, RANK
+from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
@@ -46,7 +46,7 @@ def audited(memory: float, *, source: str = NEIGHBORS) -> Audited:
     of_a = sides_of(who)
     rows: list[dict[str, Any]] = []
     for model, own in (("A", of_a), ("B", ~of_a)):
-        for name in (NEIGHBORS, SHUFFLED, NEAREST, MEAN):
+        for name in (NEIGHBORS, SHUFFLED, NEAREST, AVERAGED):
             ranks = 0.5 + rng.normal(0, 0.1, size=len(of_a)) - memory * own * (name == source)
             rows += [
                 {

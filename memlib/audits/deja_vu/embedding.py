@@ -103,16 +103,20 @@ class EmbeddedView:
         return [part.content.layer(name) for part in self.parts]
 
 
-def taken(view: EmbeddedView, layer: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the embeddings of some rows of a view, read from its parts: (num_rows, dim)."""
-    arrays = view.layer(layer)
-    starts = np.cumsum([0, *(len(array) for array in arrays)])
-    part = np.searchsorted(starts, rows, side="right") - 1
-    taken = np.empty((len(rows), arrays[0].shape[1]), dtype=np.float32)
-    for number, array in enumerate(arrays):
-        mine = part == number
-        taken[mine] = array[rows[mine] - starts[number]]
-    return taken
+def taken(parts: Sequence[NDArray[np.floating]], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return some rows of arrays that follow one another, such as a layer's parts of a view: (num_rows, dim).
+
+    Args:
+        parts: (num_rows_of_part, dim) each.
+        rows: (num_rows,) numbers of rows, counted over all parts.
+    """
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    part_of = np.searchsorted(starts, rows, side="right") - 1
+    found = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
+    for number in np.unique(part_of):
+        here = part_of == number
+        found[here] = parts[number][rows[here] - starts[number]]
+    return found
 
 
 def joint_key(parts: Sequence[AnyArtifact]) -> Any:

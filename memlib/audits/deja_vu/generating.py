@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.embedding import CROP, EmbeddedView
+from memlib.audits.deja_vu.embedding import CROP, EmbeddedView, taken
 from memlib.data.splits import PUBLIC
 from memlib.errors import UserError
 from memlib.identity import derive_seed
@@ -82,16 +82,15 @@ class Conditions:
 
     def __init__(self, views: Sequence[EmbeddedView], layers: Sequence[str]) -> None:
         self._views, self._layers = views, layers
-        self._parts = [arrays for view in views for arrays in zip(*(view.layer(layer) for layer in layers), strict=True)]
-        self._starts = np.cumsum([0, *(len(arrays[0]) for arrays in self._parts)])
+        self._parts = [[part for view in views for part in view.layer(layer)] for layer in layers]
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return sum(len(part) for part in self._parts[0])
 
     @property
     def dim(self) -> int:
         """Length of a condition."""
-        return sum(array.shape[1] for array in self._parts[0])
+        return sum(parts[0].shape[1] for parts in self._parts)
 
     @functools.cached_property
     def scale(self) -> Scale:
@@ -100,13 +99,7 @@ class Conditions:
 
     def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float32]:
         """Return the conditions of the chosen rows: (num,) -> (num, dim)."""
-        found = np.empty((len(chosen), self.dim), dtype=np.float32)
-        part_of = np.searchsorted(self._starts, chosen, side="right") - 1
-        for part in np.unique(part_of):
-            here = part_of == part
-            rows = chosen[here] - self._starts[part]
-            found[here] = np.concatenate([array[rows] for array in self._parts[part]], axis=1)
-        return self.scale.apply(found)
+        return self.scale.apply(np.concatenate([taken(parts, chosen) for parts in self._parts], axis=1))
 
 
 def _whole(views: Sequence[EmbeddedView]) -> EmbeddedView:

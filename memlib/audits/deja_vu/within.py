@@ -156,7 +156,7 @@ class Within(Stage[pa.Table]):
         for label in np.unique(labels):
             mine, rows = np.flatnonzero(labels == label), np.flatnonzero(public == label)
             if len(rows):
-                vectors, k = taken(self.public, self.layer, rows), min(self.k, len(rows))
+                vectors, k = taken(self.public.layer(self.layer), rows), min(self.k, len(rows))
                 nearest, _ = search(queries[mine], [vectors], k, device=device)
                 for place, near in zip(mine, rows[nearest], strict=True):
                     found[place] = near
@@ -177,8 +177,8 @@ class Within(Stage[pa.Table]):
         for members, candidates in chosen:
             if (place[members] < 0).all():
                 continue
-            whole = taken(self.images, self.layer, rows[members]).astype(np.float64)
-            centre = taken(self.crops, self.layer, members).mean(axis=0, dtype=np.float64)
+            whole = taken(self.images.layer(self.layer), rows[members]).astype(np.float64)
+            centre = taken(self.crops.layer(self.layer), members).mean(axis=0, dtype=np.float64)
             for own, others in enumerate(candidates):
                 query = int(place[members[own]])
                 if query >= 0:

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from memlib.models.encoder import Encoder
     from memlib.training.loop import TrainingSet
 
-NEAREST, MEAN = "nearest public image", "mean of neighbours"  # what needs no generator
+NEAREST, AVERAGED = "nearest public image", "mean of neighbours"  # what needs no generator
 RANK, RANK_PIXELS, COPIES = "rank", "rank by pixels", "copies of public images"
 CLASS, NAMED, FIRST = "class", " named", " by the first picture"  # "class named", "<attribute> named", and so on
-COMPARED = (NEIGHBORS, SHUFFLED, NEAREST, MEAN)  # by one picture each
+COMPARED = (NEIGHBORS, SHUFFLED, NEAREST, AVERAGED)  # by one picture each
 SPREAD_HIDDEN, SPREAD_SHOWN = "spread of the hidden part", "spread of the shown part"
 JUDGED_FILE = "reconstructions.parquet"
 FEATURES = "backbone"
@@ -210,7 +210,7 @@ class _Bench:
         self.images, self.size = stage.shard.content.images, stage.shard.content.images.shape[1]
         self.boxes = np.stack([self.ids[name].to_numpy() for name in CROP], axis=1).astype(np.int64)
         members = members_of(stage.splits, TARGET, REFERENCE)
-        self.members = members
+        self.stored, self.of_a = members["row"].to_numpy(), pc.equal(members["role"], TARGET).to_numpy()
         self.places = pc.index_in(self.ids["example_id"], value_set=members["example_id"].combine_chunks()).to_numpy()
         self.candidates: dict[int, NDArray[np.int64]] = {}
         ids, labels, settings = members["example_id"].to_pylist(), members["label"].to_numpy(), stage.settings
@@ -231,18 +231,18 @@ class _Bench:
         neighbors = [self._neighbors(found) for found in self.stage.found]
         blocks = [self._pictures(parts) for parts in self.stage.drawn]
         for number, place in enumerate(self.places.tolist()):
-            of_image = _OfImage(self, number, place)
+            of_image, name = _OfImage(self, number, place), self.ids["example_id"][number].as_py()
             for model, drawn, near in zip(DIRECTIONS, blocks, neighbors, strict=True):
                 sources = {source: pictures[number] for source, pictures in drawn.items() if pictures.shape[1]}
                 if not self.ids[IS_SHUFFLED][number].as_py():
                     del sources[SHUFFLED]
                 nearest = self.public.pictures[near[number]]
                 sources[NEAREST] = nearest[:1]
-                sources[MEAN] = nearest.mean(axis=0, keepdims=True).round().astype(np.uint8)
+                sources[AVERAGED] = nearest.mean(axis=0, keepdims=True).round().astype(np.uint8)
                 for source, pictures in sources.items():
                     for measure, value in of_image.measures(pictures, source):
                         yield {
-                            "example_id": self.ids["example_id"][number].as_py(),
+                            "example_id": name,
                             "direction": of_image.direction,
                             "pair": self.stage.pair,
                             "model": model,
@@ -291,9 +291,8 @@ class _OfImage:
     def __init__(self, bench: _Bench, number: int, place: int) -> None:
         self.bench = bench
         self.hidden = hidden_part(bench.boxes[number], size=bench.size, side=bench.side)
-        member = bench.members.slice(place, 1).to_pylist()[0]
-        self.direction = "A" if member["role"] == TARGET else "B"
-        rows = bench.members["row"].to_numpy()[[place, *bench.candidates[place]]]
+        self.direction = "A" if bench.of_a[place] else "B"
+        rows = bench.stored[[place, *bench.candidates[place]]]
         self.options = resized(bench.images, rows, bench.side)  # the true image first
         self.features, _ = bench.looked_at(CLASS, painted(self.options, self.hidden))
         self.answers = {name: int(values[place]) for name, values in bench.answers.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.audited import Audited
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.reconstruction.judging import (
+    AVERAGED,
     COPIES,
     FIRST,
     NEAREST,
@@ -27,14 +27,10 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_HIDDEN,
     SPREAD_SHOWN,
 )
-from memlib.audits.deja_vu.reconstruction.judging import (
-    MEAN as MEAN_PICTURE,
-)
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.findings import Finding, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exchanges, permutation_p
-from memlib.stats.randomization import Design
 
 FAMILY, BEYOND_FAMILY = "reconstruction", "reconstruction beyond public images"
 GAIN, MEAN, BEYOND = "reconstruction_gain", "reconstruction_mean", "reconstruction_beyond_public"
@@ -75,14 +71,15 @@ def reconstruction_rows(judged: Sequence[pa.Table], splits: pa.Table, config: Co
                 yield estimate(GAIN, params, value, n=audited.count, interval=interval)
                 continue
             null = audited.redrawn(gains.mean(axis=0), seed=audited.seed)
-            yield audited.tested(
-                GAIN, params, gains, null, family=FAMILY, level=level, seed=derive_seed(audited.seed, "power")
-            )
+            seed = derive_seed(audited.seed, "power")
+            gain = audited.tested(GAIN, params, gains, null, family=FAMILY, level=level, seed=seed)
+            yield gain
             first = measure if measure == RANK else f"{measure}{FIRST}"
-            public = {other: _Values.of(table, other, first) for other in (NEAREST, MEAN_PICTURE)}
+            public = {other: _Values.of(table, other, first) for other in (NEAREST, AVERAGED)}
             ours = _Values.of(table, NEIGHBORS, first)
             if ours is not None and None not in public.values():
-                yield _beyond(ours, public, audited, params, values, null)
+                assert ours.ids == values.ids, "a measure is undefined for some sources only"
+                yield _beyond(gain, ours, public, audited)
 
 
 def _is_tested(measure: str) -> bool:
@@ -127,44 +124,31 @@ class _Values:
         return -apart if smaller_is_better else apart
 
 
-def _beyond(
-    ours: _Values,
-    public: Mapping[str, _Values | None],
-    audited: Audited,
-    params: Mapping[str, Any],
-    values: _Values,
-    null: NDArray[np.float64],
-) -> Finding:
+def _beyond(gain: Finding, ours: _Values, public: Mapping[str, _Values | None], audited: Audited) -> Finding:
     """Test whether what the own model draws surpasses the other model's pictures and all that needs no generator.
 
     Comparisons with the latter are paired within images, whose signs are flipped (by group where images belong together).
     Names are compared by one picture each: for a share of several, differences would not be symmetric where names are rare.
 
     Args:
+        gain: the test against the other model, over all pictures.
         ours, public: the measure of pictures from neighbours, and of what needs no generator.
         audited: the images.
-        params: of the finding.
-        values: the measure over all pictures, which the test of the gain used.
-        null: gains of the own over the other model under redraws.
     """
-    sign, design, config = (-1.0 if params["measure"] in SMALLER_IS_BETTER else 1.0), audited.design, audited.config
+    sign, design = (-1.0 if gain.params["measure"] in SMALLER_IS_BETTER else 1.0), audited.design
     own = audited.own(ours.by_model)[0].mean(axis=0) * sign
     apart: dict[str, NDArray[np.float64]] = {}
-    p_values = {"other model": permutation_p(_gain(values, design, sign), null)}
-    signs = exchanges(design.num_groups, config.permutations, seed=audited.seed)
+    p_values = {"other model": gain.p_value or 0.0}
+    signs = exchanges(design.num_groups, audited.config.permutations, seed=audited.seed)
     for name, other in public.items():
         assert other is not None
-        assert other.ids == ours.ids == values.ids, "a measure is undefined for some sources only"
+        assert other.ids == ours.ids, "a measure is undefined for some sources only"
         apart[name] = own - audited.own(other.by_model)[0].mean(axis=0) * sign
         sums = np.bincount(design.number, weights=apart[name])
         p_values[name] = permutation_p(float(sums.sum()), np.asarray(signs @ sums, np.float64))
     least = min(apart.values(), key=lambda one: float(one.mean()))
     return tested(
-        BEYOND, {**params, **{f"p, {name}": float(f"{p:.3g}") for name, p in p_values.items()}}, float(least.mean()),
+        BEYOND, {**gain.params, **{f"p, {name}": float(f"{p:.3g}") for name, p in p_values.items()}}, float(least.mean()),
         n=audited.count, interval=audited.of_mean(least, least=-1.0), family=BEYOND_FAMILY, p_value=max(p_values.values()),
-        smallest_p=max(design.smallest_p(values.gains(smaller_is_better=sign < 0).mean(axis=0)), 1 / (1 + len(signs))),
+        smallest_p=max(gain.smallest_p or 0.0, 1 / (1 + len(signs))),
     )  # fmt: skip
-
-
-def _gain(values: _Values, design: Design, sign: float) -> float:
-    return design.difference(values.gains(smaller_is_better=sign < 0).mean(axis=0)) / 2

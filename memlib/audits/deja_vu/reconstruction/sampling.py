@@ -130,17 +130,17 @@ class Reconstruct(Stage[Reconstructions]):
         self._warn(attempt)
         settings, bank = self.settings, noise_bank(self.settings.samples, self.settings.side, seed=self.settings.seed)
         chosen = chosen_images(self.crops.ids, settings)
-        block_of = slice(*self.rows)
-        block = chosen[block_of]
-        conditions = self._conditions(chosen)
-        ids = self.crops.ids.take(pa.array(block)).append_column(IS_SHUFFLED, pa.array(self._others(chosen)[block_of] >= 0))
+        block = chosen[slice(*self.rows)]
+        others = another_of_its_class(self.crops.ids.take(pa.array(chosen)), members_of(self.splits, TARGET, REFERENCE))
+        others = others[slice(*self.rows)]
+        conditions = self._conditions(block, chosen[others])
+        ids = self.crops.ids.take(pa.array(block)).append_column(IS_SHUFFLED, pa.array(others >= 0))
         draw = generator_of(self.generator, settings.generator.training.epochs)
         how: Any = {"steps": settings.steps, "guidance": settings.guidance, "device": device}
         for number, (source, values) in enumerate(conditions.items()):
-            ours = values[self.rows[0] : self.rows[1]]
-            noise = np.tile(bank, (len(ours), 1, 1, 1))
-            pictures = draw(np.repeat(ours, len(bank), axis=0), noise, **how)
-            self._save(attempt, source, pictures.reshape(len(ours), len(bank), *pictures.shape[1:]))
+            noise = np.tile(bank, (len(block), 1, 1, 1))
+            pictures = draw(np.repeat(values, len(bank), axis=0), noise, **how)
+            self._save(attempt, source, pictures.reshape(len(block), len(bank), *pictures.shape[1:]))
             attempt.progress(number + 1, len(conditions) + 1)
         alike = draw(None, bank, **how)[None]  # every image's, as nothing but the noise enters
         self._save(attempt, UNCONDITIONED, np.broadcast_to(alike, (len(block), *alike.shape[1:])))
@@ -148,8 +148,7 @@ class Reconstruct(Stage[Reconstructions]):
         if self.decoder is not None:
             assert settings.baseline is not None
             decode = generator_of(self.decoder, settings.baseline.training.epochs)
-            ours = conditions[NEIGHBORS][self.rows[0] : self.rows[1]]
-            decoded = decode(ours, np.tile(bank[:1], (len(ours), 1, 1, 1)), **how)[:, None]
+            decoded = decode(conditions[NEIGHBORS], np.tile(bank[:1], (len(block), 1, 1, 1)), **how)[:, None]
         self._save(attempt, DECODED, decoded)
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
 
@@ -167,27 +166,31 @@ class Reconstruct(Stage[Reconstructions]):
     def _save(attempt: Attempt, source: str, pictures: NDArray[np.uint8]) -> None:
         np.save(attempt.path(f"{source.replace(' ', '_')}.npy"), np.ascontiguousarray(pictures))
 
-    def _conditions(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-        """Return the representations of all chosen images by source, (num_chosen, dim) each."""
-        scale = Scale.of(self.public, self.layers)
-        ids = self.crops.ids.take(pa.array(chosen))
-        whole = pc.index_in(ids["example_id"], value_set=self.whole.ids["example_id"].combine_chunks()).to_numpy()
-        neighbors = self.found.rows[chosen, : self.settings.neighbors]
-        near = scale.apply(self._of(self.public, neighbors.reshape(-1)))
-        meant = mean_of(near.reshape(*neighbors.shape, -1))
-        return {
-            NEIGHBORS: meant,
-            CROP_ITSELF: scale.apply(self._of(self.crops, chosen)),
-            WHOLE: scale.apply(self._of(self.whole, whole)),
-            SHUFFLED: meant[self._others(chosen)],
-        }
+    def _conditions(self, block: NDArray[np.int64], others: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+        """Return the representations of the images of the block by source, (num_images, dim) each.
 
-    def _others(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        return another_of_its_class(self.crops.ids.take(pa.array(chosen)), members_of(self.splits, TARGET, REFERENCE))
+        Args:
+            block: places of the images among the crops.
+            others: places of the images whose neighbours stand in for theirs.
+        """
+        scale = Scale.of(self.public, self.layers)
+        ids, nearest = self.crops.ids["example_id"].take(pa.array(block)), self.found.rows[:, : self.settings.neighbors]
+        whole = pc.index_in(ids, value_set=self.whole.ids["example_id"].combine_chunks()).to_numpy()
+
+        def meant(places: NDArray[np.int64]) -> NDArray[np.float32]:
+            near = scale.apply(self._of(self.public, nearest[places].reshape(-1)))
+            return mean_of(near.reshape(*nearest[places].shape, -1))
+
+        return {
+            NEIGHBORS: meant(block),
+            CROP_ITSELF: scale.apply(self._of(self.crops, block)),
+            WHOLE: scale.apply(self._of(self.whole, whole)),
+            SHUFFLED: meant(others),
+        }
 
     def _of(self, view: EmbeddedView, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return some rows of a view's representations, the layers side by side: (num_rows, dim)."""
-        return np.concatenate([taken(view, layer, rows) for layer in self.layers], axis=1)
+        return np.concatenate([taken(view.layer(layer), rows) for layer in self.layers], axis=1)
 
     @classmethod
     def open(cls, artifact: Artifact[Reconstructions]) -> Reconstructions:

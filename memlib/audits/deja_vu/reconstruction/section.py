@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.curves import most_correlated, most_memorized
 from memlib.audits.deja_vu.reconstruction.judging import (
+    AVERAGED,
     COPIES,
     NEAREST,
     RANK,
@@ -35,7 +36,7 @@ SOURCES = {
     UNCONDITIONED: "nothing",
     DECODED: "the crop's neighbours, by an MLP decoder",
     NEAREST: "no generator: the nearest public image",
-    "mean of neighbours": "no generator: the mean of the neighbours",
+    AVERAGED: "no generator: the mean of the neighbours",
 }
 MEASURES = {
     RANK: "rank of the true image",

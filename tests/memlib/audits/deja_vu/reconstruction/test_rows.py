@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.deja_vu.recipe import Config
-from memlib.audits.deja_vu.reconstruction.judging import CLASS, COPIES, FIRST, NAMED, NEAREST, RANK, RANK_PIXELS
-from memlib.audits.deja_vu.reconstruction.judging import MEAN as MEAN_PICTURE
+from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, CLASS, COPIES, FIRST, NAMED, NEAREST, RANK, RANK_PIXELS
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
 from memlib.audits.deja_vu.reconstruction.section import _said
@@ -117,7 +116,7 @@ def test_pictures_show_something_only_beyond_the_nearest_public_image() -> None:
         public = {
             (model, source, measure): of + by
             for (model, _, measure), of in values.items()
-            for source, by in ((NEAREST, nearest), (MEAN_PICTURE, mean))
+            for source, by in ((NEAREST, nearest), (AVERAGED, mean))
         }
         return found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
 
@@ -134,7 +133,7 @@ def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() ->
     who = splits()
     values = ranks(who, memory=0.0, seed=7)
     public = {
-        (model, source, measure): of + 0.3 for (model, _, measure), of in values.items() for source in (NEAREST, MEAN_PICTURE)
+        (model, source, measure): of + 0.3 for (model, _, measure), of in values.items() for source in (NEAREST, AVERAGED)
     }
     beyond = found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
     assert beyond.p_value == pytest.approx(found(who, judged(who, values)).first(GAIN, measure=RANK).p_value)
@@ -152,7 +151,7 @@ def test_rare_names_surpass_public_images_at_the_level() -> None:
         public = {
             (model, source, f"{CLASS_NAMED}{FIRST}"): rng.random(IMAGES) < 0.05
             for model in "AB"
-            for source in (NEAREST, MEAN_PICTURE)
+            for source in (NEAREST, AVERAGED)
         }
         row = found(who, judged(who, values | first | public), replicates=100, permutations=100).first(BEYOND)
         rejected += row.params[f"p, {NEAREST}"] <= 0.05
