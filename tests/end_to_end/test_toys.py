@@ -24,7 +24,7 @@ AUDIT: list[Edit] = [
 OBJECTIVE: list[Edit] = [
     (
         "memlib/specs/training.py",
-        "ObjectiveSpec = Annotated[",
+        "class LanguageObjectiveSpec(Loss):",
         '''class MarginSpec(Loss):
     """A hinge on the scores of the classes."""
 
