@@ -15,7 +15,7 @@ from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.audits.deja_vu.page import Report
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, Judge, TrainJudge
-from memlib.audits.deja_vu.reconstruction.sampling import BLOCK, Reconstruct, Reconstructions
+from memlib.audits.deja_vu.reconstruction.sampling import IMAGES_PER_PART, Reconstruct, Reconstructions
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.scoring import Score, ScoreSetting, Searches
 from memlib.audits.deja_vu.searching import Found, Probe, Search
@@ -402,10 +402,10 @@ class _Observations:
                 self.splits,
                 recipe.represented_layers,
                 spec,
-                (start, min(start + BLOCK, count)),
+                (start, min(start + IMAGES_PER_PART, count)),
             )
             for side in sides
-            for start in range(0, count, BLOCK)
+            for start in range(0, count, IMAGES_PER_PART)
         }
         parts = dict(zip(stages, self.runner.run_all(list(stages.values())), strict=True))
         drawn: list[Blocks] = [[part for (of, _), part in parts.items() if of == side] for side in sides]

@@ -17,10 +17,9 @@ import memlib
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import audited as deja_vu_audited
-from memlib.audits.deja_vu.recipe import BEYOND as BEYOND_THE_CLASS
-from memlib.audits.deja_vu.recipe import Config, Recipe
+from memlib.audits.deja_vu.recipe import BEYOND, Config, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, Judge
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, reconstruction_rows
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.data.splits import REFERENCE, TARGET
@@ -59,7 +58,7 @@ SMALL: dict[str, Any] = {
 UNTRAINED, ELSEWHERE, OWN = "untrained encoders", "encoders trained on other scenes", "encoders trained on their sides"
 KINDS = (UNTRAINED, ELSEWHERE, OWN)
 EXCHANGED, UNRELATED = "sides exchanged", "shuffled conditions"  # with encoders trained on their sides
-ATTACK = (GAIN, BEYOND)  # the tests of each measure
+ATTACK = (GAIN, BEYOND_PUBLIC)  # the tests of each measure
 
 
 @dataclass
@@ -249,7 +248,7 @@ def judge_plant(unit: str) -> Row:
         warnings.simplefilter("ignore")
         run = memlib.run(RECIPE, store=folder, changes=seeded(int(unit)) | PLANTED, quiet=True)
         findings = Findings.of_run(run.record)
-    tests = [findings.first("share_excess"), *findings.tests(BEYOND_THE_CLASS, FAMILY, BEYOND_FAMILY)]
+    tests = [findings.first("share_excess"), *findings.tests(BEYOND, FAMILY, BEYOND_FAMILY)]
     return {
         "word": run.verdict.word,
         "tests": {name_of(row): [row.value, row.low, row.high, row.p_adjusted] for row in tests},

@@ -81,10 +81,23 @@ recipe:
 {textwrap.indent(SELF_INFLUENCE, "  ")}
 grid: {{training.epochs: [10, 20, 30]}}
 """
+RECONSTRUCTIONS = """
+beyond: {attributes: {place: source}}
+reconstruct:
+  images: 24
+  samples: 2
+  steps: 2
+  generator:
+    model: {channels: [8, 8], input_size: 8, attention_side: 0}
+    training: {epochs: 100, batch_size: 32, objective: {kind: denoising, ema: 0.9}}
+  baseline: {epochs: 20}
+  judge: {epochs: 20, model: {width: 8, projector: []}}
+"""
 RECIPES = {
     "deja-vu": RECIPE,
     "deja-vu (views)": RECIPE.replace("decode: {", "decode: {stability: {views: 3}, "),
     "deja-vu (alone)": RECIPE + "reference: {kind: network, model: {width: 8, projector: [8], input_size: 16}, folds: 2}\n",
+    "deja-vu (reconstructions)": RECIPE + RECONSTRUCTIONS,
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,
@@ -95,6 +108,7 @@ RECIPES = {
 BROKEN = {
     "deja-vu (views)": ("stability",),
     "deja-vu (alone)": ("background",),
+    "deja-vu (reconstructions)": ("attributes", "within", "generate_train", "train_judge", "reconstruct", "judge"),
     "exposure (fine-tuning)": ("pretrained", "train", "discover"),
 }
 """Stages to break in recipes that differ from another one in these stages only."""
@@ -105,6 +119,9 @@ ON_RAY = (
     "background",
     "stability",
     "probe",
+    "generate_train",
+    "train_judge",
+    "reconstruct",
     "train_nets",
     "score_nets",
     "gradient_norms",
@@ -114,6 +131,7 @@ ON_RAY = (
     "secret/extract",
     "discover",
 )
+TRAINED = ("train", "generate_train", "train_judge")  # by Ray Train
 ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
 FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
 WITH_ENGINES = ("deja-vu", "exposure")  # audits in which engines are killed
@@ -299,7 +317,7 @@ def kill_worker(case: Case, stage: str) -> Row:
 
 def _worker(watched: Watched, stage: str) -> psutil.Process | None:
     """Return a process of the run's session in which Ray computes the stage; None if the run ends first."""
-    names = ("RayTrainWorker",) if stage == "train" else ("ray::compute_there",)
+    names = ("RayTrainWorker",) if stage in TRAINED else ("ray::compute_there",)
     while watched.process.poll() is None:
         for process in psutil.process_iter(["cmdline"]):
             try:
@@ -323,10 +341,12 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     with ray_cluster(2 if spare else 1) as (cluster, nodes, environment):
         whole = _attempts(store)
         settings = [f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}"]
-        settings += ["resources.stages.train.parallel=1"] if spare else []  # otherwise both nodes would be at work
+        settings += (
+            [f"resources.stages.{name}.parallel=1" for name in TRAINED] if spare else []
+        )  # otherwise both nodes would be at work
         watched = case.start(store, *settings, **environment)
         hit = watched.wait_for(stage)
-        time.sleep(5 if stage == "train" else 1)  # until Ray has placed it
+        time.sleep(5 if stage in TRAINED else 1)  # until Ray has placed it
         cluster.remove_node(nodes[0], allow_graceful=False)
         status = watched.end(timeout=400)
         kill_leftovers(watched.process)

@@ -21,8 +21,19 @@ SMOKE = {
     "data.source.num_examples": 700, "training.epochs": 2, "training.batch_size": 20, "model.projector": [16, 16],
     "decode.k": [10], "split.train_per_class": 8, "split.public_per_class": 20,
 }  # fmt: skip
+RECONSTRUCTIONS = {
+    "beyond": {"attributes": {"place": "source"}},
+    "reconstruct": {
+        "images": 20, "samples": 2, "steps": 2, "baseline": {"epochs": 1},
+        "generator": {
+            "model": {"channels": [8, 8], "input_size": 8, "attention_side": 0},
+            "training": {"epochs": 1, "objective": {"kind": "denoising", "ema": 0.0}},
+        },
+        "judge": {"epochs": 1, "model": {"width": 8, "projector": []}},
+    },
+}  # fmt: skip
 AUDITS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "pair": ("smoke", SMOKE | {"decode.stability": {"views": 2}}),
+    "pair": ("smoke", SMOKE | RECONSTRUCTIONS | {"decode.stability": {"views": 2}}),
     "alone": ("smoke", SMOKE | {"reference": {"kind": "visual_words", "words": 8, "folds": 2}}),
     "exposure": (STARTERS / "exposure.yaml", {"data.fraction": 0.1, "score.references": 200}),
     "unique feature": (STARTERS / "unique_feature.yaml", {"training.epochs": 1, "nets.seeds": 2}),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from memlib.training.loop import TrainingSet
 
-BLOCK = 2**12  # rows of embeddings that are summed at once
+ROWS_AT_ONCE = 2**12
 CONSTANT = 1e-6  # dimensions with a smaller spread, in units of their mean, are rounding
 CLIPPED_TO = 127.5  # maps [-1, 1] to [0, 255]
 TRAINED_BY = (("denoiser", "denoising"), ("decoder", "decoding"))
@@ -68,8 +68,8 @@ class Scale:
 def _blocks(view: EmbeddedView, layers: Sequence[str]) -> Iterator[NDArray[np.floating]]:
     """Yield a view's representations block by block, the layers side by side: (rows, dim)."""
     for arrays in zip(*(view.layer(layer) for layer in layers), strict=True):
-        for start in range(0, len(arrays[0]), BLOCK):
-            yield np.concatenate([array[start : start + BLOCK] for array in arrays], axis=1)
+        for start in range(0, len(arrays[0]), ROWS_AT_ONCE):
+            yield np.concatenate([array[start : start + ROWS_AT_ONCE] for array in arrays], axis=1)
 
 
 class Conditions:

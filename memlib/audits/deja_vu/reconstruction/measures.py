@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.stats.ranks import halves_nearer
 
-BLOCK = 1024  # pictures at a time
+PICTURES_AT_ONCE = 1024
 PAINT = (124, 116, 104)  # ImageNet's mean colour, which encoders see as 0
 
 
@@ -51,7 +51,9 @@ def resized(images: NDArray[np.uint8], rows: NDArray[np.int64], side: int) -> ND
         rows: (num_rows,) of the images.
         side: side of the pictures.
     """
-    parts = [_resized(images[rows[start : start + BLOCK]], side) for start in range(0, len(rows), BLOCK)]
+    parts = [
+        _resized(images[rows[start : start + PICTURES_AT_ONCE]], side) for start in range(0, len(rows), PICTURES_AT_ONCE)
+    ]
     return np.concatenate(parts)
 
 
@@ -124,8 +126,8 @@ class Pictures:
         self._squares = np.concatenate([np.square(_unit(block)).sum(axis=1) for block in self._blocks()])
 
     def _blocks(self) -> Iterator[NDArray[np.uint8]]:
-        for start in range(0, len(self._flat), BLOCK):
-            yield self._flat[start : start + BLOCK]
+        for start in range(0, len(self._flat), PICTURES_AT_ONCE):
+            yield self._flat[start : start + PICTURES_AT_ONCE]
 
     def nearest(self, samples: NDArray[np.uint8], *, rank: int = 0) -> NDArray[np.float64]:
         """Return the distance of each sample to the nearest picture, or to that of a rank: (num_samples,).
@@ -139,7 +141,7 @@ class Pictures:
         ours = _unit(samples.reshape(len(samples), -1))
         near = np.full((len(ours), 0), np.inf, dtype=np.float32)
         for number, block in enumerate(self._blocks()):
-            squares = self._squares[number * BLOCK : number * BLOCK + len(block)]
+            squares = self._squares[number * PICTURES_AT_ONCE : number * PICTURES_AT_ONCE + len(block)]
             near = np.concatenate([near, squares - 2 * ours @ _unit(block).T], axis=1)
             near = np.partition(near, rank, axis=1)[:, : rank + 1]
         apart = near.max(axis=1) + np.square(ours).sum(axis=1)

@@ -33,7 +33,7 @@ from memlib.identity import derive_seed
 from memlib.stats.inference import exchanges, permutation_p
 
 FAMILY, BEYOND_FAMILY = "reconstruction", "reconstruction beyond public images"
-GAIN, MEAN, BEYOND = "reconstruction_gain", "reconstruction_mean", "reconstruction_beyond_public"
+GAIN, MEAN, BEYOND_PUBLIC = "reconstruction_gain", "reconstruction_mean", "reconstruction_beyond_public"
 SMALLER_IS_BETTER = (RANK, RANK_PIXELS)
 DESCRIBED = (COPIES, SPREAD_HIDDEN, SPREAD_SHOWN)  # of the pictures themselves: neither model is better for more of them
 
@@ -147,8 +147,9 @@ def _beyond(gain: Finding, ours: _Values, public: Mapping[str, _Values | None], 
         sums = np.bincount(design.number, weights=apart[name])
         p_values[name] = permutation_p(float(sums.sum()), np.asarray(signs @ sums, np.float64))
     least = min(apart.values(), key=lambda one: float(one.mean()))
+    params = {**gain.params, **{f"p, {name}": float(f"{p:.3g}") for name, p in p_values.items()}}
     return tested(
-        BEYOND, {**gain.params, **{f"p, {name}": float(f"{p:.3g}") for name, p in p_values.items()}}, float(least.mean()),
+        BEYOND_PUBLIC, params, float(least.mean()),
         n=audited.count, interval=audited.of_mean(least, least=-1.0), family=BEYOND_FAMILY, p_value=max(p_values.values()),
         smallest_p=max(gain.smallest_p or 0.0, 1 / (1 + len(signs))),
     )  # fmt: skip

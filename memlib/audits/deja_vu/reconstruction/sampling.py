@@ -39,7 +39,7 @@ CONDITIONED = (NEIGHBORS, CROP_ITSELF, WHOLE, SHUFFLED)
 UNCONDITIONED, DECODED = "none", "decoder"
 SAMPLED = (*CONDITIONED, DECODED, UNCONDITIONED)  # sources of what a model draws
 IS_SHUFFLED = "is_shuffled"  # column of the ids: whether there is another image of its class
-BLOCK = 64  # images of one part
+IMAGES_PER_PART = 64
 LEAST_OF_CLASS = 20
 STARTING = 0.1  # share of the first weights in an average that draws noise
 

@@ -19,7 +19,7 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_HIDDEN,
     SPREAD_SHOWN,
 )
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, BEYOND_FAMILY, FAMILY, GAIN, MEAN
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, MEAN
 from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, SHUFFLED, UNCONDITIONED, WHOLE
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.findings import Finding, Findings
@@ -96,7 +96,7 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
         reconstructed: the pictures.
         shown: number of images by each rule.
     """
-    rows = findings.all(GAIN, MEAN, BEYOND)
+    rows = findings.all(GAIN, MEAN, BEYOND_PUBLIC)
     if not rows:
         return
     what = _WHAT.format(candidates=max(row.params["candidates"] for row in rows))

@@ -9,7 +9,7 @@ import pytest
 
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, CLASS, COPIES, FIRST, NAMED, NEAREST, RANK, RANK_PIXELS
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN, MEAN, reconstruction_rows
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
 from memlib.audits.deja_vu.reconstruction.section import _said
 from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
@@ -118,7 +118,7 @@ def test_pictures_show_something_only_beyond_the_nearest_public_image() -> None:
             for (model, _, measure), of in values.items()
             for source, by in ((NEAREST, nearest), (AVERAGED, mean))
         }
-        return found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
+        return found(who, judged(who, values | public)).first(BEYOND_PUBLIC, measure=RANK)
 
     surpassed = beyond(0.1, 0.2)
     assert surpassed.p_value is not None
@@ -135,7 +135,7 @@ def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() ->
     public = {
         (model, source, measure): of + 0.3 for (model, _, measure), of in values.items() for source in (NEAREST, AVERAGED)
     }
-    beyond = found(who, judged(who, values | public)).first(BEYOND, measure=RANK)
+    beyond = found(who, judged(who, values | public)).first(BEYOND_PUBLIC, measure=RANK)
     assert beyond.p_value == pytest.approx(found(who, judged(who, values)).first(GAIN, measure=RANK).p_value)
     assert beyond.params[f"p, {NEAREST}"] < 0.01
 
@@ -153,7 +153,7 @@ def test_rare_names_surpass_public_images_at_the_level() -> None:
             for model in "AB"
             for source in (NEAREST, AVERAGED)
         }
-        row = found(who, judged(who, values | first | public), replicates=100, permutations=100).first(BEYOND)
+        row = found(who, judged(who, values | first | public), replicates=100, permutations=100).first(BEYOND_PUBLIC)
         rejected += row.params[f"p, {NEAREST}"] <= 0.05
     assert rejected <= 13
 
@@ -191,6 +191,6 @@ def test_the_page_does_not_deny_what_was_not_judged() -> None:
     rows = list(reconstruction_rows([judged(who, ranks(who, memory=0.15, seed=1))], who, QUICK))
     for word, said in ((0.001, "which is memory"), (0.9, "Without a verdict, as the headlines of this run show no memory")):
         head = tested("share_excess", {}, 0.1, n=80, p_value=word, family="headline")
-        assert said in _said(settle([head, *rows], alpha=0.05, headlines=["headline"]).all(GAIN, MEAN, BEYOND))
+        assert said in _said(settle([head, *rows], alpha=0.05, headlines=["headline"]).all(GAIN, MEAN, BEYOND_PUBLIC))
     untested_rows = Findings(map(untested, rows))
     assert _said(untested_rows) == "Nothing was tested, as the images were not assigned to the sets at random."

@@ -13,7 +13,7 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import AUDIT
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, NAMED, NEAREST, RANK, RANK_PIXELS, Painted
 from memlib.audits.deja_vu.reconstruction.measures import PAINT
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, SAMPLED, another_of_its_class, mean_of
 from memlib.findings import Findings
 from memlib.recipes import RecipeError
@@ -89,7 +89,7 @@ def test_every_picture_of_a_small_audit_is_judged(run: Any) -> None:
 def test_both_families_of_a_small_audit_are_tested(run: Any) -> None:
     findings = Findings.of_run(run.record)
     asked = {RANK, f"{CLASS}{NAMED}", "colour named", "place named"}
-    for metric in (GAIN, BEYOND):
+    for metric in (GAIN, BEYOND_PUBLIC):
         assert {row.params["measure"] for row in findings.all(metric).tests()} == asked
     assert findings.get(GAIN, measure=RANK, source=NEAREST) is not None
 
@@ -103,7 +103,7 @@ def test_the_page_of_a_small_audit_shows_pictures_and_how_they_were_chosen(run: 
 def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
-    monkeypatch.setitem(body_of(AUDIT).__globals__, "BLOCK", 7)
+    monkeypatch.setitem(body_of(AUDIT).__globals__, "IMAGES_PER_PART", 7)
     again = memlib.run("scenes_reconstruction", store=str(tmp_path), changes=TINY, quiet=True)
     ours, theirs = (one.tables["reconstructions"].column("value").to_pylist() for one in (run, again))
     assert ours == pytest.approx(theirs, abs=1e-3, nan_ok=True)
