@@ -79,17 +79,15 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv(VARIABLE, "secret")
     by_stage: Keys = {}
-    for number, cell in enumerate(cells):
-        for stage, keys in _follow(
-            AUDITS[cell.audit], cell.recipe, folder / f"store-{number}", PER_CLASS.get(recipe, 600)
-        ).items():
+    store = Store(str(folder / "store"))
+    store.begin()
+    for cell in cells:
+        for stage, keys in _follow(AUDITS[cell.audit], cell.recipe, store, PER_CLASS.get(recipe, 600)).items():
             by_stage.setdefault(stage, []).extend(keys)
     return {stage: sorted(set(keys)) for stage, keys in sorted(by_stage.items())}
 
 
-def _follow(audit: Audit, recipe: Spec, folder: Path, per_class: int) -> Keys:
-    store = Store(str(folder))
-    store.begin()
+def _follow(audit: Audit, recipe: Spec, store: Store, per_class: int) -> Keys:
     runner = GhostRunner(store, per_class)
     body = body_of(audit)  # loads the modules in which _ghosts replaces functions
     with _ghosts():
