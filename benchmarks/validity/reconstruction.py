@@ -18,7 +18,7 @@ from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, t
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import audited as deja_vu_audited
 from memlib.audits.deja_vu.recipe import BEYOND, Config, Recipe
-from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, Judge
+from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, RANK_PIXELS, Judge
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
@@ -35,7 +35,7 @@ from memlib.training.fit import Train
 
 RECIPE = "scenes_reconstruction"
 CONFIG = Config(replicates=100, permutations=199)
-RANK_GAIN = f"{GAIN}, {RANK}"
+RANK_GAINS = (f"{GAIN}, {RANK}", f"{GAIN}, {RANK_PIXELS}")
 
 
 def seeded(seed: int) -> dict[str, Any]:
@@ -219,7 +219,8 @@ def actual(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
 
 def rank_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the mean rank of pictures from shuffled conditions: of one image per run, and of all its images."""
-    yield "Rank of the true image for shuffled conditions, .5 if it is uniform (a diagnostic of the scenes: crops tell nothing of what they hide):"
+    yield "Rank of the true image for shuffled conditions, a diagnostic of the scenes, whose crops tell nothing of what they hide: uniform but"
+    yield "for the image whose neighbours were used, which is one of the few candidates and nearer than the true one more often than not."
     yield ""
     lines = []
     for name, values in (
@@ -234,10 +235,12 @@ def rank_lines(rows: Sequence[Row]) -> Iterator[str]:
 # -- models that were trained on their own sides ------------------------------------------------------------
 
 SPLITS = 10
-PLANTED: dict[str, Any] = {  # half of the generators' training and fewer samples; enough images of each class in any draw
-    "data.source.num_examples": 1600, "reconstruct.samples": 2, "reconstruct.steps": 15, "reconstruct.baseline": None,
-    "reconstruct.generator.training.epochs": 110,
-    "reconstruct.generator.training.objective": {"kind": "denoising", "ema": 0.997},
+PLANTED: dict[str, Any] = {  # a fifth of the generators' training, half their channels; enough images of each class in any draw
+    "data.source.num_examples": 1600, "reconstruct.samples": 2, "reconstruct.steps": 10, "reconstruct.baseline": None,
+    "reconstruct.generator": {
+        "model": {"channels": [8, 16, 24], "input_size": 16},
+        "training": {"epochs": 44, "objective": {"kind": "denoising", "ema": 0.99}},
+    },
 }  # fmt: skip
 
 
@@ -275,8 +278,8 @@ def report_plant(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     remembering = [row for row in rows if row["word"] == "shown"]
     if remembering:
-        found = sum(is_shown(row["tests"][RANK_GAIN]) for row in remembering)
-        yield f"Where memory is shown (of objects, or beyond the class), the gain of rank is shown, too: {rate(found, len(remembering))}."
+        found = sum(any(is_shown(row["tests"][name]) for name in RANK_GAINS) for row in remembering)
+        yield f"Where memory is shown (of objects, or beyond the class), a gain of rank is shown, too: {rate(found, len(remembering))}."
         yield ""
     cells = ((row["unit"], row["word"], *(in_cell(row["tests"].get(name)) for name in names)) for row in rows)
     yield from table(("split", "verdict", *names), cells)

@@ -17,11 +17,11 @@ from memlib.audits.deja_vu.recipe import DIRECTIONS
 from memlib.audits.deja_vu.reconstruction.measures import (
     Pictures,
     hidden_part,
-    mean_squares,
     mid_rank,
     painted,
     pixel_distances,
     resized,
+    scaled_squares,
     spread,
 )
 from memlib.audits.deja_vu.reconstruction.sampling import IS_SHUFFLED, SAMPLED, SHUFFLED, UNCONDITIONED, Reconstructions
@@ -294,20 +294,20 @@ class _OfImage:
         self.direction = "A" if bench.of_a[place] else "B"
         rows = bench.stored[[place, *bench.candidates[place]]]
         self.options = resized(bench.images, rows, bench.side)  # the true image first
-        self.features, _ = bench.looked_at(CLASS, painted(self.options, self.hidden))
+        self.features = {name: bench.looked_at(name, painted(self.options, self.hidden))[0] for name in bench.answers}
         self.answers = {name: int(values[place]) for name, values in bench.answers.items()}
 
     def measures(self, pictures: NDArray[np.uint8], source: str) -> Iterator[tuple[str, float]]:
         """Yield measures of the pictures (num_samples, side, side, 3) from a source, by name."""
         bench, masked = self.bench, painted(pictures, self.hidden)
-        features, classes = bench.looked_at(CLASS, masked)
+        looks = {name: bench.looked_at(name, masked) for name in self.answers}
         for name, apart in (
-            (RANK, mean_squares(features, self.features)),
+            (RANK, np.sum([scaled_squares(looks[judge][0], own) for judge, own in self.features.items()], axis=0)),
             (RANK_PIXELS, pixel_distances(pictures, self.options, self.hidden)),
         ):
             yield name, mid_rank(apart[0], apart[1:])
         for name, answer in self.answers.items():
-            named = (classes if name == CLASS else bench.looked_at(name, masked)[1]) == answer
+            named = looks[name][1] == answer
             yield f"{name}{NAMED}", float(named.mean()) if answer >= 0 else float("nan")
             if source in COMPARED:
                 yield f"{name}{NAMED}{FIRST}", float(named[0]) if answer >= 0 else float("nan")

@@ -100,6 +100,17 @@ def mean_squares(samples: NDArray[np.floating], candidates: NDArray[np.floating]
     return apart / ours.shape[1]
 
 
+def scaled_squares(samples: NDArray[np.floating], candidates: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return `mean_squares` in units of the candidates' variance, so that features of several judges can be added up.
+
+    Args:
+        samples: (num_samples, dim).
+        candidates: (num_candidates, dim).
+    """
+    variance = float(candidates.var(axis=0, dtype=np.float64).mean())
+    return mean_squares(samples, candidates) / max(variance, 1e-12)
+
+
 def mid_rank(true: float, others: NDArray[np.float64]) -> float:
     """Return the share of other candidates that are nearer than the true image, ties counted half; NaN without others.
 

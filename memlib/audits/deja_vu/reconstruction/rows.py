@@ -74,7 +74,7 @@ def reconstruction_rows(judged: Sequence[pa.Table], splits: pa.Table, config: Co
             seed = derive_seed(audited.seed, "power")
             gain = audited.tested(GAIN, params, gains, null, family=FAMILY, level=level, seed=seed)
             yield gain
-            first = measure if measure == RANK else f"{measure}{FIRST}"
+            first = measure if measure in SMALLER_IS_BETTER else f"{measure}{FIRST}"
             public = {other: _Values.of(table, other, first) for other in (NEAREST, AVERAGED)}
             ours = _Values.of(table, NEIGHBORS, first)
             if ours is not None and None not in public.values():
@@ -83,7 +83,7 @@ def reconstruction_rows(judged: Sequence[pa.Table], splits: pa.Table, config: Co
 
 
 def _is_tested(measure: str) -> bool:
-    return measure not in (RANK_PIXELS, *DESCRIBED) and not measure.endswith(FIRST)
+    return measure not in DESCRIBED and not measure.endswith(FIRST)
 
 
 def _rows_of(ids: Sequence[str], splits: pa.Table) -> pa.Table:

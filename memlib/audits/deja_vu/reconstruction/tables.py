@@ -23,7 +23,7 @@ RECONSTRUCTIONS = Table(
         ),
         Column(
             "measure", TEXT, "",
-            "rank (share of other audited images of its class that the judge finds nearer than the true image; 0: none), "
+            "rank (share of other audited images of its class that the judges find nearer than the true image; 0: none), "
             "rank by pixels, class named (share of the pictures; or 1 if the first picture is), attribute named, copies of "
             "public images (share), "
             "spread of the hidden and of the shown part (standard deviation over samples)",

@@ -12,6 +12,7 @@ from memlib.audits.deja_vu.reconstruction.measures import (
     painted,
     pixel_distances,
     resized,
+    scaled_squares,
     spread,
 )
 
@@ -114,3 +115,12 @@ def test_spread_is_that_of_the_samples_in_a_part() -> None:
     assert spread(samples, top) == pytest.approx(np.sqrt(0.5))
     assert spread(samples, ~top) == 0
     assert np.isnan(spread(samples[:1], top))
+
+
+def test_features_of_judges_count_alike_whatever_their_scale() -> None:
+    rng = np.random.default_rng(0)
+    samples, candidates = rng.normal(size=(3, 5)), rng.normal(size=(20, 5))
+    plain = scaled_squares(samples, candidates)
+    assert scaled_squares(100 * samples, 100 * candidates) == pytest.approx(plain)
+    assert plain * candidates.var(axis=0).mean() == pytest.approx(mean_squares(samples, candidates))
+    assert np.isfinite(scaled_squares(samples, np.zeros((4, 5)))).all()

@@ -164,7 +164,8 @@ def test_only_pictures_from_neighbours_are_tested() -> None:
     values |= {(model, source, RANK_PIXELS): of for (model, source, _), of in values.items()}
     values |= {(model, NEIGHBORS, COPIES): np.zeros(IMAGES) for model in "AB"}
     rows = found(who, judged(who, values))
-    assert [(row.metric, row.params["measure"], row.params["source"]) for row in rows.tests()] == [(GAIN, RANK, NEIGHBORS)]
+    tests = [(row.metric, row.params["measure"], row.params["source"]) for row in rows.tests()]
+    assert tests == [(GAIN, RANK, NEIGHBORS), (GAIN, RANK_PIXELS, NEIGHBORS)]
     assert not rows.all(GAIN, measure=COPIES)
     copies = rows.first(MEAN, measure=COPIES, by="target")
     assert copies.high is not None

@@ -88,7 +88,7 @@ def test_every_picture_of_a_small_audit_is_judged(run: Any) -> None:
 
 def test_both_families_of_a_small_audit_are_tested(run: Any) -> None:
     findings = Findings.of_run(run.record)
-    asked = {RANK, f"{CLASS}{NAMED}", "colour named", "place named"}
+    asked = {RANK, RANK_PIXELS, f"{CLASS}{NAMED}", "colour named", "place named"}
     for metric in (GAIN, BEYOND_PUBLIC):
         assert {row.params["measure"] for row in findings.all(metric).tests()} == asked
     assert findings.get(GAIN, measure=RANK, source=NEAREST) is not None
