@@ -146,7 +146,8 @@ def _copies(rows: Findings) -> str:
 
 
 def _list(rows: Findings) -> str:
-    return " and ".join(f"the {_name(row.params['measure'])} ({say_p(row.p_adjusted)})" for row in rows)
+    *first, last = (f"the {_name(row.params['measure'])} ({say_p(row.p_adjusted)})" for row in rows)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _name(measure: str) -> str:
