@@ -235,8 +235,9 @@ def rank_lines(rows: Sequence[Row]) -> Iterator[str]:
 # -- models that were trained on their own sides ------------------------------------------------------------
 
 SPLITS = 10
-PLANTED: dict[str, Any] = {  # a fifth of the generators' training, half their channels; enough images of each class in any draw
-    "data.source.num_examples": 1600, "reconstruct.samples": 2, "reconstruct.steps": 10, "reconstruct.baseline": None,
+PLANTED: dict[str, Any] = {  # encoders that remember in any draw, a fifth of the generators' training, and half their channels
+    "data.source.num_examples": 1600, "training.epochs": 2000, "reconstruct.samples": 2, "reconstruct.steps": 10,
+    "reconstruct.baseline": None, "reconstruct.judge": {"model": {"width": 16, "projector": []}, "epochs": 20},
     "reconstruct.generator": {
         "model": {"channels": [8, 16, 24], "input_size": 16},
         "training": {"epochs": 44, "objective": {"kind": "denoising", "ema": 0.99}},
