@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -54,6 +55,8 @@ SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_d
 CascadeOption = Annotated[bool, Parameter(negative="")]
 VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="", show_default=False)]
+
+MOMENT_SECONDS = 0.01
 
 app = App(
     name="memlib",
@@ -370,9 +373,14 @@ def _interrupt(*_: object) -> None:
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raise an interrupt again that arrived in a callback or destructor, where Python would print and drop it."""
+    """Raise an interrupt again that arrived in a callback or destructor, where Python would print and drop it.
+
+    It is raised a moment later, as within this hook Python would print and drop it, too.
+    """
     if lost.exc_type is KeyboardInterrupt:
-        _thread.interrupt_main()
+        later = threading.Timer(MOMENT_SECONDS, _thread.interrupt_main)
+        later.daemon = True
+        later.start()
     else:
         sys.__unraisablehook__(lost)
 

@@ -204,6 +204,34 @@ sys.exit(command())
     )
 
 
+def test_an_interrupt_that_arrives_in_a_destructor_stops_the_command_without_traceback() -> None:
+    script = """
+import os, signal, sys, time
+from flows.cli import app
+from flows.cli.entry import command
+
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+
+def wait(*arguments, **named):
+    Dying()
+    time.sleep(30)
+
+app.app = wait
+sys.argv = ["memlib", "runs"]
+sys.exit(command())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
+    )
+    assert (done.returncode, done.stderr) == (
+        130,
+        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
+    )
+
+
 def test_a_crash_after_the_reported_end_leaves_the_exit_status(tmp_path: Path) -> None:
     done = start(tmp_path, "ended(0); os.abort()")
     assert done.wait(timeout=60) == 0

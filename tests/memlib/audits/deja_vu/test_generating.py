@@ -88,7 +88,7 @@ def test_a_scale_is_the_mean_and_spread_of_each_dimension(monkeypatch: pytest.Mo
     rng = np.random.default_rng(0)
     whole = (rng.standard_normal((50, 3)) * [1, 5, 0.1] + [0, 7, -3]).astype(np.float16)
     whole[:, 2] = 0.3
-    monkeypatch.setattr(generating, "BLOCK", 7)
+    monkeypatch.setattr(generating, "ROWS_AT_ONCE", 7)
     scale, both = Scale.of(given(whole[:20], whole[20:]), ("a", "b")), np.hstack([whole, -whole[:, :1]]).astype(np.float64)
     assert np.allclose(scale.mean, both.mean(axis=0), rtol=1e-6)
     assert np.allclose(scale.spread, [*both[:, :2].std(axis=0), 0, both[:, 3].std()], rtol=1e-6)
