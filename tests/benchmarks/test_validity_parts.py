@@ -1,5 +1,6 @@
 """Every part of the validity study runs: its first unit, and its report of it, so that a rename breaks a test and no table."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,10 @@ from benchmarks.validity.__main__ import parts
 from benchmarks.validity.harness import carry_out, heading
 
 LONG = ("smoke",)  # a whole audit, which the README's first command runs
+SLOW = {  # whose first unit takes more than ten seconds
+    "exposure-documents", "exposure-intervals", "unique-feature-coverage", "own-model", "declared-sets", "words",
+    "reconstruction-null", "reconstruction-plant", "forgetting-innocent", "forgetting-guilty",
+}  # fmt: skip
 TINY = {  # scenes and trainings of reconstructions, which draw nothing that could be told from noise
     "data.source.num_examples": 400, "split.train_per_class": 3, "split.public_per_class": 12, "training.epochs": 2,
     "training.batch_size": 20, "reconstruct.images": 30, "reconstruct.samples": 2, "reconstruct.steps": 2,
@@ -27,8 +32,18 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
 }  # fmt: skip
 
 
+def cases() -> Iterator[object]:
+    for name in parts():
+        if name not in LONG:
+            yield pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+
+
+def test_slow_parts_are_parts() -> None:
+    assert set(parts()) >= SLOW
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in parts() if name not in LONG])
+@pytest.mark.parametrize("name", cases())
 def test_every_validity_part_computes_and_reports_its_first_unit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path
 ) -> None:
