@@ -279,7 +279,7 @@ def report_plant(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     remembering = [row for row in rows if row["word"] == "shown"]
     if remembering:
-        found = sum(any(is_shown(row["tests"][name]) for name in RANK_GAINS) for row in remembering)
+        found = sum(any(is_shown(row["tests"][name]) for name in RANK_GAINS if name in row["tests"]) for row in remembering)
         yield f"Where memory is shown (of objects, or beyond the class), a gain of rank is shown, too: {rate(found, len(remembering))}."
         yield ""
     cells = ((row["unit"], row["word"], *(in_cell(row["tests"].get(name)) for name in names)) for row in rows)

@@ -23,7 +23,7 @@ from benchmarks.validity.reconstruction import (
     with_sides,
 )
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND, GAIN
+from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 
@@ -81,7 +81,7 @@ def test_turned_against_puts_at_most_half_of_the_images_on_their_side() -> None:
 def test_p_values_are_of_the_pictures_asked_for_and_of_the_sides_given() -> None:
     remembered = audited(0.15, source=SHUFFLED)
     tests = p_values(remembered.judged, remembered.splits, source=SHUFFLED)
-    assert list(tests) == [f"{GAIN}, {RANK}", f"{BEYOND}, {RANK}"]
+    assert list(tests) == [f"{GAIN}, {RANK}", f"{BEYOND_PUBLIC}, {RANK}"]
     least = 1 / (1 + CONFIG.permutations)
     assert tests[f"{GAIN}, {RANK}"] == pytest.approx(least)
     assert p_values(remembered.judged, remembered.splits)[f"{GAIN}, {RANK}"] > least
@@ -102,7 +102,7 @@ def test_null_reports_redraws_and_the_actual_sides_of_each_kind(kind: str, monke
     part = PARTS[0]
     text = "\n".join(part.report([row | {"unit": f"{kind}/0", "seconds": 1.0}] * 2))
     assert f"{GAIN}: null, measure" in text
-    assert f"{BEYOND}: null, measure" in text
+    assert f"{BEYOND_PUBLIC}: null, measure" in text
     assert "the first image of each run | 2 |" in text
 
 

@@ -177,6 +177,17 @@ sys.exit(command())
     assert done.stderr == "memlib: stopped; to continue, run the same command again, or memlib resume\n"
 
 
+def assert_stopped(script: str) -> None:
+    """Run a script in a terminal of its own; it must say how to continue, and nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
+    )
+    assert (done.returncode, done.stderr) == (
+        130,
+        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_interrupt_that_a_library_turns_into_an_error_still_counts_as_stopped(number: int) -> None:
     """pydantic's serializer does: such an error looked like a bug, and its run like one that had failed."""
@@ -195,13 +206,7 @@ app.app = serialize
 sys.argv = ["memlib", "runs"]
 sys.exit(command())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
-    )
-    assert (done.returncode, done.stderr) == (
-        130,
-        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
-    )
+    assert_stopped(script)
 
 
 def test_an_interrupt_that_arrives_in_a_destructor_stops_the_command_without_traceback() -> None:
@@ -223,13 +228,7 @@ app.app = wait
 sys.argv = ["memlib", "runs"]
 sys.exit(command())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=as_in_a_terminal
-    )
-    assert (done.returncode, done.stderr) == (
-        130,
-        "memlib: stopped; to continue, run the same command again, or memlib resume\n",
-    )
+    assert_stopped(script)
 
 
 def test_a_crash_after_the_reported_end_leaves_the_exit_status(tmp_path: Path) -> None:
