@@ -13,6 +13,7 @@ PACKAGES = {
     "deja-vu": "memlib.audits.deja_vu",
     "unique-feature": "memlib.audits.unique_feature",
     "self-influence": "memlib.audits.self_influence",
+    "membership": "memlib.audits.membership",
     "forgetting": "memlib.audits.forgetting",
     "exposure": "memlib.audits.exposure",
     "sweep": "memlib.audits.sweep",

@@ -37,8 +37,9 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
         raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error
     check_once(table.column_names, [id_column, column], path)
     ids = check_ids(ids_of(table[id_column], f"{path}: {id_column}"), f"{path}: {id_column}")
+    said = table[column].cast(pa.string()) if pa.types.is_boolean(table[column].type) else table[column]
     values: dict[str, str] = {}
-    for name, value in zip(ids, ids_of(table[column], f"{path}: {column}"), strict=True):
+    for name, value in zip(ids, ids_of(said, f"{path}: {column}"), strict=True):
         if not value:
             continue
         if values.setdefault(name, value) != value:

@@ -50,7 +50,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
 
     Args:
         spec: file, columns and kind.
-        members: rows of tables.SPLITS: the examples of D_Q and of the rest of its pool.
+        members: rows of tables.SPLITS: the audited examples.
         num_classes: number of classes of the data.
 
     Raises:
@@ -71,7 +71,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     missing = [name for name in wanted if name not in place]
     if missing:
         raise UserError(
-            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} examples of D_Q and the rest of its pool: "
+            f"{spec.path} has no outputs for {len(missing)} of the {len(wanted)} audited examples: "
             f"{', '.join(missing[:NAMED])}{', ...' if len(missing) > NAMED else ''}{hint_at_ids(ids, wanted)}"
         )
     rows = [place[name] for name in wanted]
@@ -84,7 +84,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     if lengths != {num_classes}:
         seen = ", ".join(str(length) for length in sorted(lengths))
         raise UserError(
-            f"{spec.path}: {spec.scores_column} has {seen} numbers per example, but D_Q has {num_classes} classes"
+            f"{spec.path}: {spec.scores_column} has {seen} numbers per example, but the data have {num_classes} classes"
         )
     scores = np.array([lists[row] for row in rows], dtype=np.float64)
     if not np.isfinite(scores).all():
@@ -201,7 +201,7 @@ def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: 
     if differ:
         name, given, expected = differ[0]
         raise UserError(
-            f"{spec.path}: {len(differ)} labels differ from those of D_Q, such as {name}'s ({given!r}, but {expected} in D_Q)"
+            f"{spec.path}: {len(differ)} labels differ from those of the data, such as {name}'s ({given!r}, but {expected} in the data)"
         )
 
 

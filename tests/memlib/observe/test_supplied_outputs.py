@@ -43,7 +43,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "said"),
     [
-        ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 examples of D_Q and the rest of its pool: b"),
+        ({"example_id": ["c", "a", "x", "y"]}, {}, "no outputs for 1 of the 3 audited examples: b"),
         ({"example_id": ["c", "a", "a", "b"]}, {}, "1 repeated ids"),
         (
             {},
@@ -61,7 +61,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
             {"kind": "logits"},
             "percentages: divide them by",
         ),
-        ({"scores": [[1.0], [1.0], [1.0], [1.0]]}, {}, "has 1 numbers per example, but D_Q has 2 classes"),
+        ({"scores": [[1.0], [1.0], [1.0], [1.0]]}, {}, "has 1 numbers per example, but the data have 2 classes"),
         ({"scores": [[3.0, -1], [0, 1], [0, 0], [2, 2]]}, {}, "if they are logits, set outputs.kind to logits"),
         ({}, {"kind": "logits"}, "these are probabilities"),
         ({"scores": [[0.4, 0.4]] * 4}, {}, "not a distribution: its rows sum to 0.8 to 0.8"),
@@ -69,7 +69,7 @@ def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
         ({"scores": [[0.4, 0.6]] * 4}, {}, "is the same for 3 of 3 examples, which are of several classes"),
         ({"scores": [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]}, {}, "only 0 and 1, which are decisions"),
         ({"scores": [[-5.0, 5.0], [5.0, -5.0]] * 2}, {"kind": "logits"}, "only -5 and 5, which are decisions"),
-        ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from those of D_Q, such as a's \(1, but 0 in D_Q\)"),
+        ({"y": [1, 1, 0, 1]}, {"label_column": "y"}, r"1 labels differ from those of the data, such as a's \(1"),
     ],
 )
 def test_supplied_outputs_with_wrong_ids_types_or_ranges_are_refused(

@@ -1,0 +1,123 @@
+"""The membership audit: who was in the training set? From data to report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from memlib.audits.arrangement import prefect_flow
+from memlib.audits.last_stages import run_id
+from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.shadows import (
+    Answers,
+    FitEstimators,
+    Observe,
+    Subsets,
+    TrainSubset,
+    TrainSubsets,
+    name_of,
+)
+from memlib.audits.membership.stages import Report, Score
+from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
+from memlib.data.inclusion import TARGET
+from memlib.data.splits import TRAIN
+from memlib.data.stages import Decode, DecodeBlock, HoldOut, TrainingData, decode
+from memlib.identity import derive_seed
+from memlib.observe.models import Trained
+from memlib.pipeline.stage import Artifact, Runner
+from memlib.runs.records import RunRecord
+from memlib.specs import ClassifierSpec
+
+STAGES = (
+    DecodeBlock, Decode, HoldOut, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe, Score, Report,
+)  # fmt: skip
+
+
+def absent(recipe: Recipe) -> set[type[Any]]:
+    """Return the stages that a recipe leaves out."""
+    is_net = isinstance(recipe.model, ClassifierSpec)
+    is_small = is_net and recipe.model.stackable  # type: ignore[union-attr]
+    used = {
+        ReadMembers: recipe.target.is_external,
+        ReadOutputs: recipe.target.outputs is not None,
+        TrainSubsets: is_small,
+        TrainSubset: is_net and not is_small,
+        FitEstimators: not is_net,
+        Observe: is_net or recipe.target.trained is not None,
+    }
+    return {stage for stage, is_used in used.items() if not is_used}
+
+
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
+    shard = decode(runner, recipe.data)
+    splits = runner.run(HoldOut(recipe.split, shard))
+    data = TrainingData(shard, splits)
+    members, target = _external(runner, recipe, data)
+    groups = _groups(recipe, trains_target=target is None)
+    answers = _answers(runner, recipe, data, groups)
+    if target is None:
+        target, *answers = answers
+    shadows = [Subsets(data, group, recipe.shadows.share, recipe.shadows.seed) for group in groups if group != (TARGET,)]
+    scores = runner.run(Score(recipe, data, shadows, answers, target, members))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
+    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "target": target})
+
+
+def _external(runner: Runner, recipe: Recipe, data: TrainingData) -> tuple[Artifact[Any] | None, Artifact[Answers] | None]:
+    """Return the members and the answers of an external target, before anything is trained; None if memlib trains it."""
+    target = recipe.target
+    if target.members is None:
+        return None, None
+    members = runner.run(ReadMembers(data, target.members))
+    if target.outputs is not None:
+        return members, runner.run(ReadOutputs(data, target.outputs))
+    assert target.trained is not None
+    return members, runner.run(Observe(data, target.trained, 0, recipe.queries))
+
+
+def _groups(recipe: Recipe, *, trains_target: bool) -> list[tuple[int, ...]]:
+    """Return the models that are trained together: the target by itself, shadow models in chunks, large ones singly."""
+    is_large = isinstance(recipe.model, ClassifierSpec) and not recipe.model.stackable
+    size, count = 1 if is_large else recipe.shadows.chunk, recipe.shadows.count
+    shadows = [tuple(range(start, min(start + size, count))) for start in range(0, count, size)]
+    return [(TARGET,), *shadows] if trains_target else shadows
+
+
+def _answers(
+    runner: Runner, recipe: Recipe, data: TrainingData, groups: Sequence[tuple[int, ...]]
+) -> list[Artifact[Answers]]:
+    """Train the models of each group, each on its own subset of the pool, and query them."""
+    subsets = [Subsets(data, group, recipe.shadows.share, recipe.shadows.seed) for group in groups]
+    if not isinstance(recipe.model, ClassifierSpec):
+        kind, seed = recipe.model, recipe.shadows.seed
+        return runner.run_all([FitEstimators(each, kind, _seeds(seed, each.numbers)) for each in subsets])
+    training = recipe.training
+    assert training is not None
+    models: Sequence[Trained]
+    if recipe.model.stackable:
+        models = runner.run_all(
+            [TrainSubsets(each, recipe.model, training, _seeds(training.seed, each.numbers)) for each in subsets]
+        )
+    else:
+        models = runner.run_all([_large(recipe, each) for each in subsets])
+    return runner.run_all([Observe(data, each, training.epochs, recipe.queries) for each in models])
+
+
+def _large(recipe: Recipe, subsets: Subsets) -> TrainSubset:
+    """Return the training of one large network."""
+    assert isinstance(recipe.model, ClassifierSpec)
+    assert recipe.training is not None
+    (number,), data = subsets.numbers, subsets.data
+    (seed,) = _seeds(recipe.training.seed, subsets.numbers)
+    return TrainSubset(
+        name_of(number), recipe.model, recipe.training.model_copy(update={"seed": seed}), data.num_classes, data.shard,
+        data.splits, (TRAIN,), subsets=subsets,
+    )  # fmt: skip
+
+
+def _seeds(seed: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(derive_seed(seed, "model", number) for number in numbers)
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `membership` when it is asked for."""
+    return prefect_flow("membership", name)

@@ -1,0 +1,64 @@
+"""Membership audit: who was in the training set?
+
+Shadow models are trained like the target, each on examples (with groups: persons) that were drawn by independent coins. An
+attack compares the target's answer to an example with those of models that were and were not trained on it: LiRA (Carlini
+2022), RMIA (Zarifzadeh 2024). The target's own coins are the random draw on which the test rests: if its answers do not depend
+on them, every other draw was as likely.
+
+    shown         members rank above non-members by more than redraws of the coins explain, or a claimed epsilon is refuted
+    bounded       neither, and the upper limits of AUC and true alarms lie below the recipe's bounds
+    inconclusive  neither
+    descriptive   members were not drawn at random
+
+The same models give counterfactual memorization and influence (Feldman and Zhang 2020), and lower bounds of epsilon (Steinke
+2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memlib.audits.base import Audit
+from memlib.audits.membership.recipe import HEADLINES, Recipe
+from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
+from memlib.tables import COMMON
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memlib.pipeline.stage import Runner
+
+
+def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
+    """Return whether a finding with these params is part of the brief listing: the headline attack, and what has no attack."""
+    return params.get("attack", headline.get("attack")) == headline.get("attack") and "measure" not in params
+
+
+def _limits(recipe: Recipe) -> Iterable[str]:
+    from memlib.audits.membership.verdict import limits  # loads scipy
+
+    return limits(recipe)
+
+
+def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
+    """Return the stored examples, and the rows of the examples of the pool by id."""
+    from memlib.data.splits import TRAIN, select
+    from memlib.data.stages import HoldOut, decode
+
+    shard = decode(runner, recipe.data)
+    members = select(runner.run(HoldOut(recipe.split, shard)).content, TRAIN)
+    return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
+
+
+AUDIT = Audit(
+    name="membership",
+    question="Who was in the training set of a model?",
+    recipe=Recipe,
+    tables=COMMON | {"units": UNITS, "examples": EXAMPLES, "models": MODELS, "influence": INFLUENCE},
+    in_brief=_in_brief,
+    headlines=HEADLINES,
+    limits=_limits,
+    queried=_queried,
+    columns=("auc", "true_alarms", "auc_of_models"),
+)

@@ -1,0 +1,98 @@
+"""Everything that an audit computes before it writes tables: the pool, its units, the attacks, and all models in turn."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, survey_models
+from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.shadows import Answers
+from memlib.audits.membership.units import Pool, Units, units_of
+from memlib.stats.counterfactual import Differences, influence, memorization
+from memlib.stats.multiplicity import holm
+
+SHOWN = 0.05  # adjusted p-value up to which an example counts as memorized, and a pair as influence
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The pool with the answers of all models on it.
+
+    Attributes:
+        recipe: attacks, tests and claim.
+        pool: the audited examples.
+        rows: their rows of tables.SPLITS.
+        member: (num_examples,) whether the target was trained on them.
+        target, shadows: their answers.
+        inside: (num_models, num_examples) training sets of the shadow models.
+        held_out: the held-out examples, rows of tables.SPLITS.
+        is_drawn: whether the target's members were drawn at random, and nothing contradicts it.
+    """
+
+    recipe: Recipe
+    pool: Pool
+    rows: pa.Table
+    member: NDArray[np.bool_]
+    target: Answers
+    shadows: Answers
+    inside: NDArray[np.bool_]
+    held_out: pa.Table
+    is_drawn: bool
+
+    @cached_property
+    def units(self) -> Units:
+        """The examples, or persons, that are told apart."""
+        combined = self.recipe.score.persons
+        return units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
+
+    @cached_property
+    def rankings(self) -> Rankings:
+        """The attacks on the target."""
+        return Rankings(self.units, self.recipe.score, self.is_drawn)
+
+    @cached_property
+    def survey(self) -> tuple[Scores, list[ModelResult]]:
+        """The headline attack on every shadow model."""
+        return survey_models(self.rankings)
+
+    @cached_property
+    def memorization(self) -> Differences:
+        """Memorization of each example over all models that memlib trained."""
+        own = not self.recipe.target.is_external
+        correct = np.concatenate([self.target.correct, self.shadows.correct]) if own else self.shadows.correct
+        inside = np.concatenate([self.member[None], self.inside]) if own else self.inside
+        return memorization(correct, inside)
+
+    @cached_property
+    def memorization_p(self) -> Scores:
+        """Its p-values, adjusted over all examples: (num_examples,)."""
+        return holm(self.memorization.p_values().tolist())
+
+    @cached_property
+    def examined(self) -> NDArray[np.int64]:
+        """Places of the memorized examples whose influence is examined, the most memorized first."""
+        found = np.flatnonzero(self.memorization_p <= SHOWN)
+        order = np.argsort(-self.memorization.difference[found], kind="stable")
+        return found[order][: self.recipe.score.memorized]
+
+    @cached_property
+    def influence(self) -> tuple[Differences, Scores]:
+        """Influence of the examined examples on held-out ones, and p-values adjusted over all pairs: each (examined, held_out)."""
+        own = not self.recipe.target.is_external
+        answers = np.concatenate([self.target.held_out, self.shadows.held_out]) if own else self.shadows.held_out
+        inside = np.concatenate([self.member[None], self.inside]) if own else self.inside
+        found = influence(answers, inside[:, self.examined])
+        p = found.p_values()
+        return found, holm(p.ravel().tolist()).reshape(p.shape)
+
+    @property
+    def has_influence(self) -> bool:
+        """True if there are pairs to examine."""
+        return bool(len(self.examined)) and bool(self.held_out.num_rows)
+
+    def withdrawn(self) -> "Audited":
+        """Return the audit without tests of the target, where the declared random draw is contradicted."""
+        return replace(self, is_drawn=False)

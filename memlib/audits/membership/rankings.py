@@ -1,0 +1,162 @@
+"""What each attack says of the target's members, and of the members of every shadow model in turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.audits.membership.recipe import AttackName, Config
+from memlib.audits.membership.units import Units
+from memlib.identity import derive_seed
+from memlib.stats.coins import CoinTest, coin_tests
+from memlib.stats.inference import threshold_rank
+from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Shadows, fit_a, survey
+from memlib.stats.operating import OperatingPoint, auc, operating_point
+from memlib.stats.randomization import Design
+
+QUICK_DRAWS = 199  # redraws of the coins of a shadow model whose units are few
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One attack on the target.
+
+    Attributes:
+        attack: its name.
+        scores: (num_units,), higher for members.
+        test: the test of the target's coins; None if they were not drawn at random.
+    """
+
+    attack: AttackName
+    scores: Scores
+    test: CoinTest | None
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """All attacks on the target.
+
+    Attributes:
+        units: examples or persons.
+        config: attacks and tests.
+        is_drawn: whether the target's members were drawn at random.
+    """
+
+    units: Units
+    config: Config
+    is_drawn: bool
+
+    @cached_property
+    def slope(self) -> float:
+        """The slope a of RMIA's offline reference, fitted to shadow models before the target is looked at."""
+        return fit_a(self.units.shadows, derive_seed(self.config.seed, "slope"))
+
+    def attack(self, name: AttackName) -> Attack[Any] | None:
+        """Return an attack with its settings; None for the gap, which reads right answers instead of log odds."""
+        match name:
+            case "lira" | "lira_offline":
+                return Lira(online=name == "lira")
+            case "rmia":
+                return Rmia()
+            case "rmia_offline":
+                return Rmia(online=False, a=self.slope)
+            case "calibrated_loss":
+                return CalibratedLoss()
+            case "loss":
+                return Loss()
+        return None
+
+    @cached_property
+    def all(self) -> list[Ranking]:
+        """All attacks of the recipe, tested together."""
+        names = self.config.attacks
+        scores = np.stack([self._scores(name) for name in names])
+        tests: Sequence[CoinTest | None] = [None] * len(names)
+        if self.is_drawn:
+            seed = derive_seed(self.config.seed, "redraws")
+            tests = coin_tests(
+                scores, self.units.member, self.units.labels, redraws=self.config.redraws, seed=seed
+            )
+        return [Ranking(name, row, test) for name, row, test in zip(names, scores, tests, strict=True)]
+
+    @property
+    def head(self) -> Ranking:
+        """The headline attack."""
+        return next(ranking for ranking in self.all if ranking.attack == self.config.headline)
+
+    def _scores(self, name: AttackName) -> Scores:
+        attack = self.attack(name)
+        if attack is None:
+            return self.units.correct.astype(np.float64)
+        return attack(self.units.shadows, self.units.odds)
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """The headline attack on one model, with all other shadow models as its shadows.
+
+    Attributes:
+        auc: area under the ROC.
+        p_value: p-value of the area by redraws of the model's coins.
+        true_alarms: share of members found at each rate of false alarms; NaN where non-members are too few.
+    """
+
+    auc: float
+    p_value: float
+    true_alarms: tuple[float, ...]
+
+
+def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
+    """Attack every shadow model as if it were the target.
+
+    Returns:
+        (num_models, num_units) scores, and the result of each model.
+    """
+    units, config = rankings.units, rankings.config
+    attack = rankings.attack(config.headline)
+    if attack is None:
+        scores = units.shadows_correct.astype(np.float64)
+    else:
+        scores = survey(units.shadows, attack)
+    results = []
+    for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
+        design = Design.of(inside, units.labels)
+        p = design.quick_p(whole_ranks(row), draws=QUICK_DRAWS, seed=derive_seed(config.seed, "model", number))
+        alarms = tuple(true_alarms(row, inside, rate) for rate in config.false_alarms)
+        results.append(ModelResult(auc(row, inside), p, alarms))
+    return scores, results
+
+
+def whole_ranks(scores: Scores) -> NDArray[np.int64]:
+    """Return twice the rank of each score, ties averaged, as whole numbers: (num_units,)."""
+    return np.rint(2 * scipy.stats.rankdata(scores)).astype(np.int64)
+
+
+def true_alarms(scores: Scores, member: NDArray[np.bool_], rate: float) -> float:
+    """Return the share of members above the threshold of a rate of false alarms; NaN if non-members are too few for it."""
+    point = point_at(scores, member, rate)
+    return float("nan") if point is None else point.tpr
+
+
+def point_at(scores: Scores, member: NDArray[np.bool_], rate: float) -> OperatingPoint | None:
+    """Return the operating point at a rate of false alarms; None if non-members are too few for it."""
+    if threshold_rank(int((~member).sum()), rate) == 0:
+        return None
+    return operating_point(scores, member, rate)
+
+
+def mean_odds(shadows: Shadows) -> tuple[Scores, Scores]:
+    """Return the mean log odds of in and of out models over queries, (num_units,) each; NaN without such models."""
+    odds = shadows.odds.mean(axis=1, dtype=np.float64)
+    sides = []
+    for inside in (shadows.inside, ~shadows.inside):
+        counts = inside.sum(axis=0)
+        sums = np.where(inside, odds, 0.0).sum(axis=0)
+        sides.append(np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0))
+    return sides[0], sides[1]

@@ -1,0 +1,228 @@
+"""The recipe of a membership audit."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from memlib.specs import (
+    ClassifierSpec,
+    DataSpec,
+    EstimatorSpec,
+    ExternalClassifierSpec,
+    HoldOutSpec,
+    OutputsSpec,
+    Spec,
+    TrainingSpec,
+)
+from memlib.specs.level import LevelSpec
+from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.observing import WEIGHTLESS
+
+MEMBERS, PRIVACY = "members", "privacy"
+HEADLINES = (MEMBERS, PRIVACY)
+ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
+AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap"]
+ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
+Drawn = Literal["coins", "fixed", "unknown"]
+
+
+def _kind_of(given: Any) -> Any:
+    kind = given.get("kind") if isinstance(given, dict) else getattr(given, "kind", None)
+    return "classifier" if kind in (None, "classifier") else "estimator"
+
+
+AuditedModelSpec = Annotated[
+    Annotated[ClassifierSpec, Tag("classifier")] | Annotated[EstimatorSpec, Tag("estimator")],
+    Discriminator(
+        _kind_of, custom_error_type="model", custom_error_message="a model is a mapping, such as {kind: forest, trees: 100}"
+    ),
+]
+"""A network or an estimator of scikit-learn; a recipe without a kind specifies a network."""
+
+
+class QueriesSpec(Spec):
+    """The queries of each image: variants whose answers are combined. Points are queried once, as they are."""
+
+    flip: bool = False
+    """Also query the mirrored image."""
+    shift: int = Field(default=0, ge=0, le=MOST_PIXELS)
+    """Also query the image shifted by this many pixels up, down, left and right; 0: not shifted."""
+
+    @property
+    def count(self) -> int:
+        """The number of queries per image."""
+        return (2 if self.flip else 1) * (5 if self.shift else 1)
+
+
+class ShadowsSpec(Spec):
+    """Shadow models: trained like the target, each on its own random part of the pool."""
+
+    count: int = Field(default=64, ge=4, le=MOST_MODELS)
+    """Number of shadow models. A larger set contains every smaller one: only the additional models are trained."""
+    share: float = Field(default=0.5, gt=0, lt=1)
+    """Probability that an example (with `split.group`: a person) is in the training set of a model. An external model's own
+    share makes the shadows' training sets as large as its own; epsilon needs fair coins (0.5)."""
+    chunk: int = Field(default=32, ge=1, le=MOST_MODELS)
+    """Number of small models that are trained and stored as one artifact. Models are never retrained when `count` grows by
+    whole chunks."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of the coins."""
+
+
+class TargetSpec(Spec):
+    """The model under audit: by default memlib trains it, on examples that it draws by coins like those of the shadow models."""
+
+    trained: ExternalClassifierSpec | None = None
+    """An external model with its weights, or a fitted estimator of scikit-learn that its factory returns."""
+    outputs: OutputsSpec | None = None
+    """Outputs of an external model on all examples of the pool."""
+    members: str | None = None
+    """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
+    be audited; examples that it does not list are left out."""
+    drawn: Drawn = "unknown"
+    """For an external model: how its training examples were chosen. coins: each example (or person) by an independent fair
+    coin; fixed: a fixed number per class at random, as in a random hold-out; unknown: anything else. With `unknown`, members
+    may differ from non-members in more than membership, so nothing is tested."""
+    coins: float = Field(default=0.5, gt=0, lt=1)
+    """With `drawn: coins`: the probability of each coin."""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> "TargetSpec":
+        if self.trained is not None and self.outputs is not None:
+            raise ValueError("give trained or outputs, not both")
+        if self.is_external != (self.members is not None):
+            raise ValueError(
+                "members lists the training examples of an external model (trained or outputs): give both or neither"
+            )
+        if self.trained is not None and not self.trained.is_whole:
+            raise ValueError(WEIGHTLESS)
+        return self
+
+    @property
+    def is_external(self) -> bool:
+        """True if memlib does not train the target."""
+        return self.trained is not None or self.outputs is not None
+
+
+class Config(LevelSpec):
+    """Attacks, tests and intervals."""
+
+    attacks: tuple[AttackName, ...] = Field(default=ATTACKS, min_length=1)
+    """lira: likelihood ratio of models that were and were not trained on the example (Carlini 2022); rmia: confidence beyond
+    that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: from
+    models that were not trained on the example, alone; calibrated_loss and loss; gap: whether the answer is right."""
+    headline: AttackName = "lira"
+    """The attack whose numbers are on top of the page. All attacks are tested, adjusted for their number."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Significance level over all attacks (Westfall and Young), and of each other family of tests."""
+    auc_bound: float = Field(default=0.55, gt=0.5, lt=1)
+    """The verdict is 'bounded' if nothing is shown, and the upper limits of each attack's AUC and of its rate of true alarms
+    lie below this bound and `tail_bound`."""
+    tail_bound: float = Field(default=0.05, gt=0, lt=1)
+    """Bound of the true alarm rate at `false_alarms[0]`, so that rare and strong memory is not called bounded."""
+    false_alarms: tuple[Annotated[float, Field(gt=0, lt=0.5)], ...] = Field(default=(0.01, 0.001), min_length=1)
+    """Rates of false alarms at which the rate of true alarms is given."""
+    persons: Literal["sum", "max", "trimmed"] = "sum"
+    """With `split.group`: how the log odds of a person's examples are combined before she is compared with herself in models
+    that were not trained on her: their mean; the largest; or the mean of the upper 60 % (RaMIA)."""
+    redraws: int = Field(default=9999, ge=999, le=MOST_DRAWS)
+    """Number of redraws of the target's coins, from which p-values are computed."""
+    memorized: int = Field(default=50, ge=0, le=MOST_DRAWS)
+    """Number of the most memorized examples for which the influence on held-out examples is examined; 0: none."""
+    blind: bool = True
+    """Also tell members from non-members without the model, by ids, sizes, dates and content."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of all random draws."""
+
+
+class ClaimSpec(Spec):
+    """A claim of (epsilon, delta)-differential privacy for the target's training."""
+
+    epsilon: float = Field(gt=0, le=MOST_NUMBER)
+    """The claimed epsilon, as computed by the owner's accountant."""
+    delta: float = Field(default=0.0, ge=0, lt=1)
+    """The claimed delta."""
+    unit: Literal["example", "person"] = "example"
+    """Unit whose addition or removal the claim is about. An epsilon of examples is compared with coins of persons only after
+    the bound is divided by the largest number of a person's examples, and only if delta is 0."""
+    adjacency: Literal["add_remove", "replace"] = "add_remove"
+    """Neighbouring data sets: one unit is added or removed, as the coins do; or replaced by another, which costs up to twice
+    as much: such a claim is compared with twice the epsilon."""
+    chosen_among: int = Field(default=1, ge=1, le=MOST_MODELS)
+    """Number of training runs (settings, seeds) among which the audited model was chosen by its results on the data. The
+    accountant of a single run does not cover that choice: from 2 on, exceeding it refutes the claim for the whole procedure."""
+
+
+class ReportSpec(Spec):
+    """Contents of the page."""
+
+    gallery: int = Field(default=12, ge=0, le=MOST_DRAWS)
+    """Number of the most memorized examples that are shown."""
+
+
+class Recipe(Spec):
+    """A membership audit from data to report."""
+
+    audit: Literal["membership"] = "membership"
+    title: str = "Membership audit"
+    """Heading of the report."""
+    data: DataSpec
+    split: HoldOutSpec = HoldOutSpec()
+    """The pool from which training sets are drawn (`train_per_class`; by default all examples), examples for early stopping,
+    and held-out examples, on which the influence of memorized examples is measured."""
+    model: AuditedModelSpec
+    """The target's architecture, or the kind of estimator."""
+    training: TrainingSpec | None = None
+    """Training of a network; estimators have none."""
+    target: TargetSpec = TargetSpec()
+    shadows: ShadowsSpec = ShadowsSpec()
+    queries: QueriesSpec = QueriesSpec()
+    score: Config = Config()
+    privacy: ClaimSpec | None = None
+    """A claim of differential privacy that is tested."""
+    report: ReportSpec = ReportSpec()
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Recipe":
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if isinstance(self.model, ClassifierSpec) != (self.training is not None):
+            yield "a network needs training, and an estimator has none" + (
+                "; add training" if self.training is None else f"; remove training of a {self.model.kind}"
+            )
+        training = self.training
+        if training is not None and training.objective.kind != "supervised":
+            yield f"training.objective {training.objective.kind} does not train a classifier; use supervised"
+        if training is not None and training.batch_size is None and getattr(self.model, "stackable", False):
+            yield "training.batch_size is missing: training sets drawn by coins differ in size; give a number"
+        if self.score.headline not in self.score.attacks:
+            yield f"score.headline {self.score.headline} is not among score.attacks ({', '.join(self.score.attacks)})"
+        if (self.queries.flip or self.queries.shift) and not isinstance(self.model, ClassifierSpec):
+            yield f"queries are for images; a {self.model.kind} is queried once per example"
+        if self.queries.count > 1 and self.target.outputs is not None:
+            yield "target.outputs holds one answer per example; remove queries"
+        if self.privacy is not None and self.coins != 0.5:
+            yield (
+                f"privacy needs an independent fair coin for each example or person; the target's were {self._chosen}; "
+                "remove privacy, or set shadows.share to 0.5"
+            )
+
+    @property
+    def _chosen(self) -> str:
+        return f"drawn with probability {self.coins:g}" if self.coins is not None else f"drawn {self.target.drawn}"
+
+    @property
+    def coins(self) -> float | None:
+        """The probability of the target's coins; None if it was not trained on examples drawn by coins."""
+        if not self.target.is_external:
+            return self.shadows.share
+        return self.target.coins if self.target.drawn == "coins" else None
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if the target's training examples were drawn at random, so that membership can be tested."""
+        return not self.target.is_external or self.target.drawn != "unknown"

@@ -1,0 +1,412 @@
+"""The page of a membership audit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from memlib.audits.membership.recipe import MEMBERS, Recipe
+from memlib.audits.membership.verdict import BLIND, NAMES
+from memlib.data.splits import HELD_OUT, TRAIN
+from memlib.findings import Finding, Findings
+from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
+from memlib.report.format import format_interval, format_p, format_value, percent, say_p
+from memlib.report.page import (
+    Content,
+    FigureView,
+    PicturesView,
+    Section,
+    TableView,
+    advice_of,
+    facts_table,
+    filled,
+    first_words,
+    meaning_of,
+)
+from memlib.specs import ClassifierSpec
+
+COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED)
+SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
+LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
+LISTED = 25  # units and pairs that are listed
+_TERMS = ("shadow model", "member", "AUC", "true alarms", "memorization", "epsilon", "LiRA", "RMIA")
+_METHOD = (
+    "Method: shadow models are trained like the target, each on examples (persons) that were drawn by independent coins. LiRA "
+    "(Carlini et al. 2022) compares the target's log odds with normal laws fitted to models that were and were not trained on "
+    "the example, with variances shrunk to their common value; RMIA (Zarifzadeh et al. 2024) divides its confidence by the "
+    "mean confidence of all models, and ranks as that ratio does, like BASE (Lassila et al. 2025). Offline attacks use only "
+    "models that were not trained on the example. Thresholds are order statistics of the non-members, never quantiles of a "
+    "fitted law. Tests redraw the target's coins within classes; all attacks share one level (max-T, Westfall and Young 1993)."
+)
+_NOT_SHOWN = (
+    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named with "
+    "the stated share of false alarms.",
+    "That nobody can do better: only the listed attacks were tried.",
+    "Anything about other models: that the audited model is the one in use has to be established by other means.",
+)
+_ADVICE = (
+    "Treat the model's answers as personal data of its training examples: limit who can query it and how exact its answers "
+    "are, or retrain it with more data, fewer epochs or differential privacy, and audit the new model."
+)
+
+
+def compose(
+    recipe: Recipe,
+    tables: Mapping[str, pa.Table],
+    show: Callable[[str], NDArray[np.uint8] | None],
+    sizes: Mapping[str, int],
+    folder: Path,
+) -> Content:
+    """Compose the page of a run; the figures are also saved in `folder` as SVG and PNG.
+
+    Args:
+        recipe: the recipe of the run.
+        tables: units, examples, models, summary, curves and, if there is any, influence.
+        show: function that returns the picture of an example; None if it is no image.
+        sizes: number of examples of each role.
+        folder: directory for the figures.
+    """
+    findings = Findings.read(tables["summary"])
+    word = findings.verdict.word
+    lead, rest = first_words(findings.verdict.explanation, LEAD_WORDS)
+    return Content(
+        meaning=meaning_of(
+            word,
+            shown="Whoever can query the model and train models like it can say of many examples whether they were in its "
+            "training set, with fewer errors than by guessing; of some, with few false alarms.",
+            bounded="Anyone who attacks the model as was done here tells members hardly better than by guessing.",
+        ),
+        advice=_advice(word, recipe),
+        limits=_NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
+        sections=[
+            Section("How the verdict comes about", rest) if rest else None,
+            _attacks_section(findings, tables["curves"], folder),
+            _scores_section(recipe, tables["curves"], folder),
+            _units_section(tables["units"], recipe),
+            _blind_section(findings, recipe),
+            _privacy_section(findings, recipe),
+            _memorization_section(findings, tables["examples"], show, recipe),
+            _influence_section(findings, tables.get("influence"), show),
+            _models_section(findings, tables["models"], recipe),
+            Section("What was run", _METHOD, facts_table(_facts(recipe, sizes, findings))),
+        ],
+    )  # fmt: skip
+
+
+def _advice(word: str, recipe: Recipe) -> str:
+    more = "train more shadow models (shadows.count), and list more members and non-members" if recipe.target.is_external else ""
+    return advice_of(word, shown=_ADVICE, more=more)
+
+
+def _model(recipe: Recipe) -> str:
+    target = recipe.target
+    if target.trained is not None:
+        return target.trained.model
+    if target.outputs is not None:
+        return "an external model, by its outputs"
+    return recipe.model.architecture if isinstance(recipe.model, ClassifierSpec) else recipe.model.kind
+
+
+def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
+    """Return the tiles: AUC, true alarms and, if there is one, the bound of epsilon."""
+    head = findings.head
+    attack = head.params["attack"]
+    tiles = [(f"{head.value:.2f}", f"AUC, {NAMES[attack]}", _interval(head))]
+    for row in findings.all("true_alarms", attack=attack):
+        rate = percent(row.params["false_alarms"])
+        tiles.append((percent(row.value), f"of members named at {rate} false alarms", _interval(row, percent)))
+    above = findings.get("above_all", attack=attack)
+    if above is not None:
+        tiles.append((percent(above.value), f"of members above all {above.params['nonmembers']:,} non-members",
+                      _interval(above, percent)))  # fmt: skip
+    bound = findings.get("epsilon_lower_bound")
+    if bound is not None:
+        tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}", f"at most {bound.params['ceiling']:.2f} "
+                      "could have been shown"))  # fmt: skip
+    return tiles
+
+
+def _interval(row: Finding, show: Callable[[float], str] = "{:.2f}".format) -> str:
+    return f"95 %: {format_interval(row, show)}"
+
+
+def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Section:
+    rows = findings.all("auc")
+    rates = list(dict.fromkeys(row.params["false_alarms"] for row in findings.all("true_alarms")))
+    headings = (
+        "attack", "AUC (95 %)", "adjusted p", *(f"named at {percent(rate)} false alarms" for rate in rates),
+        "above all non-members",
+    )  # fmt: skip
+    cells = [_attack_cells(row, findings, rates) for row in rows]
+    nonmembers = rows[0].params["nonmembers"]
+    notes = _controlled(findings, rates)
+    return Section(
+        "Attacks",
+        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above a threshold that "
+        f"the stated share of non-members exceeds. Few of the {nonmembers:,} non-members decide small rates: {notes}"
+        if notes
+        else "AUC: how often a member ranks above a non-member; 50 % by guessing.",
+        FigureView(
+            _roc(curves, nonmembers, folder),
+            "Share of members named (vertical) by share of false alarms (horizontal), both on log scales, one line per attack. "
+            "The dotted line is guessing.",
+        ),
+        filled(headings, cells),
+    )
+
+
+def _attack_cells(row: Finding, findings: Findings, rates: Sequence[float]) -> tuple[str, ...]:
+    attack = row.params["attack"]
+    named = [findings.get("true_alarms", attack=attack, false_alarms=rate) for rate in rates]
+    above = findings.get("above_all", attack=attack)
+    return (
+        NAMES[attack],
+        f"{row.value:.3f} ({format_interval(row)})",
+        format_p(row.p_adjusted),
+        *("" if each is None else _share(each) for each in named),
+        "" if above is None else _share(above),
+    )
+
+
+def _share(row: Finding) -> str:
+    return f"{percent(row.value)} ({format_interval(row, percent)})"
+
+
+def _controlled(findings: Findings, rates: Sequence[float]) -> str:
+    """Return the interval of the true rate of false alarms at each threshold."""
+    said = []
+    for rate in rates:
+        row = next(iter(findings.all("true_alarms", false_alarms=rate)))
+        low, high = percent(row.params["rate_low"], 2), percent(row.params["rate_high"], 2)
+        said.append(f"at {percent(rate)} the true rate lies between {low} and {high} (95 %)")
+    return "; ".join(said) + "." if said else ""
+
+
+def _roc(curves: pa.Table, nonmembers: int, folder: Path) -> str:
+    figure = new_figure(width=5.2, height=4.6)
+    axes = figure.axes[0]
+    least = max(SMALLEST_RATE, 1 / nonmembers)
+    chosen = curves.filter(pc.field("curve") == "roc")
+    for place, name in enumerate(dict.fromkeys(chosen["series"].to_pylist())):
+        line = chosen.filter(pc.field("series") == name)
+        x, y = line["x"].to_numpy(), line["y"].to_numpy()
+        axes.step(np.maximum(x, least), np.maximum(y, least), where="post", label=NAMES[name], lw=1.5,
+                  color=COLOURS[place % len(COLOURS)])  # fmt: skip
+    axes.plot([least, 1], [least, 1], color=MUTED, ls=":", lw=1.2)
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
+    axes.set_xlabel("false alarms (share of non-members)")
+    axes.set_ylabel("members named")
+    for axis in (axes.xaxis, axes.yaxis):
+        plain_ticks(axis)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return save_figure(figure, folder, "roc")
+
+
+def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
+    figure = new_figure()
+    axes = figure.axes[0]
+    chosen = curves.filter(pc.field("curve") == "scores")
+    for name, colour in (("members", TARGET), ("non-members", REFERENCE)):
+        line = chosen.filter(pc.field("series") == name)
+        axes.step(line["x"].to_numpy(), line["y"].to_numpy(), where="mid", color=colour, label=name, lw=1.6)
+    axes.set_xlabel(f"score of {NAMES[recipe.score.headline]}")
+    axes.set_ylabel("share")
+    percent_axis(axes.yaxis)
+    axes.legend(frameon=False, fontsize=8)
+    return Section(
+        "Scores of members and non-members",
+        FigureView(
+            save_figure(figure, folder, "scores"),
+            f"Distribution of the score of {NAMES[recipe.score.headline]} among members and among non-members.",
+        ),
+    )
+
+
+def _units_section(units: pa.Table, recipe: Recipe) -> Section:
+    persons = recipe.split.group is not None
+    noun = "persons" if persons else "examples"
+    top = units.slice(0, LISTED).to_pylist()
+    members = sum(row["member"] for row in top)
+    cells = [
+        (
+            row["unit"], str(row["examples"]) if persons else "", row["class_name"], "yes" if row["member"] else "no",
+            format_value(row[recipe.score.headline]), percent(row["above_nonmembers"]),
+        )
+        for row in top
+    ]  # fmt: skip
+    headings = ("id", "examples", "class", "member", "score", "above of non-members")
+    return Section(
+        f"The {noun} at greatest risk",
+        f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. They "
+        "are selected by the score, so their scores look stronger than they would in another model.",
+        filled(headings, cells),
+    )
+
+
+def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
+    blind = findings.get(BLIND)
+    if blind is None:
+        return None
+    families = [(row.params["measure"], f"{row.value:.2f}") for row in findings.all("blind_auc_by_family")]
+    if recipe.is_drawn:
+        outcome = (
+            f"A random draw was declared, and it is contradicted ({say_p(blind.params['p'])}): nothing is tested."
+            if blind.params["contradicted"]
+            else f"The declared random draw is not contradicted ({say_p(blind.params['p'])})."
+        )
+    else:
+        outcome = (
+            "Membership was not drawn at random. An attack on the model that does no better shows nothing; one that does "
+            "better shows no memory either, as a model of other data of the members' kind does so, too."
+        )
+    return Section(
+        "Without the model",
+        f"From ids, sizes, dates and content alone, members are told from non-members with an AUC of {blind.value:.2f} "
+        f"({_interval(blind)}). {outcome}",
+        TableView(("features", "AUC"), families, folded="By kind of feature"),
+    )
+
+
+def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
+    bound = findings.get("epsilon_lower_bound")
+    if bound is None:
+        return None
+    claim, many, gaussian = (
+        findings.get(name) for name in ("privacy_claim", "epsilon_of_training", "epsilon_if_gaussian")
+    )
+    rows = [
+        (
+            f"one run (Steinke 2023), per {bound.params['unit']}, delta {bound.params['delta']:g}",
+            f"{bound.value:.2f}", f"{bound.params['ceiling']:.2f}",
+            f"{bound.params['correct']} of {bound.params['guesses']} guesses right",
+        )
+    ]  # fmt: skip
+    if many is not None:
+        rows.append(
+            (f"many runs, of the way of training, for {many.params['unit_id']}", f"{many.value:.2f}",
+             f"{many.params['ceiling']:.2f}", f"{many.params['models']} models")
+        )  # fmt: skip
+    if gaussian is not None:
+        rows.append(
+            (f"one run, if the mechanism is Gaussian, delta {gaussian.params['delta']:.2g}", f"{gaussian.value:.2f}",
+             f"{gaussian.params['ceiling']:.2f}", "no bound for any other mechanism; not compared with a claim")
+        )  # fmt: skip
+    return Section(
+        "Differential privacy",
+        "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each bound "
+        "holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
+        _claimed(claim, recipe),
+        TableView(("bound", "epsilon at least", "ceiling", "from"), rows),
+    )
+
+
+def _claimed(claim: Finding | None, recipe: Recipe) -> str:
+    if recipe.privacy is None:
+        return ""
+    if claim is None:
+        return "The claim cannot be compared with the bound: their units differ, and delta is not 0."
+    params = claim.params
+    text = (
+        f"Claimed: epsilon {params['epsilon']:g}, delta {params['delta']:g}, per {params['claimed_unit']}, neighbours by "
+        f"{params['claimed_adjacency'].replace('_', ' or ')}; compared with {params['compared_with']:g} in terms of the coins: "
+        f"{say_p(claim.p_adjusted)}, {claim.verdict or 'not refuted'}."
+    )
+    if params["chosen_among"] > 1:
+        text += (
+            f" The model was chosen among {params['chosen_among']} runs, which the accountant of one run does not cover."
+        )
+    return text
+
+
+def _memorization_section(
+    findings: Findings, examples: pa.Table, show: Callable[[str], NDArray[np.uint8] | None], recipe: Recipe
+) -> Section:
+    mean, count = findings.first("memorization_mean"), findings.first("memorized_examples")
+    top = examples.slice(0, recipe.report.gallery).to_pylist()
+    pictures = [(data_uri(picture, side=96), _memorized(row)) for row in top if (picture := show(row["example_id"])) is not None]
+    cells = [
+        (
+            row["example_id"], row["class_name"], percent(row["correct_in"] or 0, 0), percent(row["correct_out"] or 0, 0),
+            format_p(row["p_adjusted"]),
+        )
+        for row in top
+        if row["memorization"] is not None
+    ]  # fmt: skip
+    return Section(
+        "Memorized examples",
+        f"Memorization of an example is the difference between the shares of right answers of models that were and were not "
+        f"trained on it (Feldman and Zhang 2020). On average over {mean.n:,} examples it is {mean.value:.3f}; of "
+        f"{int(count.value):,} examples it is shown (adjusted over all of them). Shown below: the most memorized ones, selected "
+        f"from {examples.num_rows:,}.",
+        PicturesView(pictures) if pictures else TableView(("id", "class", "right, with", "right, without", "adjusted p"), cells),
+    )
+
+
+def _memorized(row: Mapping[str, Any]) -> str:
+    shares = f"right {percent(row['correct_in'] or 0, 0)} with, {percent(row['correct_out'] or 0, 0)} without"
+    return f"{row['example_id']}: {row['class_name']}, {shares}"
+
+
+def _influence_section(
+    findings: Findings, pairs: pa.Table | None, show: Callable[[str], NDArray[np.uint8] | None]
+) -> Section | None:
+    found = findings.get("influence_pairs")
+    if found is None or pairs is None:
+        return None
+    single = findings.first("influence_pairs_unadjusted")
+    cells = [
+        (row["example_id"], row["held_out_id"], f"{row['influence']:.2f}", format_p(row["p_adjusted"]))
+        for row in pairs.slice(0, LISTED).to_pylist()
+    ]
+    return Section(
+        "Influence on held-out examples",
+        f"Of {found.n:,} pairs of a memorized and a held-out example, {int(found.value):,} show influence (adjusted over all "
+        f"pairs). At an unadjusted level of {single.params['unadjusted']:g} there are {int(single.value):,}, and "
+        f"{single.params['expected']:g} would be expected by chance.",
+        TableView(("memorized example", "held-out example", "influence", "adjusted p"), cells) if cells else None,
+    )
+
+
+def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Section:
+    row = findings.first("auc_of_models")
+    measures = findings.all("likeness")
+    cells = [
+        (
+            str(each.params["measure"]), f"{each.value:.3f}",
+            f"{each.params['smallest']:.3f} to {each.params['largest']:.3f}", str(each.params["word"]),
+        )
+        for each in measures
+    ]  # fmt: skip
+    external = recipe.target.is_external
+    return Section(
+        "The target among its shadow models",
+        f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average ({_interval(row)}, the "
+        f"range of {row.n} models; {say_p(row.p_value)}, twice the mean of the models' p-values)."
+        + (" Shadow models that are unlike the target make attacks weaker, not tests wrong." if external else ""),
+        TableView(("number", "target", "shadow models", ""), cells),
+    )
+
+
+def _facts(recipe: Recipe, sizes: Mapping[str, int], findings: Findings) -> Mapping[str, str]:
+    """Return the facts about the run for the last section."""
+    training = recipe.training
+    facts = {
+        "pool": f"{sizes[TRAIN]:,} examples" + (f"; {sizes[HELD_OUT]:,} held out" if sizes[HELD_OUT] else ""),
+        "model": ", ".join(f"{key} {value}" for key, value in recipe.model.model_dump(mode="json").items() if key != "kind"),
+        "shadow models": f"{recipe.shadows.count}, each trained on an example with probability {recipe.shadows.share:g}",
+        "queries": str(recipe.queries.count),
+        "tests": f"level {recipe.score.level:g}, {recipe.score.redraws:,} redraws of the coins"
+        if findings.tests(MEMBERS)
+        else "none of the target",
+    }
+    if training is not None:
+        facts["training"] = f"{training.epochs} epochs, batch {training.batch_size or 'all'}"
+        facts["optimizer"] = ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items())
+    levels = findings.get("rmia_levels")
+    if levels is not None:
+        facts["values of RMIA's scores"] = f"{int(levels.value):,} at gamma 1"
+    return facts

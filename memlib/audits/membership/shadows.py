@@ -1,0 +1,366 @@
+"""Shadow models and the target: their training sets, their training, and the observation of their answers on the pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.membership.recipe import QueriesSpec
+from memlib.data.groups import groups_in
+from memlib.data.inclusion import TARGET, toss
+from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column
+from memlib.data.stages import Seen, TrainingData
+from memlib.observe.models import WEIGHTS, Nets, Trained, load_any, model_key
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
+from memlib.specs import ClassifierSpec, EstimatorSpec, ExternalClassifierSpec, TrainingSpec
+from memlib.store import Attempt, Ref
+from memlib.training.fit import Train
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.observe.outputs import Forward
+
+ODDS, CORRECT, HELD_OUT_CORRECT = "odds.npy", "correct.npy", "held_out_correct.npy"
+
+
+@dataclass(frozen=True)
+class Subsets:
+    """The training sets of some models, each drawn from the pool by independent coins.
+
+    Attributes:
+        data: the pool (role TRAIN) and other examples.
+        numbers: numbers of the models, see `memlib.data.inclusion`.
+        share: probability that an example, or a group of examples, is in a training set.
+        seed: seed of the coins.
+    """
+
+    data: TrainingData
+    numbers: tuple[int, ...]
+    share: float
+    seed: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The coins; together with the pool they determine the training sets."""
+        return {"models": list(self.numbers), "share": self.share, "coins": self.seed}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, their roles and their groups."""
+        return {"shard": self.data.shard.key, "splits": self.data.splits.key}
+
+    @cached_property
+    def inside(self) -> NDArray[np.bool_]:
+        """The examples of the pool, in order of example id, in each model's training set: (num_models, num_pool)."""
+        return toss(groups_in(self.data.members(TRAIN)), self.numbers, share=self.share, seed=self.seed)
+
+    def seen_by(self, place: int) -> Seen:
+        """Return the training examples of the model at a place in `numbers`."""
+        members = self.data.members(TRAIN)
+        inside = self.inside[place]
+        return Seen(column(members, "row")[inside], column(members, "label")[inside])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Subsets, (self.data, self.numbers, self.share, self.seed))  # without the drawn coins
+
+
+def name_of(number: int) -> str:
+    """Return the name of a model in messages and progress bars."""
+    return "target" if number == TARGET else f"shadow {number}"
+
+
+@dataclass(frozen=True)
+class TrainSubsets(Stage[Nets]):
+    """Train small nets together, each on its own subset of the pool: nets.safetensors.
+
+    Attributes:
+        subsets: the training sets.
+        model, training: architecture and training of every net.
+        seeds: seed of each net.
+    """
+
+    declared: ClassVar[Declared] = Declared("train_subsets", 1)
+    title: ClassVar[str] = "train shadow nets"
+    place: ClassVar[Place] = "anywhere"
+
+    subsets: Subsets
+    model: ClassifierSpec
+    training: TrainingSpec
+    seeds: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The first and the last model."""
+        numbers = self.subsets.numbers
+        return name_of(numbers[0]) if len(numbers) == 1 else f"shadows {numbers[0]} to {numbers[-1]}"
+
+    @property
+    def units(self) -> float:
+        """The number of nets times the number of epochs."""
+        return float(len(self.seeds) * self.training.epochs)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Train the nets and write their weights."""
+        import safetensors.torch
+        import torch
+
+        from memlib.data.canaries import TrainingRows
+        from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
+
+        started, data, subsets = time.monotonic(), self.subsets.data, self.subsets
+        none = np.zeros(0, dtype=np.int64)
+        validation = column(data.members(VALIDATION), "row") if self.training.patience else none
+        examples = Examples(data.images, data.labels, None, validation)
+        jobs = [
+            NetJob(seed, TrainingRows(rows, np.zeros(len(rows), dtype=bool)))
+            for seed, rows in zip(self.seeds, (subsets.seen_by(place).rows for place in range(len(self.seeds))), strict=True)
+        ]
+        size = round(subsets.share * data.members(TRAIN).num_rows)
+        classes = data.num_classes
+        at_once = measure_stack_size(self.model, self.training, examples, jobs, classes, device, epoch_size=size)
+        results = train_nets(
+            self.model, self.training, examples, jobs, classes, stack_size=at_once, device=device, epoch_size=size,
+            progress=lambda done: attempt.progress(done, len(jobs)),
+        )  # fmt: skip
+        states = {name: torch.stack([result.state[name] for result in results]) for name in results[0].state}
+        safetensors.torch.save_file(states, attempt.path(WEIGHTS))
+        described = {
+            "model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": list(examples.input_shape)
+        }  # fmt: skip
+        attempt.facts |= {
+            "nets": len(jobs), "stack_size": at_once, "device": device.type, "described": described,
+            "training_seconds": round(time.monotonic() - started, 2), "best_epochs": [result.epoch for result in results],
+        }  # fmt: skip
+
+    @classmethod
+    def open(cls, artifact: Artifact[Nets]) -> Nets:
+        """Return the nets."""
+        return Nets(artifact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSubset(Train):
+    """Train one model on its subset of the pool.
+
+    Attributes:
+        subsets: its training set.
+    """
+
+    declared: ClassVar[Declared] = Declared("train_subset", 1)
+    title: ClassVar[str] = "train shadow models"
+
+    subsets: Subsets
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Architecture, training and coins."""
+        return {**super().spec, **self.subsets.spec}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples and their roles."""
+        return self.subsets.inputs
+
+    @property
+    def units(self) -> float:
+        """The number of epochs."""
+        return float(self.training.epochs)
+
+    @property
+    def seen(self) -> Seen:
+        """The training examples."""
+        return self.subsets.seen_by(0)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of some models on the pool and on the held-out examples, in order of example id.
+
+    Attributes:
+        odds: (num_models, num_queries, num_pool) float32, log odds of the true class.
+        correct: (num_models, num_pool) bool, right answers to the unchanged examples.
+        held_out: (num_models, num_held_out) bool, the same on the held-out examples.
+    """
+
+    odds: NDArray[np.float32]
+    correct: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
+
+    @classmethod
+    def read(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers in an artifact."""
+        return cls(*(np.load(artifact.path(name)) for name in (ODDS, CORRECT, HELD_OUT_CORRECT)))
+
+    def write(self, attempt: Attempt) -> None:
+        """Write the three arrays."""
+        for name, values in ((ODDS, self.odds), (CORRECT, self.correct), (HELD_OUT_CORRECT, self.held_out)):
+            np.save(attempt.path(name), values)
+
+    def of(self, listed: NDArray[np.bool_]) -> Answers:
+        """Return the answers on some examples of the pool, (num_pool,) bool."""
+        return Answers(self.odds[:, :, listed], self.correct[:, listed], self.held_out)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Answers]) -> Answers:
+        """Return the answers of all models of several artifacts."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("odds", "correct", "held_out")))
+
+
+@dataclass(frozen=True)
+class FitEstimators(Stage[Answers]):
+    """Fit estimators of scikit-learn, each to its own subset of the pool, and keep their answers; they are never stored.
+
+    Attributes:
+        subsets: the training sets.
+        model: kind and settings of the estimators.
+        seeds: seed of each estimator.
+    """
+
+    declared: ClassVar[Declared] = Declared("fit_estimators", 1)
+    title: ClassVar[str] = "fit estimators"
+    place: ClassVar[Place] = "cores"
+
+    subsets: Subsets
+    model: EstimatorSpec
+    seeds: tuple[int, ...]
+
+    @property
+    def units(self) -> float:
+        """The number of estimators."""
+        return float(len(self.seeds))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Fit the estimators and write their answers."""
+        from memlib.models.estimators import fit_estimator
+
+        data = self.subsets.data
+        points, classes = flat_points(data), data.num_classes
+        parts = []
+        for place, seed in enumerate(self.seeds):
+            rows, labels = self.subsets.seen_by(place)
+            fitted = fit_estimator(self.model, points[rows], labels, num_classes=classes, seed=seed)
+            scores = [fitted.class_scores(points[column(data.members(role), "row")])[None] for role in (TRAIN, HELD_OUT)]
+            parts.append(answers_of([scores[0]], scores[1], data))
+            attempt.progress(place + 1, len(self.seeds))
+        Answers.joined(parts).write(attempt)
+
+    @classmethod
+    def open(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers."""
+        return Answers.read(artifact)
+
+
+@dataclass(frozen=True)
+class Observe(Stage[Answers]):
+    """Query models on the pool and on the held-out examples.
+
+    Attributes:
+        data: the examples.
+        models: nets that were trained together, one large model, or an external model.
+        epoch: the last epoch of a model that memlib trained.
+        queries: the variants of each image.
+    """
+
+    declared: ClassVar[Declared] = Declared("observe_members", 1)
+    title: ClassVar[str] = "query models"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    models: Trained | ExternalClassifierSpec
+    epoch: int
+    queries: QueriesSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The checkpoint and the queries."""
+        return {"epoch": self.epoch, "queries": self.queries.model_dump(mode="json")}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, their roles and the models."""
+        return {"shard": self.data.shard.key, "splits": self.data.splits.key, "models": model_key(self.models)}
+
+    @property
+    def near(self) -> Ref | None:
+        """The models, if memlib trained them."""
+        return None if isinstance(self.models, ExternalClassifierSpec) else self.models.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the answers."""
+        from memlib.observe.models import check_varied
+
+        forward, take = load_any(self.models, self.epoch, self.data.num_classes, device)
+        count = 1 if isinstance(self.models, ExternalClassifierSpec) else int(self.models.facts.get("nets", 1))
+        by_query = self._scores(TRAIN, forward, take, count, device)
+        check_varied(self.models, by_query[0], attempt)
+        (held_out,) = self._scores(HELD_OUT, forward, take, count, device, queries=QueriesSpec())
+        answers_of(by_query, held_out, self.data).write(attempt)
+
+    def _scores(
+        self, role: str, forward: Forward, take: Any, count: int, device: torch.device, queries: QueriesSpec | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Return the class scores (num_models, num_examples, num_classes) for each query."""
+        from memlib.observe.outputs import class_scores
+
+        rows = column(self.data.members(role), "row")
+        if not len(rows):
+            return [np.zeros((count, 0, self.data.num_classes), dtype=np.float32)]
+        images = self.data.images[rows]
+        return [
+            class_scores(forward, variant, num_nets=count, device=device, take=take)
+            for variant in variants(images, queries or self.queries)
+        ]
+
+    @classmethod
+    def open(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers."""
+        return Answers.read(artifact)
+
+
+def flat_points(data: TrainingData) -> NDArray[np.float32]:
+    """Return the stored examples as points: (num_stored, dim) float32; of images, the grey values in [0, 1]."""
+    images = data.images
+    if images.ndim == 2:
+        return np.asarray(images, dtype=np.float32)
+    return np.asarray(images, dtype=np.float32).reshape(len(images), -1) / 255
+
+
+def answers_of(by_query: Sequence[NDArray[Any]], held_out: NDArray[Any], data: TrainingData) -> Answers:
+    """Return the answers that follow from class scores.
+
+    Args:
+        by_query: class scores (num_models, num_pool, num_classes) for each query, the unchanged examples first.
+        held_out: (num_models, num_held_out, num_classes) class scores on the held-out examples.
+        data: the examples, for their labels.
+    """
+    from memlib.stats.likelihood import log_odds
+
+    labels, others = (column(data.members(role), "label") for role in (TRAIN, HELD_OUT))
+    odds = np.stack([[log_odds(scores, labels) for scores in of_query] for of_query in by_query], axis=1)
+    first = np.asarray(by_query[0]).argmax(axis=2) == labels
+    return Answers(odds.astype(np.float32), first, np.asarray(held_out).argmax(axis=2) == others)
+
+
+def variants(images: NDArray[Any], queries: QueriesSpec) -> list[NDArray[Any]]:
+    """Return the queried variants of stored images (num, height, width, channels): unchanged first; edges are repeated."""
+    shifts = [(0, 0)]
+    if queries.shift:
+        shifts += [(queries.shift, 0), (-queries.shift, 0), (0, queries.shift), (0, -queries.shift)]
+    moved = [_shifted(images, *shift) for shift in shifts]
+    return moved + ([image[:, :, ::-1] for image in moved] if queries.flip else [])
+
+
+def _shifted(images: NDArray[Any], down: int, right: int) -> NDArray[Any]:
+    if not down and not right:
+        return images
+    rows = np.clip(np.arange(images.shape[1]) - down, 0, images.shape[1] - 1)
+    columns = np.clip(np.arange(images.shape[2]) - right, 0, images.shape[2] - 1)
+    return images[:, rows][:, :, columns]

@@ -1,0 +1,163 @@
+"""The last stages of a membership audit: scores and page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
+from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.controls import blind_baseline, control_findings
+from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.rows import curves, example_rows, influence_rows, model_rows, unit_rows
+from memlib.audits.membership.shadows import Answers, Subsets
+from memlib.audits.membership.summary import summarize
+from memlib.audits.membership.supplied import UNLISTED
+from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
+from memlib.audits.membership.units import Pool
+from memlib.data.inclusion import TARGET
+from memlib.data.splits import HELD_OUT, TRAIN
+from memlib.data.stages import TrainingData
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Place
+from memlib.pipeline.tables import Tables
+from memlib.store import Attempt
+from memlib.tables import CURVES, SUMMARY, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.report.page import Content
+
+EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet", "influence.parquet"
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon.
+
+    Attributes:
+        recipe: attacks, tests and claim.
+        data: the pool.
+        shadows: the training sets of the shadow models, by artifact of their answers.
+        answers: the answers of the shadow models.
+        target: the answers of the target.
+        members: the training examples of an external target.
+    """
+
+    declared: ClassVar[Declared] = Declared("score_membership", 1)
+    title: ClassVar[str] = "score membership"
+    place: ClassVar[Place] = "cores"
+
+    recipe: Recipe
+    data: TrainingData
+    shadows: Sequence[Subsets]
+    answers: Sequence[Artifact[Answers]]
+    target: Artifact[Answers]
+    members: Artifact[NDArray[np.int8]] | None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Attacks, tests, claim and coins."""
+        recipe = self.recipe
+        return {
+            "score": recipe.score.model_dump(mode="json"),
+            "privacy": None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
+            "coins": [recipe.shadows.share, recipe.shadows.seed, recipe.shadows.count],
+            "target": [recipe.target.drawn, recipe.target.coins] if recipe.target.is_external else None,
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The pool, the answers, and the members of an external target."""
+        inputs: dict[str, Any] = {
+            "shard": self.data.shard.key, "splits": self.data.splits.key, "answers": [each.key for each in self.answers],
+            "target": self.target.key,
+        }  # fmt: skip
+        return inputs | ({} if self.members is None else {"members": self.members.key})
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the tables."""
+        audited = self.audited()
+        blind = blind_baseline(audited, self.data)
+        if blind is not None and blind.contradicts:
+            attempt.warn(blind.warning)
+            audited = audited.withdrawn()
+        write_table(summarize(audited, control_findings(audited, blind)), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(unit_rows(audited), UNITS, attempt.path(UNITS_FILE))
+        write_table(example_rows(audited), EXAMPLES, attempt.path(EXAMPLES_FILE))
+        write_table(model_rows(audited), MODELS, attempt.path(MODELS_FILE))
+        write_table(curves(audited), CURVES, attempt.path(CURVES_FILE))
+        if audited.has_influence:
+            write_table(influence_rows(audited), INFLUENCE, attempt.path(INFLUENCE_FILE))
+
+    def audited(self) -> Audited:
+        """Return the pool with all answers; of an external target, the part of it that the owner's list names."""
+        rows = self.data.members(TRAIN)
+        inside = np.concatenate([subsets.inside for subsets in self.shadows])
+        target, shadows = self.target.content, Answers.joined([answers.content for answers in self.answers])
+        if self.members is None:
+            own = Subsets(self.data, (TARGET,), self.recipe.shadows.share, self.recipe.shadows.seed).inside[0]
+            listed = np.ones(len(own), dtype=bool)
+        else:
+            own, listed = self.members.content == 1, self.members.content != UNLISTED
+        return Audited(
+            recipe=self.recipe,
+            pool=Pool.of(rows, listed),
+            rows=rows.filter(pa.array(listed)),
+            member=own[listed],
+            target=target.of(listed),
+            shadows=shadows.of(listed),
+            inside=inside[:, listed],
+            held_out=self.data.members(HELD_OUT),
+            is_drawn=self.recipe.is_drawn,
+        )
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the page of a membership audit."""
+
+    declared: ClassVar[Declared] = Declared("report", 14)
+    title: ClassVar[str] = "report membership"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    data: TrainingData
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores, and the examples that are shown."""
+        return {"scores": self.scores.key, "shard": self.data.shard.key, "splits": self.data.splits.key}
+
+    @property
+    def read(self) -> Sequence[AnyArtifact]:
+        """Examples and splits."""
+        return (self.data.shard, self.data.splits)
+
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figures and compose what the page says."""
+        from memlib.audits.membership.report import compose
+
+        names = [name for name in ("units", "examples", "models", "summary", "curves", "influence") if self._has(name)]
+        images, rows = self.data.images, self.data.members(TRAIN, HELD_OUT)
+        places = dict(zip(rows["example_id"].to_pylist(), rows["row"].to_pylist(), strict=True))
+
+        def show(name: str) -> NDArray[np.uint8] | None:
+            return images[places[name]] if images.ndim == 4 and name in places else None
+
+        tables = {name: self.scores.content[name] for name in names}
+        return compose(self.recipe, tables, show, self._sizes(), attempt.path("figures"))
+
+    def _has(self, name: str) -> bool:
+        return name != "influence" or INFLUENCE_FILE in self.scores.files
+
+    def _sizes(self) -> Mapping[str, int]:
+        """Return the number of examples of each role."""
+        return {role: self.data.members(role).num_rows for role in (TRAIN, HELD_OUT)}

@@ -1,0 +1,158 @@
+"""The findings of a membership audit: tests of the target's coins, estimates, controls, and one verdict."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import scipy
+
+from memlib.audits.membership.audited import SHOWN, Audited
+from memlib.audits.membership.privacy import privacy_findings
+from memlib.audits.membership.rankings import ModelResult, Ranking, point_at
+from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
+from memlib.audits.membership.verdict import verdict
+from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
+from memlib.stats.coins import all_targets_p
+from memlib.stats.inference import exact_interval
+from memlib.stats.membership import rmia
+from memlib.stats.operating import above_all, auc, auc_interval, auc_upper
+
+POWER = 0.8
+
+
+def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
+    """Compute the findings, the headline attack first.
+
+    Args:
+        audited: pool, answers and coins.
+        more: findings on likeness and on the blind baseline.
+
+    Returns:
+        tables.SUMMARY.
+    """
+    rankings = audited.rankings
+    ordered = sorted(rankings.all, key=lambda ranking: ranking.attack != audited.recipe.score.headline)
+    rows: list[Finding] = [row for ranking in ordered for row in _attack_rows(ranking, audited)]
+    if audited.is_drawn:
+        rows += privacy_findings(rankings, audited.recipe, audited.survey[0])
+    rows += _model_rows(audited)
+    rows += _levels(audited)
+    rows += _memorization_rows(audited)
+    rows += more
+    if not audited.is_drawn:
+        rows = [untested(row) if row.family in HEADLINES else row for row in rows]
+    settled = settle(rows, alpha=audited.recipe.score.level, headlines=HEADLINES)
+    return settled.table(verdict(settled, audited.recipe))
+
+
+def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
+    """Yield the AUC of an attack with its test, and its true alarms."""
+    units, config = audited.units, audited.recipe.score
+    member, scores = units.member, ranking.scores
+    params = {"attack": ranking.attack, "members": int(member.sum()), "nonmembers": int((~member).sum()), "over": units.noun}
+    value, interval = auc(scores, member), Interval(*auc_interval(scores, member), units.noun)
+    if ranking.test is None:
+        yield estimate("auc", params, value, n=len(units), interval=interval)
+    else:
+        limits = _limits(ranking, audited)
+        yield tested(
+            "auc", params, value, n=len(units), p_value=ranking.test.p_value, p_adjusted=ranking.test.adjusted_p,
+            family=MEMBERS, null_value=0.5, interval=interval, either_direction=True,
+            smallest_p=1 / (1 + config.redraws), detectable=_detectable(audited), **limits,
+        )  # fmt: skip
+        tail = {"attack": ranking.attack}
+        yield diagnostic("p_of_auc_alone", tail, ranking.test.auc_p, n=len(units))
+        yield diagnostic("p_of_tail_alone", tail, ranking.test.tail_p, n=len(units))
+    yield from _alarm_rows(ranking, audited)
+
+
+def _limits(ranking: Ranking, audited: Audited) -> dict[str, float]:
+    """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound."""
+    config, member = audited.recipe.score, audited.units.member
+    limits = {"upper_bound": auc_upper(ranking.scores, member, level=1 - config.error)}
+    point = point_at(ranking.scores, member, config.false_alarms[0])
+    if point is None:
+        return limits
+    most = exact_interval(point.hits, point.num_members, level=1 - 2 * config.error)[1]
+    return limits | ({"bound": config.auc_bound} if most < config.tail_bound else {})
+
+
+def _detectable(audited: Audited) -> float:
+    """Return the AUC that is found with a power of 80 % in the ranks of all units, by the normal law."""
+    member, config = audited.units.member, audited.recipe.score
+    inside, outside = int(member.sum()), int((~member).sum())
+    deviation = np.sqrt((inside + outside + 1) / (12 * inside * outside))
+    quantiles = scipy.stats.norm.isf(config.level / len(config.attacks)) + scipy.stats.norm.ppf(POWER)
+    return float(min(1.0, 0.5 + quantiles * deviation))
+
+
+def _alarm_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
+    """Yield true alarms at each rate of false alarms, or above all non-members where these are too few."""
+    units, config = audited.units, audited.recipe.score
+    points = [(rate, point_at(ranking.scores, units.member, rate)) for rate in config.false_alarms]
+    if any(point is None for _, point in points):
+        point = above_all(ranking.scores, units.member)
+        params = {"attack": ranking.attack, "nonmembers": point.num_nonmembers}
+        yield estimate(
+            "above_all", params, point.tpr, n=point.num_members, interval=Interval(*point.tpr_interval, units.noun)
+        )
+    for rate, point in points:
+        if point is not None:
+            low, high = point.fpr_interval
+            params = {"attack": ranking.attack, "false_alarms": rate, "rate_low": round(low, 6), "rate_high": round(high, 6)}
+            yield estimate(
+                "true_alarms", params, point.tpr, n=point.num_members, interval=Interval(*point.tpr_interval, units.noun)
+            )
+
+
+def _model_rows(audited: Audited) -> Iterator[Finding]:
+    """Yield the headline attack on all shadow models in turn: the range of its AUC, and twice the mean of the p-values."""
+    results, config = audited.survey[1], audited.recipe.score
+    values = np.array([result.auc for result in results])
+    low, high = np.quantile(values, [0.025, 0.975])
+    params = {"attack": config.headline, "models": len(results)}
+    yield tested(
+        "auc_of_models", params, float(values.mean()), n=len(results),
+        p_value=all_targets_p([result.p_value for result in results]), family=ALL_MODELS, null_value=0.5,
+        interval=Interval(float(low), float(high), "models"), either_direction=True,
+    )  # fmt: skip
+    for place, rate in enumerate(config.false_alarms):
+        yield from _alarms_of_models(results, place, rate)
+
+
+def _alarms_of_models(results: list[ModelResult], place: int, rate: float) -> Iterator[Finding]:
+    values = np.array([result.true_alarms[place] for result in results])
+    if np.isfinite(values).all():
+        low, high = np.quantile(values, [0.025, 0.975])
+        interval = Interval(float(low), float(high), "models")
+        yield estimate(
+            "true_alarms_of_models", {"false_alarms": rate}, float(values.mean()), n=len(results), interval=interval
+        )
+
+
+def _levels(audited: Audited) -> Iterator[Finding]:
+    """Yield how many values RMIA's scores have, that is, how finely they can tell units apart."""
+    for ranking in audited.rankings.all:
+        if ranking.attack in ("rmia", "rmia_offline"):
+            _, levels = rmia(ranking.scores, ~audited.units.member)
+            params = {"attack": ranking.attack, "gamma": 1}
+            if ranking.attack == "rmia_offline":
+                params |= {"a": audited.rankings.slope}  # type: ignore[dict-item]
+            yield diagnostic("rmia_levels", params, levels, n=len(audited.units))
+
+
+def _memorization_rows(audited: Audited) -> Iterator[Finding]:
+    """Yield mean memorization, the number of memorized examples, and of pairs with influence."""
+    found, p_adjusted = audited.memorization, audited.memorization_p
+    known = np.isfinite(found.difference)
+    models = int(found.num_in[0] + found.num_out[0])
+    params = {"models": models}
+    yield diagnostic("memorization_mean", params, float(found.difference[known].mean()), n=int(known.sum()))
+    yield diagnostic("memorized_examples", {**params, "level": SHOWN}, int((p_adjusted <= SHOWN).sum()), n=int(known.sum()))
+    if audited.has_influence:
+        pairs, adjusted = audited.influence
+        p = pairs.p_values()
+        params = {"memorized": len(audited.examined), "held_out": audited.held_out.num_rows}
+        yield diagnostic("influence_pairs", {**params, "level": SHOWN}, int((adjusted <= SHOWN).sum()), n=p.size)
+        single = {**params, "unadjusted": 0.001, "expected": round(0.001 * p.size, 4)}
+        yield diagnostic("influence_pairs_unadjusted", single, int((p <= 0.001).sum()), n=p.size)

@@ -1,0 +1,165 @@
+"""What the owner of an external target supplies: the list of its training examples, and its outputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.membership.shadows import Answers
+from memlib.data.examples import open_location
+from memlib.data.groups import groups_in
+from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.splits import HELD_OUT, TRAIN, column
+from memlib.data.stages import TrainingData
+from memlib.errors import UserError
+from memlib.observe.supplied_outputs import read_outputs
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Stage
+from memlib.specs import OutputsSpec
+from memlib.stats.likelihood import decimals_of, log_odds, odds_of
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    import torch
+
+MEMBERS_FILE = "members.npy"
+YES, NO = {"yes", "true", "1", "in", "member"}, {"no", "false", "0", "out", "nonmember"}
+UNLISTED = -1
+FEWEST = 10  # members, and non-members
+
+
+@dataclass(frozen=True)
+class ReadMembers(Stage[NDArray[np.int8]]):
+    """Read which examples of the pool an external target was trained on.
+
+    Attributes:
+        data: the pool.
+        path: the file, see `recipe.TargetSpec.members`.
+    """
+
+    declared: ClassVar[Declared] = Declared("members", 1)
+    title: ClassVar[str] = "read members"
+
+    data: TrainingData
+    path: str
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Nothing: the file counts by its content."""
+        return {}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The pool and the content of the file."""
+        return {"splits": self.data.splits.key, "members": named_digest(self.path, setting="target.members")}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write members.npy: 1 for members, 0 for non-members, -1 for examples that are not listed."""
+        members = self.data.members(TRAIN)
+        ids = members["example_id"].to_pylist()
+        listed = said_of_examples(self.path, "member", setting="target.members")
+        values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
+        if not (values != UNLISTED).any():
+            raise UserError(f"{self.path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
+        for value, word in ((1, "members"), (0, "non-members")):
+            if (count := int((values == value).sum())) < FEWEST:
+                raise UserError(
+                    f"{self.path} lists {count} {word} among the {len(ids)} examples of the pool; an audit compares members "
+                    f"with non-members and needs at least {FEWEST} of each"
+                )
+        _refuse_divided(values, groups_in(members), ids, self.path)
+        np.save(attempt.path(MEMBERS_FILE), values)
+
+    @classmethod
+    def open(cls, artifact: Artifact[NDArray[np.int8]]) -> NDArray[np.int8]:
+        """Return the values by example of the pool, in order of example id: (num_pool,)."""
+        values: NDArray[np.int8] = np.load(artifact.path(MEMBERS_FILE))
+        return values
+
+    @classmethod
+    def described(cls, artifact: Artifact[NDArray[np.int8]]) -> list[str]:
+        """Describe the numbers of members and non-members."""
+        values = artifact.content
+        listed = f"{int((values == 1).sum()):,} members, {int((values == 0).sum()):,} non-members"
+        left_out = int((values == UNLISTED).sum())
+        return [listed + (f"; {left_out:,} examples of the pool are not listed and left out" if left_out else "")]
+
+
+def _flag(text: str | None, name: str, path: str) -> int:
+    if text is None:
+        return UNLISTED
+    if text.strip().lower() in YES:
+        return 1
+    if text.strip().lower() in NO:
+        return 0
+    raise UserError(f"{path} says {text!r} of example {name!r}; the column member holds yes or no")
+
+
+def _refuse_divided(values: NDArray[np.int8], groups: NDArray[np.int64], ids: list[str], path: str) -> None:
+    """Raise UserError for a group of examples of which only some are members."""
+    listed = values != UNLISTED
+    order = np.argsort(groups[listed], kind="stable")
+    sorted_groups, sorted_values = groups[listed][order], values[listed][order]
+    differs = (sorted_groups[1:] == sorted_groups[:-1]) & (sorted_values[1:] != sorted_values[:-1])
+    if differs.any():
+        places = np.flatnonzero(listed)[order]
+        at = int(np.flatnonzero(differs)[0])
+        one, other = sorted(ids[int(places[place])] for place in (at, at + 1))
+        raise UserError(
+            f"{path} separates a group of split.group: of {one!r} and {other!r} only one is a member; membership of persons "
+            "can be tested only if all examples of a person are members, or none"
+        )
+
+
+@dataclass(frozen=True)
+class ReadOutputs(Stage[Answers]):
+    """Read the outputs of an external target on the pool.
+
+    Attributes:
+        data: the pool.
+        outputs: file, columns and kind.
+    """
+
+    declared: ClassVar[Declared] = Declared("read_outputs", 1)
+    title: ClassVar[str] = "read outputs"
+
+    data: TrainingData
+    outputs: OutputsSpec
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Columns and kind of the outputs."""
+        return self.outputs.model_dump(mode="json", exclude={"path"})
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The pool and the content of the file."""
+        fs, location = open_location(self.outputs.path)
+        try:
+            with fs.open(location, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise UserError(f"cannot read outputs from {self.outputs.path} ({str(error).splitlines()[0]})") from error
+        return {"splits": self.data.splits.key, "outputs": digest}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the answers; those on held-out examples are unknown."""
+        members = self.data.members(TRAIN)
+        labels = column(members, "label")
+        supplied = read_outputs(self.outputs, members, self.data.num_classes)
+        odds, probabilities = log_odds(supplied.scores, labels), supplied.probabilities
+        if probabilities is not None and decimals_of(probabilities) is not None:  # rounded rows do not sum to 1
+            odds = odds_of(probabilities[np.arange(len(labels)), labels])
+        correct = supplied.scores.argmax(axis=1) == labels
+        none = np.zeros((1, self.data.members(HELD_OUT).num_rows), dtype=bool)
+        Answers(odds[None, None].astype(np.float32), correct[None], none).write(attempt)
+
+    @classmethod
+    def open(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers."""
+        return Answers.read(artifact)

@@ -1,0 +1,136 @@
+"""The units of a membership audit: examples or, with groups, persons; with the answers of the target and of its shadows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.membership.shadows import Answers
+from memlib.data.groups import groups_in
+from memlib.stats.membership import Shadows, by_person
+from memlib.stats.randomization import home_labels
+
+Combined = Literal["sum", "max", "trimmed"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The examples of the pool that are audited, in order of example id.
+
+    Attributes:
+        ids, class_names: (num_examples,) id and name of the class.
+        labels, groups: (num_examples,) class and group.
+    """
+
+    ids: Sequence[str]
+    class_names: Sequence[str]
+    labels: NDArray[np.int64]
+    groups: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, members: pa.Table, listed: NDArray[np.bool_] | None = None) -> "Pool":
+        """Return the pool in rows of tables.SPLITS, or the part of it that an owner's list names."""
+        kept = members if listed is None else members.filter(pa.array(listed))
+        groups = np.unique(groups_in(kept), return_inverse=True)[1]
+        return cls(
+            kept["example_id"].to_pylist(), kept["class_name"].to_pylist(), kept["label"].to_numpy(), groups
+        )
+
+    @property
+    def has_groups(self) -> bool:
+        """True if some examples belong together, so that the units are persons."""
+        return int(self.groups.max()) + 1 < len(self.groups)
+
+    def first(self) -> NDArray[np.int64]:
+        """Return the place of the first example of each unit, in the order of the units: (num_units,)."""
+        return np.unique(self.groups, return_index=True)[1]
+
+    def by_unit(self, values: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return values that are equal within a group, one per unit: (..., num_examples) to (..., num_units)."""
+        return values[..., self.first()]
+
+
+@dataclass(frozen=True)
+class Units:
+    """Examples or persons, with the answers of all models.
+
+    Attributes:
+        names: (num_units,) id of the unit's first example.
+        sizes: (num_units,) number of the unit's examples.
+        labels: (num_units,) class of most of the unit's examples.
+        class_names: (num_units,) its name.
+        member: (num_units,) whether the target was trained on it.
+        odds: (num_queries, num_units) the target's log odds.
+        correct: (num_units,) the target's share of right answers.
+        shadows: the log odds and the training sets of the shadow models.
+        shadows_correct: (num_models, num_units) their shares of right answers.
+    """
+
+    names: Sequence[str]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    class_names: Sequence[str]
+    member: NDArray[np.bool_]
+    odds: NDArray[np.float32]
+    correct: NDArray[np.float32]
+    shadows: Shadows
+    shadows_correct: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def are_persons(self) -> bool:
+        """True if some units have several examples."""
+        return bool((self.sizes > 1).any())
+
+    @property
+    def noun(self) -> str:
+        """The word for units, in the plural."""
+        return "persons" if self.are_persons else "examples"
+
+
+def units_of(
+    pool: Pool, target: Answers, shadows: Answers, member: NDArray[np.bool_], inside: NDArray[np.bool_], combined: Combined
+) -> Units:
+    """Combine the answers on a person's examples, for the target and for every shadow model alike.
+
+    A person is then compared with herself in models that were not trained on her, so that the number of her examples decides
+    nothing.
+
+    Args:
+        pool: the audited examples.
+        target, shadows: answers on these.
+        member: (num_examples,) whether the target was trained on it.
+        inside: (num_models, num_examples) training sets of the shadow models.
+        combined: how the log odds of a person's examples are combined.
+    """
+    first = pool.first()
+    labels = home_labels(pool.labels, pool.groups) if pool.has_groups else pool.labels
+    named = dict(zip(pool.labels.tolist(), pool.class_names, strict=True))
+    return Units(
+        names=[pool.ids[place] for place in first.tolist()],
+        sizes=np.bincount(pool.groups),
+        labels=labels,
+        class_names=[named[label] for label in labels.tolist()],
+        member=pool.by_unit(member),
+        odds=_combined(target.odds, pool, combined)[0],
+        correct=_shares(target.correct, pool)[0],
+        shadows=Shadows(_combined(shadows.odds, pool, combined), pool.by_unit(inside)),
+        shadows_correct=_shares(shadows.correct, pool),
+    )
+
+
+def _combined(odds: NDArray[np.float32], pool: Pool, combined: Combined) -> NDArray[np.float32]:
+    return by_person(odds, pool.groups, combined) if pool.has_groups else odds
+
+
+def _shares(correct: NDArray[np.bool_], pool: Pool) -> NDArray[np.float32]:
+    """Return each unit's share of right answers, (num_models, num_units)."""
+    if not pool.has_groups:
+        return correct.astype(np.float32)
+    sums = np.stack([np.bincount(pool.groups, weights=row) for row in correct])
+    return (sums / np.bincount(pool.groups)).astype(np.float32)

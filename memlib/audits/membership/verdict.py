@@ -1,0 +1,197 @@
+"""The verdict of a membership audit in plain words."""
+
+from collections.abc import Iterator
+
+from memlib.audits.membership.privacy import guesses_of
+from memlib.audits.membership.recipe import HEADLINES, MEMBERS, PRIVACY, Recipe
+from memlib.findings import (
+    BOUNDED,
+    DESCRIPTIVE,
+    INCONCLUSIVE,
+    SHOWN,
+    Finding,
+    Findings,
+    Verdict,
+    Word,
+    cannot_reject,
+    families_of,
+    word_of,
+)
+from memlib.report.format import format_interval, percent, say_p
+from memlib.stats.epsilon import one_run_ceiling
+
+NAMES = {
+    "lira": "LiRA",
+    "lira_offline": "offline LiRA",
+    "rmia": "RMIA",
+    "rmia_offline": "offline RMIA",
+    "calibrated_loss": "the calibrated loss",
+    "loss": "the loss",
+    "gap": "right answers alone",
+}
+FEW_SHADOWS = 16
+BLIND = "blind_auc"
+
+
+def limits(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on what the recipe cannot show, whatever the data."""
+    target, score = recipe.target, recipe.score
+    if target.is_external and target.drawn == "unknown":
+        yield (
+            "the target's training examples were not drawn at random (target.drawn), so nothing is tested: members may differ "
+            "from non-members in more than membership"
+        )
+    if target.is_external:
+        yield (
+            "the shadow models are trained by memlib; where they are unlike the target (see its likeness), attacks are weaker "
+            "than they could be"
+        )
+    if target.outputs is not None:
+        yield "the target's outputs are supplied by its owner, who can forge them"
+    smallest, level = 1 / (1 + score.redraws), score.level
+    if recipe.is_drawn and smallest > level:
+        yield (
+            f"with {score.redraws} redraws no p-value lies below {smallest:.2g}, but the level is {level:.2g}: raise "
+            "score.redraws"
+        )
+    if recipe.shadows.count < FEW_SHADOWS:
+        yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
+    if recipe.privacy is not None:
+        yield from _claim_limits(recipe)
+
+
+def _claim_limits(recipe: Recipe) -> Iterator[str]:
+    claim, pool = recipe.privacy, recipe.split.train_per_class
+    assert claim is not None
+    if claim.chosen_among > 1:
+        yield (
+            f"the audited model was chosen among {claim.chosen_among} runs; the accountant of one run does not cover the "
+            "choice, so the claim that is tested is not that of the whole procedure"
+        )
+    if pool is None:
+        return
+    most = 2 * pool  # at least two classes
+    ceiling = max((one_run_ceiling(r, most, delta=claim.delta, level=0.05) for r in guesses_of(most)), default=0.0)
+    if ceiling < claim.epsilon:
+        yield (
+            f"about {most} coins refute at most epsilon {ceiling:.2f}, but {claim.epsilon:g} is claimed: raise "
+            "split.train_per_class"
+        )
+
+
+def verdict(findings: Findings, recipe: Recipe) -> Verdict:
+    """State the run's verdict in plain words.
+
+    Args:
+        findings: settled findings.
+        recipe: target, attacks and claim.
+    """
+    word = word_of(findings, HEADLINES, refuting=(PRIVACY,))
+    return Verdict(word, _sentence(word, findings), " ".join(_explained(word, findings, recipe)))
+
+
+def _sentence(word: Word, findings: Findings) -> str:
+    shown = findings.tests(MEMBERS).shown()
+    claim = findings.get("privacy_claim")
+    if word == SHOWN and claim is not None and claim.verdict == SHOWN and not shown:
+        return _refuted(claim)
+    if word == SHOWN:
+        best = shown.strongest()
+        also = f" {_refuted(claim)}" if claim is not None and claim.verdict == SHOWN else ""
+        return (
+            f"The model reveals who was in its training set: {NAMES[best.params['attack']]} tells members from non-members "
+            f"(AUC {best.value:.2f}, {say_p(best.p_adjusted)})." + also
+        )
+    if word == BOUNDED:
+        worst = max(findings.tests(MEMBERS), key=lambda row: row.upper_bound or 1.0)
+        return (
+            f"Members could not be told from non-members, and no attack tried does so with an AUC above "
+            f"{worst.upper_bound:.2f} (95 % limit)."
+        )
+    if word == INCONCLUSIVE:
+        return "Members could not be told from non-members; this does not show that nobody can."
+    head = findings.head
+    return (
+        f"Members and non-members differ in the model's answers (AUC {head.value:.2f}), but nothing was tested: which "
+        "examples were members was not drawn at random."
+        if head.low is not None and head.low > 0.5
+        else "Nothing was tested: which examples were members was not drawn at random."
+    )
+
+
+def _refuted(claim: Finding) -> str:
+    params = claim.params
+    return (
+        f"The claim of epsilon {params['epsilon']:g} (delta {params['delta']:g}) is refuted: epsilon is at least "
+        f"{claim.value:.2f} ({say_p(claim.p_adjusted)})."
+    )
+
+
+def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
+    """Yield the sentences behind the verdict."""
+    head = findings.head
+    yield (
+        f"{NAMES[head.params['attack']][0].upper()}{NAMES[head.params['attack']][1:]} ranks a member above a non-member in "
+        f"{percent(head.value, 0)} of pairs (95 %: {format_interval(head, _percent)}; 50 % by guessing), from "
+        f"{head.params['members']:,} members and {head.params['nonmembers']:,} non-members."
+    )
+    yield from _alarms(findings, head.params["attack"])
+    if word == DESCRIPTIVE:
+        yield from _blind(findings)
+        return
+    yield (
+        f"Which {head.params['over']} were members was drawn at random; the p-value says how rarely a model whose answers do "
+        "not depend on that draw would do as well, however it was trained (all attacks together, level "
+        f"{recipe.score.level:g})."
+    )
+    if word == INCONCLUSIVE:
+        if cannot_reject(head, families_of(findings, HEADLINES)):
+            yield "With so few examples or redraws, no result could have been significant."
+        else:
+            yield f"An AUC of {head.detectable:.2f} would have been found with a power of 80 %."
+    if recipe.target.is_external:
+        yield from _unlike(findings)
+
+
+def _percent(value: float) -> str:
+    return percent(value, 0)
+
+
+def _alarms(findings: Findings, attack: str) -> Iterator[str]:
+    """Yield the true alarms of the headline attack at its smallest controlled rate of false alarms."""
+    rows = sorted(findings.all("true_alarms", attack=attack), key=lambda row: float(row.params["false_alarms"]))
+    above = findings.get("above_all", attack=attack)
+    if rows:
+        row = rows[0]
+        yield (
+            f"At {percent(row.params['false_alarms'])} false alarms it names {percent(row.value)} of the members "
+            f"({format_interval(row, percent)})."
+        )
+    elif above is not None:
+        yield (
+            f"{percent(above.value)} of the members ({format_interval(above, percent)}) rank above all "
+            f"{above.params['nonmembers']:,} non-members."
+        )
+
+
+def _blind(findings: Findings) -> Iterator[str]:
+    """Yield what can be told without the model, where membership was not drawn at random."""
+    blind = findings.get(BLIND)
+    if blind is not None:
+        yield (
+            f"Without the model, from ids, sizes, dates and content alone, members are told from non-members with an AUC of "
+            f"{blind.value:.2f} ({format_interval(blind, '{:.2f}'.format)}). An attack that does better than that shows no "
+            "memory either: a model of other data of the members' kind does so, too. The audit neither shows nor excludes "
+            "that these examples were used."
+        )
+
+
+def _unlike(findings: Findings) -> Iterator[str]:
+    """Yield a caution where the shadow models are unlike the target."""
+    unlike = findings.all("likeness", word="unlike")
+    if unlike:
+        named = ", ".join(str(row.params["measure"]).replace("_", " ") for row in unlike)
+        yield (
+            f"The shadow models are unlike the target ({named}): the test holds all the same, but attacks with shadow models "
+            "like it may find more."
+        )
