@@ -1,0 +1,178 @@
+"""Tests of the coins that decided membership: given a target's scores, its coins are redrawn.
+
+The null hypothesis is that the target's outputs do not depend on the coins. Independent fair coins are, given the number of
+members of each stratum, a random draw of that number, so redraws within strata are exact (Fisher 1935).
+
+Two kinds of memory are looked for, since a test of one misses the other: a small shift of all members, seen by the AUC, and a
+few strongly memorized members, seen only at the top of the ranking. For the latter, the numbers of members among the 10, 20,
+40, ... highest scores are compared with what is expected, up to a tenth of the units. It is a higher criticism (Donoho and
+Jin 2004) over a coarse grid of cuts: one fixed cut would dilute memory that is rarer and miss part of memory that is more
+frequent.
+
+All statistics depend on the order of the scores alone. RMIA's ranking is that of its ratio, so the ratio can be tested, and
+no redraw has to recompute the set of non-members.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.stats.inference import permutation_p
+from memlib.stats.multiplicity import max_t_p
+from memlib.stats.operating import auc
+from memlib.stats.randomization import Design
+
+FEWEST = 10  # smallest number of highest scores
+TOP_SHARE = 0.1  # largest share of the units that counts as the top; the AUC sees what is more frequent
+
+
+@dataclass(frozen=True)
+class CoinTest:
+    """The test of one attack's scores of one target.
+
+    Attributes:
+        auc: area under the ROC.
+        auc_p: p-value of the AUC alone.
+        tail_p: p-value of the numbers of members among the highest scores, over all cuts.
+        p_value: p-value of the attack: the AUC and all cuts together, by max-T.
+        adjusted_p: p-value by max-T over all attacks tested together; equals `p_value` for a single attack.
+    """
+
+    auc: float
+    auc_p: float
+    tail_p: float
+    p_value: float
+    adjusted_p: float
+
+
+def coin_test(
+    scores: NDArray[np.floating],
+    member: NDArray[np.bool_],
+    strata: NDArray[np.int64],
+    *,
+    redraws: int,
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> CoinTest:
+    """Test by redrawn coins that members have the higher scores, all of them or a few.
+
+    Args:
+        scores: (num_units,), higher for members.
+        member: (num_units,) bool, the coins.
+        strata: (num_units,); coins are redrawn within strata, given the number of members of each.
+        redraws: number of redraws.
+        seed: seed of the redraws.
+        groups: (num_units,), units that share a coin; by default each unit has its own.
+
+    Example:
+        >>> import numpy as np
+        >>> coins = np.random.default_rng(0).integers(0, 2, 200).astype(bool)
+        >>> result = coin_test(coins * 1.0, coins, np.zeros(200, dtype=int), redraws=199, seed=0)
+        >>> result.auc, result.p_value
+        (1.0, 0.005)
+    """
+    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed, groups=groups)[0]
+
+
+def coin_tests(
+    scores: NDArray[np.floating],
+    member: NDArray[np.bool_],
+    strata: NDArray[np.int64],
+    *,
+    redraws: int,
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> list[CoinTest]:
+    """Test several attacks on one target under the same redraws, adjusted for their number by max-T.
+
+    Args:
+        scores: (num_attacks, num_units).
+        member, strata, redraws, seed, groups: as in `coin_test`.
+
+    Returns:
+        a test of each attack.
+
+    Example:
+        >>> import numpy as np
+        >>> coins = np.random.default_rng(0).integers(0, 2, 200).astype(bool)
+        >>> scores = np.stack([coins * 1.0, np.arange(200.0)])
+        >>> good, poor = coin_tests(scores, coins, np.zeros(200, dtype=int), redraws=199, seed=0)
+        >>> good.adjusted_p, poor.adjusted_p > 0.05
+        (0.005, True)
+    """
+    assert scores.shape[1] == len(member), "one score for each unit"
+    design = Design(member, strata, np.arange(len(member)) if groups is None else groups)
+    columns = np.stack([statistics(row) for row in scores], axis=1)  # (num_units, num_attacks, num_statistics)
+    flat = columns.reshape(len(member), -1)
+    observed, null = flat[member].sum(axis=0), design.redrawn_sums(flat, redraws, seed=seed)
+    adjusted = max_t_p(observed, null).reshape(len(scores), -1).min(axis=1)
+    parts = zip(observed.reshape(len(scores), -1), null.reshape(redraws, len(scores), -1).swapaxes(0, 1), strict=True)
+    return [
+        CoinTest(
+            auc=auc(row, member),
+            auc_p=permutation_p(float(own[0]), redrawn[:, 0]),
+            tail_p=float(max_t_p(own[1:], redrawn[:, 1:]).min()),
+            p_value=float(max_t_p(own, redrawn).min()),
+            adjusted_p=float(p),
+        )
+        for row, (own, redrawn), p in zip(scores, parts, adjusted, strict=True)
+    ]
+
+
+def statistics(scores: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return each unit's share in the statistics, which are sums over members: the rank, then a column for each cut.
+
+    Args:
+        scores: (num_units,).
+
+    Returns:
+        (num_units, 1 + num_cuts); ranks from 0 to 1, and 1 for units above the cut, else 0. Units tied at a cut have equal
+        parts of the remaining places.
+
+    Example:
+        >>> import numpy as np
+        >>> statistics(np.array([0.1, 0.9, 0.5, 0.5])).tolist()  # a single cut, at half of four units
+        [[0.25, 0.0], [1.0, 1.0], [0.625, 0.5], [0.625, 0.5]]
+    """
+    count = len(scores)
+    tops = [_top(scores, size) for size in cuts(count)]
+    return np.stack([scipy.stats.rankdata(scores) / count, *tops], axis=1)
+
+
+def cuts(count: int) -> list[int]:
+    """Return the numbers of highest scores that are looked at: 10, 20, 40, ... up to a tenth of `count` units.
+
+    Example:
+        >>> cuts(1000), cuts(60), cuts(4)
+        ([10, 20, 40, 80], [10], [2])
+    """
+    sizes = [max(1, min(FEWEST, count // 2))]
+    while 2 * sizes[-1] <= TOP_SHARE * count:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _top(scores: NDArray[np.floating], size: int) -> NDArray[np.float64]:
+    """Return 1 for the `size` highest scores, equal parts for those tied at the cut, and 0 for others."""
+    cut = np.partition(scores, len(scores) - size)[len(scores) - size]
+    above, tied = scores > cut, scores == cut
+    parts: NDArray[np.float64] = above + tied * (size - above.sum()) / tied.sum()
+    return parts
+
+
+def all_targets_p(p_values: Sequence[float]) -> float:
+    """Combine p-values with any dependence, as those of models that were each the target once: twice their mean, at most 1.
+
+    The bound cannot be improved without an assumption on the dependence (Rueschendorf 1982).
+
+    Args:
+        p_values: (num_targets,).
+
+    Example:
+        >>> all_targets_p([0.01, 0.03])
+        0.04
+    """
+    return min(1.0, 2 * float(np.mean(p_values)))

@@ -1,0 +1,772 @@
+"""Membership inference from shadow models: one matrix of inclusion serves as the reference of every attack.
+
+The signal of a model is the log odds phi = z_y - logsumexp of the other logits z, from which log p_y = -log(1 + exp(-phi)).
+An attack compares a target's signal of each example with that of shadows trained with (in) and without (out) it:
+
+- `Lira`: likelihood ratio of normal laws (Carlini et al. 2022, arXiv 2112.03570, Algorithm 1), or one-sided tail offline;
+- `Rmia` and `rmia`: ratio of the probability to its mean over shadows, compared with that of non-members (Zarifzadeh et al.
+  2024, arXiv 2312.03262, equations 2 to 4 and 10);
+- `Base`: that ratio itself, with a temperature (Lassila et al. 2025);
+- `Loss`, `CalibratedLoss`, `gap`: baselines (Yeom et al. 2018; Watson et al. 2022);
+- `Trajectory`: likelihood ratio over several checkpoints.
+
+Higher scores are more member-like, and none saturates where members are: no probability is rounded to 1 on the way.
+
+An attack is a value with its settings. It first summarizes the shadows per example, and then scores targets by the summary.
+Summaries can leave out a model, so that `survey`, where each model is the target once, takes one pass over the shadows.
+
+In and out models are taken by masks, so any inclusion is possible. Examples with few in or out models never give NaN: with
+one, its value is the centre, and its spread is that of all examples; without any, the centre is that of the other side, moved
+by the mean difference between the sides over all examples with both.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, Self, TypeVar
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.errors import UserError
+from memlib.stats.operating import auc
+
+FLOOR = 1e-6  # smallest variance of log odds, in nats^2
+LOWEST = -700.0  # smallest log odds whose probability enters a mean; exp(700) is finite
+DIAGONAL = 0.1  # weight of the diagonal in covariances of checkpoints, which are nearly singular
+OFFLINE_A = 0.3  # default slope of RMIA's offline p(x); see `fit_a`
+LEFT_OUT = 4  # number of shadows by which the slope is fitted
+NEAR = 1e-12  # relative difference below which a term is the largest: exp may round otherwise in another block
+CLOSE = 1e-3  # a rest below this part of the largest term is not found by subtraction
+_BLOCK = 2**17  # log odds that are summarized at a time: they fit into a cache
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """Log odds of shadow models, and the examples that each was trained on.
+
+    Attributes:
+        odds: (num_models, num_queries, num_examples) float32 or float64, finite log odds of the true class.
+        inside: (num_models, num_examples) bool, True where the model was trained on the example.
+    """
+
+    odds: NDArray[np.floating]
+    inside: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        assert self.odds.ndim == 3, f"log odds have three axes, not {self.odds.ndim}"
+        models, _, examples = self.odds.shape
+        assert self.inside.shape == (models, examples), "inclusion of each example by each model"
+        assert np.isfinite(self.odds).all(), "log odds are finite: clip probabilities of 0 and 1 and state the clip"
+
+    @property
+    def num_models(self) -> int:
+        """Number of models."""
+        return len(self.odds)
+
+    def without(self, model: int) -> "Shadows":
+        """Return the other models."""
+        return Shadows(np.delete(self.odds, model, axis=0), np.delete(self.inside, model, axis=0))
+
+    def by_person(self, persons: NDArray[np.integer], how: "How") -> "Shadows":
+        """Return the shadows with persons as units; see `by_person`.
+
+        Args:
+            persons: (num_examples,) person of each example; inclusion must not vary within a person.
+            how: aggregate of her examples.
+        """
+        _, first, place = np.unique(persons, return_index=True, return_inverse=True)
+        inside = self.inside[:, first]
+        assert (inside[:, place] == self.inside).all(), "a model sees either all or none of a person's examples"
+        return Shadows(by_person(self.odds, persons, how), inside)
+
+
+def log_p(odds: NDArray[np.floating]) -> Values:
+    """Return log p of log odds, exact at both ends: -log(1 + exp(-phi)).
+
+    Example:
+        >>> import numpy as np
+        >>> log_p(np.array([0.0, 50.0, -800.0])).tolist()  # the last p is below the smallest float
+        [-0.6931471805599453, -1.9287498479639178e-22, -800.0]
+    """
+    values = odds.astype(np.float64)
+    logs: Values = np.minimum(values, 0) - np.log1p(np.exp(-np.abs(values)))
+    return logs
+
+
+@dataclass(frozen=True)
+class Side:
+    """Moments of the in models or of the out models of each example.
+
+    Attributes:
+        count: (num_examples,) number of models.
+        mean: (num_queries, num_examples) mean value; 0 without models.
+        squares: (num_queries, num_examples) sum of squared deviations from the mean.
+    """
+
+    count: Values
+    mean: Values
+    squares: Values
+
+    def without(self, values: Values, present: NDArray[np.bool_]) -> "Side":
+        """Return the moments without a model's values (num_queries, num_examples), where it is `present` (num_examples,)."""
+        rest = self.count - present
+        change = np.where(present, values - self.mean, 0.0)
+        mean = np.where(rest > 0, self.mean - change / np.maximum(rest, 1), 0.0)
+        squares = np.maximum(self.squares - np.square(change) * (self.count / np.maximum(rest, 1)), 0.0)
+        return Side(rest, mean, np.where(rest > 1, squares, 0.0))
+
+    @property
+    def freedom(self) -> Values:
+        """Degrees of freedom of the spread around each example's own mean, (num_examples,)."""
+        return np.maximum(self.count - 1, 0)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the values of shadows per example, in and out; a model can be left out.
+
+    Attributes:
+        inner, outer: moments of the in and of the out models.
+        shadows: the shadows.
+        is_log_p: True if the values are log p instead of log odds.
+    """
+
+    inner: Side
+    outer: Side
+    shadows: Shadows
+    is_log_p: bool
+
+    @classmethod
+    def of(cls, shadows: Shadows, *, is_log_p: bool = False) -> "Moments":
+        """Compute the moments in one pass over the shadows."""
+        blocks = [_sides(log_p(odds) if is_log_p else odds.astype(np.float64), inside) for odds, inside in _blocks(shadows)]
+        inner, outer = (_joined(sides) for sides in zip(*blocks, strict=True))
+        return cls(inner, outer, shadows, is_log_p)
+
+    def values(self, odds: NDArray[np.floating]) -> Values:
+        """Return the values of log odds of the same kind."""
+        return log_p(odds) if self.is_log_p else odds.astype(np.float64)
+
+    def without(self, model: int) -> "Moments":
+        """Return the moments of the other models."""
+        values, inside = self.values(self.shadows.odds[model]), self.shadows.inside[model]
+        inner, outer = self.inner.without(values, inside), self.outer.without(values, ~inside)
+        return dataclasses.replace(self, inner=inner, outer=outer)
+
+    def centres(self) -> tuple[Values, Values]:
+        """Return the means of the in and of the out models; a side without models takes the other's, moved."""
+        return _bridged(self.inner.mean, self.outer.mean, self.inner.count, self.outer.count)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Sum of probabilities over models, from which one can be taken away without loss of precision.
+
+    The largest term is kept apart: what remains without it is not the difference of two nearly equal numbers.
+
+    Attributes:
+        count: (num_examples,) number of models.
+        rest: (num_queries, num_examples) sum of all terms but the largest (but one of these, if equal).
+        top: (num_queries, num_examples) the largest term; 0 without models.
+    """
+
+    count: Values
+    rest: Values
+    top: Values
+
+    @classmethod
+    def of(cls, terms: Values, count: Values) -> "Sum":
+        """Sum terms (num_models, num_queries, num_examples), which are 0 for models on the other side."""
+        top = terms.max(axis=0)
+        rest = terms.sum(axis=0) - top
+        query, example = np.nonzero(rest < CLOSE * top)  # few: their rest is summed without the largest term
+        rest[query, example] = np.sort(terms[:, query, example], axis=0)[:-1].sum(axis=0)
+        return cls(count, rest, top)
+
+    def without(self, p: Values, present: NDArray[np.bool_]) -> "Sum":
+        """Return the sum without a model, whose probabilities are p (num_queries, num_examples) where it is `present`."""
+        is_top = present & (p > (1 - NEAR) * self.top)
+        rest = np.where(present & ~is_top, np.maximum(self.rest - p, 0.0), self.rest)
+        return Sum(self.count - present, rest, np.where(is_top, 0.0, self.top))
+
+    def log_mean(self) -> Values:
+        """Return the logarithm of the mean; minus infinity without models."""
+        with np.errstate(divide="ignore"):
+            logs: Values = np.log(self.rest + self.top) - np.log(np.maximum(self.count, 1))
+        return logs
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Mean probabilities of the in and of the out models per example; a model can be left out.
+
+    Attributes:
+        inner, outer: sums over the in and over the out models.
+        shadows: the shadows.
+    """
+
+    inner: Sum
+    outer: Sum
+    shadows: Shadows
+
+    @classmethod
+    def of(cls, shadows: Shadows) -> "Averages":
+        """Compute the sums in one pass over the shadows."""
+        blocks = [_sums(_p(odds), inside) for odds, inside in _blocks(shadows)]
+        inner, outer = (_joined(sides) for sides in zip(*blocks, strict=True))
+        return cls(inner, outer, shadows)
+
+    def without(self, model: int) -> "Averages":
+        """Return the sums over the other models."""
+        p, inside = _p(self.shadows.odds[model]), self.shadows.inside[model]
+        return Averages(self.inner.without(p, inside), self.outer.without(p, ~inside), self.shadows)
+
+    def log_all(self) -> Values:
+        """Return the logarithm of the mean probability over in and out models, (num_queries, num_examples)."""
+        total = self.inner.rest + self.inner.top + self.outer.rest + self.outer.top
+        logs: Values = np.log(total) - np.log(self.inner.count + self.outer.count)
+        return logs
+
+    def log_out(self) -> Values:
+        """Return the logarithm of the mean probability over out models, (num_queries, num_examples)."""
+        inner, outer = self.inner.log_mean(), self.outer.log_mean()
+        return _bridged(inner, outer, self.inner.count, self.outer.count)[1]
+
+    def log_reference(self, *, online: bool, a: float) -> Values:
+        """Return RMIA's log p(x): over all models, or offline ((1 + a) p_out + 1 - a) / 2 (its equation 10)."""
+        if online:
+            return self.log_all()
+        with np.errstate(divide="ignore"):
+            logs: Values = np.logaddexp(np.log((1 + a) / 2) + self.log_out(), np.log((1 - a) / 2))
+        return logs
+
+
+class Summary(Protocol):
+    """What an attack needs to know of its shadows."""
+
+    def without(self, model: int) -> Self:
+        """Return the summary of the other models."""
+
+
+S = TypeVar("S", bound=Summary)
+
+
+class Attack(ABC, Generic[S]):
+    """An attack with its settings."""
+
+    def __call__(self, shadows: Shadows, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,) of a target that is none of the shadows, higher for members.
+
+        Args:
+            shadows: models that the target is compared with.
+            target: (num_queries, num_examples) log odds of the target.
+        """
+        assert target.shape == shadows.odds.shape[1:], "the target answers the shadows' queries of the same examples"
+        return self.score(self.summarize(shadows), target)
+
+    @abstractmethod
+    def summarize(self, shadows: Shadows) -> S:
+        """Return what is needed of the shadows."""
+
+    @abstractmethod
+    def score(self, summary: S, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,) of log odds (num_queries, num_examples)."""
+
+
+def survey(shadows: Shadows, attack: Attack[S]) -> Values:
+    """Return the scores of every model as the target, with all others as its shadows: (num_models, num_examples).
+
+    Args:
+        shadows: at least two models.
+        attack: the attack.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> inside = rng.integers(0, 2, (8, 50)).astype(bool)
+        >>> shadows = Shadows(rng.normal(size=(8, 1, 50)) + 2 * inside[:, None], inside)
+        >>> scores = survey(shadows, Lira())
+        >>> bool(np.allclose(scores[3], Lira()(shadows.without(3), shadows.odds[3])))
+        True
+    """
+    assert shadows.num_models >= 2, "each model needs others as its shadows"
+    summary = attack.summarize(shadows)
+    scores = np.empty(shadows.inside.shape)
+    for model, odds in enumerate(shadows.odds):
+        scores[model] = attack.score(summary.without(model), odds)
+    return scores
+
+
+@dataclass(frozen=True)
+class Lira(Attack[Moments]):
+    """LiRA with normal laws around each example's own means.
+
+    Online, the score is log N(phi; in) - log N(phi; out). Offline, it is -log P(out model >= phi), one-sided: low log odds
+    are no sign of membership. Both are averaged over queries.
+
+    Attributes:
+        online: use in models, too.
+        variance: "pooled" over examples, from residuals around each example's mean; "example", from the example's own models
+            alone (pooled where there are fewer than two); "shrunk", between both by the number of models: see `variances`.
+
+    Example:
+        >>> import numpy as np
+        >>> odds = np.array([[0.0, 0.0], [2.0, 2.0], [5.0, 5.0], [7.0, 7.0]])[:, None]
+        >>> inside = np.array([[False, False], [False, False], [True, True], [True, True]])
+        >>> Lira()(Shadows(odds, inside), np.array([[6.0, 1.0]])).tolist()  # variance 2, means 6 and 1: +-25 / 4
+        [6.25, -6.25]
+        >>> Lira(online=False)(Shadows(odds, inside), np.array([[1.0, 51.0]])).round(2).tolist()  # -log 1/2, far tail
+        [0.69, 629.49]
+    """
+
+    online: bool = True
+    variance: Literal["pooled", "example", "shrunk"] = "shrunk"
+
+    def summarize(self, shadows: Shadows) -> Moments:
+        """Return the moments of the log odds."""
+        return Moments.of(shadows)
+
+    def score(self, summary: Moments, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,)."""
+        values, (inner, outer) = summary.values(target), summary.centres()
+        out_spread = variances(summary.outer, self.variance, summary.inner)
+        if not self.online:
+            tails: Values = -scipy.special.log_ndtr(-(values - outer) / np.sqrt(out_spread)).mean(axis=0)
+            return tails
+        in_spread = variances(summary.inner, self.variance, summary.outer)
+        ratios: Values = (_log_normal(values - inner, in_spread) - _log_normal(values - outer, out_spread)).mean(axis=0)
+        return ratios
+
+
+def variances(side: Side, kind: Literal["pooled", "example", "shrunk"], other: Side) -> Values:
+    """Return the variance of each query and example on a side, at least `FLOOR`: (num_queries, num_examples).
+
+    Shrunk variances are (d0 s0^2 + d_i v_i) / (d0 + d_i), where s0^2 is the pooled variance, v_i that of example i with d_i
+    degrees of freedom, and d0 = 2 E[s^4] / Var[s^2] from the moments of the v_i: linear credibility (Buehlmann 1967), which
+    for inverse-gamma variances is the posterior mean, as in empirical Bayes (Smyth 2004). Equal variances give infinite d0.
+
+    Args:
+        side: moments of the side.
+        kind: as in `Lira`.
+        other: moments of the other side, whose spread is taken where no example has two models on this side.
+    """
+    known = side if side.freedom.any() else other
+    freedom = known.freedom
+    assert freedom.any(), "a variance needs two models with, or two without, at least one example"
+    pooled = known.squares.sum(axis=1, keepdims=True) / freedom.sum()
+    own = known.squares / np.maximum(freedom, 1)
+    if kind == "pooled":
+        spread = np.broadcast_to(pooled, own.shape)
+    elif kind == "example":
+        spread = np.where(freedom > 0, own, pooled)
+    else:
+        weight = _credibility(own, pooled, freedom)
+        spread = weight * own + (1 - weight) * pooled
+    return np.asarray(np.maximum(spread, FLOOR))
+
+
+@dataclass(frozen=True)
+class Rmia(Attack[Averages]):
+    """RMIA's log ratio l(x) = log p_theta(x) - log p(x), averaged over queries; RMIA ranks examples as this ratio does.
+
+    Attributes:
+        online: p(x) is the mean probability over all shadows; else ((1 + a) p_out(x) + 1 - a) / 2.
+        a: slope of the offline p(x), in [0, 1]; see `fit_a`.
+
+    Example:
+        >>> import numpy as np
+        >>> odds = np.log([[[1 / 4]], [[3 / 2]]])  # p = .2 and .6
+        >>> shadows = Shadows(odds, np.array([[False], [True]]))
+        >>> float(np.exp(Rmia()(shadows, np.array([[np.log(4)]]))[0]).round(3))  # .8 / .4
+        2.0
+        >>> float(np.exp(Rmia(online=False, a=0.5)(shadows, np.array([[np.log(4)]]))[0]).round(3))  # .8 / ((.3 + .5) / 2)
+        2.0
+    """
+
+    online: bool = True
+    a: float = OFFLINE_A
+
+    def summarize(self, shadows: Shadows) -> Averages:
+        """Return the mean probabilities."""
+        return Averages.of(shadows)
+
+    def score(self, summary: Averages, target: NDArray[np.floating]) -> Values:
+        """Return the log ratios (num_examples,)."""
+        return Base(online=self.online, a=self.a).score(summary, target)
+
+
+@dataclass(frozen=True)
+class Base(Attack[Averages]):
+    """BASE: log p_theta(x) / T - log p(x), averaged over queries; RMIA's ratio with a temperature T.
+
+    Attributes:
+        temperature: T.
+        online, a: p(x) as in `Rmia`.
+
+    Example:
+        >>> import numpy as np
+        >>> shadows = Shadows(np.log([[[1 / 4]], [[3 / 2]]]), np.array([[False], [True]]))
+        >>> target = np.array([[np.log(4)]])
+        >>> bool(Base()(shadows, target) == Rmia()(shadows, target))
+        True
+    """
+
+    temperature: float = 1.0
+    online: bool = True
+    a: float = OFFLINE_A
+
+    def summarize(self, shadows: Shadows) -> Averages:
+        """Return the mean probabilities."""
+        return Averages.of(shadows)
+
+    def score(self, summary: Averages, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,)."""
+        reference = summary.log_reference(online=self.online, a=self.a)
+        scores: Values = (log_p(target) / self.temperature - reference).mean(axis=0)
+        return scores
+
+
+def rmia(ratio: Values, nonmember: NDArray[np.bool_], gamma: float = 1.0) -> tuple[Values, int]:
+    """Return RMIA's scores, and how many distinct values they have.
+
+    The score of x is the share of the target's non-members z with l(x) - l(z) >= log gamma, where ties count half at
+    gamma = 1. The denominator is the number of all non-members even if x is among them: without itself, a non-member would
+    have another denominator than a member, which alone can decide where there are many ties.
+
+    Args:
+        ratio: (num_examples,) log ratios l of `Rmia`.
+        nonmember: (num_examples,) bool, the references z.
+        gamma: at least 1.
+
+    Example:
+        >>> import numpy as np
+        >>> scores, levels = rmia(np.array([2.0, 0.0, 1.0]), np.array([False, True, True]))
+        >>> scores.tolist(), levels
+        ([1.0, 0.25, 0.75], 3)
+    """
+    assert nonmember.any(), "RMIA compares with non-members"
+    assert gamma >= 1, "gamma is a factor of at least 1"
+    ordered = np.sort(ratio[nonmember])
+    reached = np.searchsorted(ordered, ratio - np.log(gamma), side="right")
+    if gamma == 1:
+        reached = (reached + np.searchsorted(ordered, ratio, side="left")) / 2
+    scores: Values = reached / len(ordered)
+    return scores, len(np.unique(scores))
+
+
+def fit_a(shadows: Shadows, seed: int) -> float:
+    """Return the slope of RMIA's offline p(x) in 0, .1, ..., 1 that tells members of a few left-out shadows best.
+
+    No target is looked at. The criterion is the mean AUC over four shadows, each compared with all others.
+
+    Args:
+        shadows: at least two models, each with and without some examples.
+        seed: seed of the choice of the left-out shadows.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> inside = rng.integers(0, 2, (8, 200)).astype(bool)
+        >>> odds = rng.normal(0, 3, 200) + 0.3 * rng.normal(size=(8, 200)) + inside  # p depends on the example
+        >>> fit_a(Shadows(odds[:, None], inside), seed=0) >= 0.5
+        True
+    """
+    assert shadows.num_models >= 2, "a left-out shadow needs others to be compared with"
+    chosen = np.random.default_rng(seed).permutation(shadows.num_models)[:LEFT_OUT]
+    summary = Rmia(online=False).summarize(shadows)
+    grid = np.arange(11) / 10
+    found = np.zeros(len(grid))
+    for model in chosen.tolist():
+        others = summary.without(model)
+        attacks = (Rmia(online=False, a=float(a)) for a in grid)
+        found += [auc(attack.score(others, shadows.odds[model]), shadows.inside[model]) for attack in attacks]
+    return float(grid[found.argmax()])
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The summary of an attack that needs no shadows."""
+
+    def without(self, model: int) -> "Nothing":
+        """Return the same."""
+        return self
+
+
+@dataclass(frozen=True)
+class Loss(Attack[Nothing]):
+    """Log p of the true class, averaged over queries; one threshold for all examples (Yeom et al. 2018).
+
+    Example:
+        >>> import numpy as np
+        >>> shadows = Shadows(np.zeros((1, 1, 2)), np.zeros((1, 2), dtype=bool))
+        >>> Loss()(shadows, np.array([[50.0, 40.0]])).argsort().tolist()  # no tie, though both round to p = 1
+        [1, 0]
+    """
+
+    def summarize(self, shadows: Shadows) -> Nothing:
+        """Return nothing."""
+        return Nothing()
+
+    def score(self, summary: Nothing, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,)."""
+        scores: Values = log_p(target).mean(axis=0)
+        return scores
+
+
+@dataclass(frozen=True)
+class CalibratedLoss(Attack[Moments]):
+    """Log p less its mean over the models without the example, averaged over queries (Watson et al. 2022).
+
+    Example:
+        >>> import numpy as np
+        >>> shadows = Shadows(np.array([[[0.0]], [[9.0]]]), np.array([[False], [True]]))
+        >>> CalibratedLoss()(shadows, np.array([[800.0]])).round(3).tolist()  # log 1 - log 1/2
+        [0.693]
+    """
+
+    def summarize(self, shadows: Shadows) -> Moments:
+        """Return the moments of log p."""
+        return Moments.of(shadows, is_log_p=True)
+
+    def score(self, summary: Moments, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,)."""
+        scores: Values = (summary.values(target) - summary.centres()[1]).mean(axis=0)
+        return scores
+
+
+def gap(correct: NDArray[np.bool_]) -> Values:
+    """Return the scores of the gap attack: the share of an example's queries that are answered correctly.
+
+    With one query, its AUC is 1/2 + (accuracy on members - accuracy on non-members) / 2 (Yeom et al. 2018).
+
+    Args:
+        correct: (num_queries, num_examples) bool.
+
+    Example:
+        >>> import numpy as np
+        >>> gap(np.array([[True, False], [True, True]])).tolist()
+        [1.0, 0.5]
+    """
+    scores: Values = correct.mean(axis=0, dtype=np.float64)
+    return scores
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Moments of log odds at checkpoints, and their scatter around each example's own means; a model can be left out.
+
+    Attributes:
+        moments: moments per checkpoint and example.
+        inner, outer: (num_checkpoints, num_checkpoints) sums of products of deviations, of in and of out models.
+    """
+
+    moments: Moments
+    inner: Values
+    outer: Values
+
+    @classmethod
+    def of(cls, shadows: Shadows) -> "Checkpoints":
+        """Compute the moments and the scatter in two passes over the shadows."""
+        moments, start = Moments.of(shadows), 0
+        inner, outer = np.zeros((2, shadows.odds.shape[1], shadows.odds.shape[1]))
+        for odds, inside in _blocks(shadows):
+            block = slice(start, start + odds.shape[2])
+            inner += _scatter((odds - moments.inner.mean[:, block]) * inside[:, None])
+            outer += _scatter((odds - moments.outer.mean[:, block]) * ~inside[:, None])
+            start = block.stop
+        return cls(moments, inner, outer)
+
+    def without(self, model: int) -> "Checkpoints":
+        """Return the moments and the scatter of the other models."""
+        values, inside = self.moments.values(self.moments.shadows.odds[model]), self.moments.shadows.inside[model]
+        inner = self.inner - _own_scatter(self.moments.inner, values, inside)
+        outer = self.outer - _own_scatter(self.moments.outer, values, ~inside)
+        return Checkpoints(self.moments.without(model), inner, outer)
+
+    def covariances(self) -> tuple[Values, Values]:
+        """Return the shrunk covariances of in and of out models; a side without any spread takes the other's."""
+        sides = (self.inner, self.moments.inner.freedom.sum()), (self.outer, self.moments.outer.freedom.sum())
+        known = [_shrunk(scatter / freedom) for scatter, freedom in sides if freedom > 0]
+        assert known, "a covariance needs two models with, or two without, at least one example"
+        return known[0], known[-1]
+
+
+@dataclass(frozen=True)
+class Trajectory(Attack[Checkpoints]):
+    """Likelihood ratio of an example's log odds at all checkpoints, which take the place of queries.
+
+    Deviations from each example's in and out means are multivariate normal, with one covariance for all in models and one for
+    all out models, shrunk towards its diagonal by `DIAGONAL`, so that correlated checkpoints are not counted twice.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> inside = rng.integers(0, 2, (9, 300)).astype(bool)
+        >>> odds = rng.normal(size=(9, 3, 300)) + inside[:, None]
+        >>> last = Lira(variance="pooled")(Shadows(odds[1:, 2:], inside[1:]), odds[0, 2:])
+        >>> auc(Trajectory()(Shadows(odds[1:], inside[1:]), odds[0]), inside[0]) > auc(last, inside[0])
+        True
+    """
+
+    def summarize(self, shadows: Shadows) -> Checkpoints:
+        """Return the moments and the scatter of checkpoints."""
+        return Checkpoints.of(shadows)
+
+    def score(self, summary: Checkpoints, target: NDArray[np.floating]) -> Values:
+        """Return the scores (num_examples,)."""
+        values, (inner, outer) = summary.moments.values(target), summary.moments.centres()
+        in_covariance, out_covariance = summary.covariances()
+        return _log_normals(values - inner, in_covariance) - _log_normals(values - outer, out_covariance)
+
+
+How = Literal["max", "sum", "trimmed"]
+
+
+def by_person(odds: NDArray[np.floating], persons: NDArray[np.integer], how: How) -> NDArray[np.floating]:
+    """Return one signal per person, in the order of `np.unique(persons)`, from those of her examples.
+
+    Attacks then compare a person's signal with her own signals in models without her, so that the number of her examples does
+    not decide. For the same reason, "sum" is divided by their number, which changes no ranking of a person among models.
+
+    Args:
+        odds: (..., num_examples) log odds, as (num_models, num_queries, num_examples).
+        persons: (num_examples,) person of each example.
+        how: "max"; "sum", the mean; or "trimmed", the mean of values from the 40 % quantile upwards (RaMIA: Tao and Shokri
+            2024), that is, without the ceil(.4 (k - 1)) lowest of k.
+
+    Returns:
+        (..., num_persons).
+
+    Example:
+        >>> import numpy as np
+        >>> odds, persons = np.array([[1.0, 2.0, 6.0, 5.0]]), np.array([7, 7, 7, 3])
+        >>> by_person(odds, persons, "sum").tolist(), by_person(odds, persons, "trimmed").tolist()
+        ([[5.0, 3.0]], [[5.0, 4.0]])
+    """
+    sizes = np.unique(persons, return_counts=True)[1]
+    order, ends = np.argsort(persons, kind="stable"), np.cumsum(sizes)
+    signals = np.empty((*odds.shape[:-1], len(sizes)), dtype=odds.dtype)
+    for size in np.unique(sizes).tolist():  # persons with equally many examples at a time
+        chosen = np.flatnonzero(sizes == size)
+        rows = order[(ends[chosen] - size)[:, None] + np.arange(size)]
+        signals[..., chosen] = _aggregated(odds[..., rows], how)
+    return signals
+
+
+def _aggregated(values: NDArray[np.floating], how: How) -> NDArray[np.floating]:
+    """Return the aggregate over the last axis."""
+    if how == "max":
+        return np.asarray(values.max(axis=-1))
+    if how == "sum":
+        return np.asarray(values.mean(axis=-1))
+    if how == "trimmed":
+        dropped = -(-2 * (values.shape[-1] - 1) // 5)  # ceil(.4 (k - 1))
+        return np.asarray(np.sort(values, axis=-1)[..., dropped:].mean(axis=-1))
+    raise UserError(f'persons are scored by "max", "sum" or "trimmed", not "{how}"')
+
+
+def _blocks(shadows: Shadows) -> Iterator[tuple[NDArray[np.floating], NDArray[np.bool_]]]:
+    """Yield the odds and the inclusion of some examples at a time, so that copies in float64 stay small."""
+    models, queries, examples = shadows.odds.shape
+    size = max(64, _BLOCK // (models * queries))
+    for start in range(0, examples, size):
+        block = slice(start, start + size)
+        yield shadows.odds[:, :, block], shadows.inside[:, block]
+
+
+def _sides(values: Values, inside: NDArray[np.bool_]) -> tuple[Side, Side]:
+    """Return the moments of the in and of the out models from values (num_models, num_queries, num_examples)."""
+    shift = values.mean(axis=0)  # without it, squares of large values would lose the small deviations
+    shifted, weight = values - shift, inside[:, None]
+    own = shifted * weight
+    inner = inside.sum(axis=0, dtype=np.float64)
+    sums, squares = own.sum(axis=0), np.einsum("mqn,mqn->qn", own, own)
+    all_squares = np.einsum("mqn,mqn->qn", shifted, shifted)
+    # The shifted values sum to 0, so that the sum over out models is that over in models, negated.
+    return _side(inner, sums, squares, shift), _side(len(values) - inner, -sums, all_squares - squares, shift)
+
+
+def _sums(p: Values, inside: NDArray[np.bool_]) -> tuple[Sum, Sum]:
+    """Return the sums of probabilities (num_models, num_queries, num_examples) over the in and over the out models."""
+    count, own = inside.sum(axis=0, dtype=np.float64), p * inside[:, None]
+    return Sum.of(own, count), Sum.of(np.subtract(p, own, out=p), len(p) - count)
+
+
+def _side(count: Values, sums: Values, squares: Values, shift: Values) -> Side:
+    """Return moments from the sums of shifted values and of their squares."""
+    known = np.maximum(count, 1)
+    spread = np.where(count > 1, np.maximum(squares - np.square(sums) / known, 0.0), 0.0)
+    return Side(count, np.where(count > 0, shift + sums / known, 0.0), spread)
+
+
+T = TypeVar("T", Side, Sum)
+
+
+def _joined(parts: tuple[T, ...]) -> T:
+    """Join the parts of consecutive examples."""
+    names = [field.name for field in dataclasses.fields(parts[0])]
+    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
+
+
+def _p(odds: NDArray[np.floating]) -> Values:
+    """Return probabilities of log odds, none 0."""
+    p = odds.astype(np.float64)
+    np.maximum(p, LOWEST, out=p)
+    np.exp(np.negative(p, out=p), out=p)
+    p += 1
+    return np.reciprocal(p, out=p)
+
+
+def _bridged(inner: Values, outer: Values, in_count: Values, out_count: Values) -> tuple[Values, Values]:
+    """Replace the centre of a side without models by the other side's, moved by the mean difference between the sides."""
+    has_in, has_out = in_count > 0, out_count > 0
+    both = has_in & has_out
+    if both.all():
+        return inner, outer
+    shift = (inner[:, both] - outer[:, both]).mean(axis=1, keepdims=True) if both.any() else 0.0
+    return np.where(has_in, inner, outer + shift), np.where(has_out, outer, inner - shift)
+
+
+def _credibility(own: Values, pooled: Values, freedom: Values) -> Values:
+    """Return the weights d_i / (d0 + d_i) of the examples' own variances, (num_queries, num_examples)."""
+    known = freedom > 0
+    fourth = (freedom * np.square(own)).sum(axis=1, keepdims=True) / (freedom + 2)[known].sum()  # E[s^4] of normal values
+    excess = np.maximum(fourth - np.square(pooled), 0.0)  # Var[s^2]
+    weights: Values = freedom * excess / np.maximum(2 * fourth + freedom * excess, np.finfo(np.float64).tiny)
+    return weights
+
+
+def _log_normal(residuals: Values, spread: Values) -> Values:
+    """Return log densities of normal laws of mean 0, up to a constant."""
+    logs: Values = -0.5 * (np.square(residuals) / spread + np.log(spread))
+    return logs
+
+
+def _log_normals(residuals: Values, covariance: Values) -> Values:
+    """Return log densities (num_examples,) of residuals (num_checkpoints, num_examples), up to a constant."""
+    root = np.linalg.cholesky(covariance)
+    scaled = scipy.linalg.solve_triangular(root, residuals, lower=True)
+    logs: Values = -0.5 * np.square(scaled).sum(axis=0) - np.log(np.diag(root)).sum()
+    return logs
+
+
+def _scatter(residuals: Values) -> Values:
+    """Return the sums of products of residuals (num_models, num_checkpoints, num_examples) of checkpoints."""
+    flat = residuals.swapaxes(0, 1).reshape(residuals.shape[1], -1)
+    return flat @ flat.T
+
+
+def _own_scatter(side: Side, values: Values, present: NDArray[np.bool_]) -> Values:
+    """Return what a side's scatter loses with a model's values (num_checkpoints, num_examples), where it is `present`."""
+    change = np.where(present & (side.count > 1), values - side.mean, 0.0)
+    return (change * (side.count / np.maximum(side.count - 1, 1))) @ change.T
+
+
+def _shrunk(covariance: Values) -> Values:
+    """Return a covariance whose entries off the diagonal are shrunk, with variances of at least `FLOOR`."""
+    diagonal = np.diag(np.maximum(np.diag(covariance), FLOOR))
+    return (1 - DIAGONAL) * covariance + DIAGONAL * diagonal
