@@ -3,6 +3,13 @@
 Each network starts from its own seed, sees its own rows in its own order, draws its own dropout and stops on its own,
 so its result does not depend on the other networks of its stack (up to rounding). The loss is the sum of the networks'
 mean losses and the optimizer is elementwise, so no gradient of one network reaches another.
+
+Training sets may differ in size, but all networks take the same steps: an epoch has `epoch_size` examples for each of them.
+A network's stream of examples is its shuffled training set, shuffled again after each pass; epoch k (from 0) holds the
+examples k * epoch_size to (k + 1) * epoch_size of the stream, in floor(epoch_size / batch) batches without the remainder, as
+in the training loop. A larger training set thus goes on in the next epoch where this one ended, and a smaller one begins its
+next pass within the epoch, so that a batch there may hold an example twice. With epoch_size examples in each training set,
+an epoch is a pass.
 """
 
 import copy
@@ -16,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from memlib.data.canaries import Feature, TrainingRows
 from memlib.errors import RunError, UserError
@@ -201,13 +209,13 @@ class Examples:
     Attributes:
         images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the content of the shard.
         labels: (num_stored,) int64, by stored row.
-        feature: the unique feature, inserted in marked rows.
+        feature: the unique feature, inserted in marked rows; None if no row is marked.
         validation: (num_validation,) int64 stored rows for early stopping.
     """
 
     images: NDArray[np.generic]
     labels: NDArray[np.int64]
-    feature: Feature
+    feature: Feature | None = None
     validation: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -223,8 +231,11 @@ class _Pool:
     def __init__(self, data: Examples, nets: Sequence["NetJob"], device: torch.device, *, augmented: bool) -> None:
         clean = np.unique(np.concatenate([*(net.rows.rows for net in nets), data.validation]))
         marked = np.unique(np.concatenate([net.rows.rows[net.rows.marked] for net in nets]))
-        images = data.feature.clean(data.images[clean])
+        images = data.images[clean]
+        if data.feature is not None:
+            images = data.feature.clean(images)
         if len(marked):
+            assert data.feature is not None, "rows are marked, but there is no feature"
             images = np.concatenate([images, data.feature.insert(data.images[marked])])
         self.inputs = pixels(torch.from_numpy(images), device) if augmented else prepare(images, device)
         self.labels = torch.from_numpy(data.labels[np.concatenate([clean, marked])]).to(device)
@@ -277,6 +288,7 @@ def train_nets(
     *,
     stack_size: int,
     device: torch.device,
+    epoch_size: int | None = None,
     watch: Watch | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[NetResult]:
@@ -290,6 +302,8 @@ def train_nets(
         num_classes: number of classes of the data.
         stack_size: number of networks trained at once; affects only rounding and speed.
         device: device to train on.
+        epoch_size: number of examples that each network sees in an epoch, such as the expected size of a training set; by
+            default the size of the training sets, which must then be equal.
         watch: called after every epoch.
         progress: called with the number of finished networks.
 
@@ -297,18 +311,27 @@ def train_nets(
         RunError: when a network's loss is not finite.
         UserError: when stacked networks do not support a setting.
     """
-    _check(training, data, jobs)
+    size = _epoch_size(jobs, epoch_size)
+    _check(training, data, jobs, size)
     results: list[NetResult] = []
     for start in range(0, len(jobs), stack_size):
         numbers = list(range(start, min(start + stack_size, len(jobs))))
-        stack = _Stack(spec, training, data, [jobs[n] for n in numbers], num_classes, device)
+        stack = _Stack(spec, training, data, [jobs[n] for n in numbers], num_classes, device, epoch_size=size)
         results += stack.train(numbers, watch)
         if progress is not None:
             progress(len(results))
     return results
 
 
-def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> None:
+def _epoch_size(jobs: Sequence[NetJob], epoch_size: int | None) -> int:
+    sizes = {len(job.rows.rows) for job in jobs}
+    if epoch_size is not None:
+        return epoch_size
+    assert len(sizes) == 1, "training sets of unequal size need an epoch_size"
+    return sizes.pop()
+
+
+def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], epoch_size: int) -> None:
     if training.optimizer.name != "adamw":
         raise UserError(f"training.optimizer {training.optimizer.name} cannot train stacked nets; use adamw")
     if not training.shuffle or training.checkpoint_steps:
@@ -319,11 +342,35 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob]) -> No
         raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
     if training.augment is not None and len(data.images.shape) != 4:
         raise UserError("training.augment is for images; set it to null for points")
-    count = min(len(job.rows.rows) for job in jobs)
-    if training.batch_size is not None and training.batch_size > count:
-        raise UserError(f"training.batch_size {training.batch_size} exceeds the {count} training examples")
+    sizes = [len(job.rows.rows) for job in jobs]
+    if not min(sizes):
+        raise UserError(f"{sizes.count(0)} of {len(sizes)} nets have no training examples; give more data")
+    if training.batch_size is None and {*sizes} != {epoch_size}:
+        raise UserError(
+            f"training.batch_size null needs training sets of {epoch_size} examples, but the nets have {min(sizes)} to "
+            f"{max(sizes)}; set a batch size"
+        )
+    if training.batch_size is not None and training.batch_size > epoch_size:
+        raise UserError(f"training.batch_size {training.batch_size} exceeds the {epoch_size} training examples of an epoch")
     if training.patience is not None and not len(data.validation):
         raise UserError("training.patience needs validation examples; set split.validation_per_class")
+
+
+def stream(num_examples: int, *, seed: int, start: int, count: int) -> NDArray[np.int64]:
+    """Return a part of a network's stream of examples: the orders of its passes through its training set, joined.
+
+    Args:
+        num_examples: size of the training set.
+        seed: the network's seed.
+        start: first place of the part, counted from 0.
+        count: length of the part.
+
+    Returns:
+        (count,) int64 positions in the training set.
+    """
+    first, last = start // num_examples, (start + count - 1) // num_examples
+    orders = [epoch_order(num_examples, seed=seed, epoch=number) for number in range(first, last + 1)]
+    return np.concatenate(orders)[start - first * num_examples :][:count]
 
 
 class _Stack:
@@ -331,7 +378,7 @@ class _Stack:
 
     def __init__(
         self, spec: ClassifierSpec, training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], num_classes: int,
-        device: torch.device,
+        device: torch.device, *, epoch_size: int | None = None,
     ) -> None:  # fmt: skip
         self.training, self.device = training, device
         assert isinstance(training.objective, SupervisedSpec)
@@ -341,7 +388,8 @@ class _Stack:
         assert all(isinstance(net, nn.Sequential) for net in nets)
         self.net = StackedNet([net for net in nets if isinstance(net, nn.Sequential)], device)
         self.pool = _Pool(data, jobs, device, augmented=training.augment is not None)
-        self.places = torch.stack([self.pool.places(job.rows) for job in jobs])
+        self.places = pad_sequence([self.pool.places(job.rows) for job in jobs], batch_first=True)  # the padding is not read
+        self.sizes = [len(job.rows.rows) for job in jobs]
         self.seeds = [job.seed for job in jobs]
         self.draws = [torch.Generator().manual_seed(derive_seed(job.seed, "dropout")) for job in jobs]
         unmarked = np.zeros(len(data.validation), dtype=bool)
@@ -353,13 +401,13 @@ class _Stack:
         self.best = [(np.inf, 0)] * len(jobs)
         self.states: list[dict[str, Tensor]] = [{} for _ in jobs]
         self.histories: list[list[list[float]]] = [[] for _ in jobs]
-        count = self.places.shape[1]
-        self.batch = training.batch_size or count
+        self.epoch_size = _epoch_size(jobs, epoch_size)
+        self.batch = training.batch_size or self.epoch_size
         self.multiplications = len(jobs) * self.batch * by_example
-        self.steps = count // self.batch
+        self.steps = self.epoch_size // self.batch
         # with full batches and the same pass in training and evaluation, a step's pass evaluates the weights before the step
         differs = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
-        self.forward_is_evaluation = self.batch == count and not differs
+        self.forward_is_evaluation = {*self.sizes, self.epoch_size} == {self.batch} and not differs
 
     def train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
         with threads_for(self.multiplications, self.device):
@@ -390,16 +438,8 @@ class _Stack:
         return self.net.forward(inputs[None])
 
     def _epoch(self, epoch: int, numbers: Sequence[int], watch: Watch | None) -> tuple[Tensor, Tensor]:
-        count = self.places.shape[1]
-        order = None
-        if self.batch < count:
-            orders = [epoch_order(count, seed=self.seeds[job], epoch=epoch) for job in self.active]
-            order = torch.from_numpy(np.stack(orders)).to(self.device)
         loss, correct = torch.zeros(len(self.active)), torch.zeros(len(self.active))
-        for step in range(self.steps):
-            places = self.places
-            if order is not None:
-                places = places.gather(1, order[:, step * self.batch : (step + 1) * self.batch])
+        for step, places in enumerate(self._batches(epoch)):
             losses, scores = self._losses(places, epoch * self.steps + step)
             if watch is not None:
                 watch(epoch, [numbers[job] for job in self.active], self.evaluate, scores.detach())
@@ -407,6 +447,19 @@ class _Stack:
             loss += losses.detach().cpu()
             correct += (scores.detach().argmax(dim=2) == self.pool.labels[places]).float().mean(dim=1).cpu()
         return loss / self.steps, correct / self.steps
+
+    def _batches(self, epoch: int) -> Sequence[Tensor]:
+        """Return the positions in the pool of each batch of an epoch, (num_nets, batch) int64."""
+        orders = np.stack([self._order(job, epoch) for job in self.active])
+        places = self.places.gather(1, torch.from_numpy(orders).to(self.device))
+        return torch.split(places, self.batch, dim=1)
+
+    def _order(self, job: int, epoch: int) -> NDArray[np.int64]:
+        """Return the positions in a network's training set of the examples of an epoch, without the remainder."""
+        size = self.sizes[job]
+        if size == self.epoch_size == self.batch:
+            return np.arange(size)  # a full batch needs no order
+        return stream(size, seed=self.seeds[job], start=epoch * self.epoch_size, count=self.steps * self.batch)
 
     def _losses(self, places: Tensor, step: int) -> tuple[Tensor, Tensor]:
         inputs = self._inputs(places, step)
@@ -495,14 +548,21 @@ def measure_stack_size(
     jobs: Sequence[NetJob],
     num_classes: int,
     device: torch.device,
+    *,
+    epoch_size: int | None = None,
 ) -> int:
-    """Return the stack size at which a training step takes the least time per network on this device, by timing steps."""
+    """Return the stack size at which a training step takes the least time per network on this device, by timing steps.
+
+    The arguments, and the mistakes raised as UserError, are those of `train_nets`.
+    """
+    per_epoch = _epoch_size(jobs, epoch_size)
+    _check(training, data, jobs, per_epoch)
     best, best_cost = 1, float("inf")
     for size in SIZES:
         if size > len(jobs):
             break
         try:
-            cost = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device)) / size
+            cost = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device, per_epoch)) / size
         except torch.OutOfMemoryError:
             break
         if cost > best_cost * 1.05:
@@ -519,12 +579,14 @@ def _step_seconds(
     jobs: Sequence[NetJob],
     num_classes: int,
     device: torch.device,
+    epoch_size: int,
 ) -> Iterator[float]:
-    stack = _Stack(spec, training, data, jobs, num_classes, device)
+    stack = _Stack(spec, training, data, jobs, num_classes, device, epoch_size=epoch_size)
+    places = stack._batches(0)[0]
     with threads_for(stack.multiplications, device):
         for step in range(4):
             started = time.perf_counter()
-            losses, _ = stack._losses(stack.places[:, : stack.batch], step)
+            losses, _ = stack._losses(places, step)
             stack._step(losses.sum(), step)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
