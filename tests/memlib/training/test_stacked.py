@@ -15,7 +15,7 @@ from memlib.models.classifiers import build_classifier
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec
 from memlib.training.augment import prepare
 from memlib.training.loop import epoch_order
-from memlib.training.stacked import Examples, NetJob, StackedNet, _Stack, measure_stack_size, train_nets
+from memlib.training.stacked import Examples, NetJob, StackedNet, _Stack, measure_stack_size, stream, train_nets
 
 CPU = torch.device("cpu")
 MLP = ClassifierSpec(architecture="mlp", widths=(16, 16))
@@ -210,3 +210,169 @@ def test_a_stack_size_is_measured() -> None:
     data = points()
     assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8)
     assert measure_stack_size(MLP, training(), data, jobs(1, data), 2, CPU) == 1
+
+
+# -- training sets of unequal size ----------------------------------------------------------------------
+
+
+def sets(*sizes: int, pool: int = 60) -> list[NetJob]:
+    """Training sets of these sizes from the first `pool` rows, drawn by net, without a feature."""
+    drawn = [np.sort(np.random.default_rng(net).permutation(pool)[:size]) for net, size in enumerate(sizes)]
+    return [NetJob(200 + net, TrainingRows(rows, np.zeros(len(rows), dtype=bool))) for net, rows in enumerate(drawn)]
+
+
+def without_feature(data: Examples) -> Examples:
+    return Examples(data.images, data.labels, validation=data.validation)
+
+
+def counted_passes(size: int, *, seed: int, epoch_size: int, batch: int, epochs: int) -> list[list[int]]:
+    """The batches of one net, dealt example by example."""
+    deck: list[int] = []
+    batches, number = [], 0
+    for _ in range(epochs):
+        epoch = []
+        for _ in range(epoch_size):
+            if not deck:
+                deck = epoch_order(size, seed=seed, epoch=number).tolist()
+                number += 1
+            epoch.append(deck.pop(0))
+        batches += [epoch[start : start + batch] for start in range(0, epoch_size - batch + 1, batch)]
+    return batches
+
+
+def plain_of(spec: ClassifierSpec, how: TrainingSpec, data: Examples, job: NetJob, batches: list[list[int]]) -> nn.Module:
+    """The training of one net on these batches as one would write it down."""
+    inputs, labels = prepare(data.images[job.rows.rows], CPU), torch.from_numpy(data.labels[job.rows.rows])
+    net = build_classifier(spec, data.input_shape, 3, seed=job.seed)
+    optimizer = torch.optim.Adam(net.parameters(), lr=how.optimizer.learning_rate)
+    for batch in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+        optimizer.step()
+    return net
+
+
+@pytest.mark.parametrize(
+    ("batch", "epoch_size", "data"),
+    [
+        (16, 40, points()),
+        (8, 24, points()),
+        (40, 40, points()),  # the batch is an epoch, but the whole training set of only one net
+        (16, 32, images()),
+    ],
+    ids=["remainder", "whole batches", "batch of an epoch", "images"],
+)
+def test_nets_of_unequal_sets_equal_plain_code_on_the_same_batches(batch: int, epoch_size: int, data: Examples) -> None:
+    how, nets, data = training(epochs=3, batch_size=batch), sets(31, 40, 5, 44, pool=45), without_feature(data)
+    for size in (4, 2, 1):
+        found = train_nets(MLP, how, data, nets, 3, stack_size=size, device=CPU, epoch_size=epoch_size)
+        for job, result in zip(nets, found, strict=True):
+            batches = counted_passes(len(job.rows.rows), seed=job.seed, epoch_size=epoch_size, batch=batch, epochs=3)
+            assert difference(result.state, plain_of(MLP, how, data, job, batches).state_dict()) < 1e-5
+
+
+REGULARIZED = MLP.model_copy(update={"dropout": 0.2, "batch_norm": True})
+VIEWS = {"crop_scale": (1, 1), "crop_ratio": (1, 1), "brightness": 0, "contrast": 0.2, "shift": 1, "blur": (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "data"),
+    [({}, points()), ({"batch_size": 40}, points()), ({"augment": VIEWS}, images())],
+    ids=["batches", "batch of an epoch", "augmented"],
+)
+def test_a_net_does_not_depend_on_the_sizes_of_its_neighbours(changes: dict[str, Any], data: Examples) -> None:
+    how, nets, data = training(**changes), sets(31, 40, 12, 44, pool=45), without_feature(data)
+    alone = train_nets(REGULARIZED, how, data, nets, 3, stack_size=1, device=CPU, epoch_size=40)
+    together = train_nets(REGULARIZED, how, data, nets, 3, stack_size=4, device=CPU, epoch_size=40)
+    others = train_nets(REGULARIZED, how, data, nets[1:], 3, stack_size=2, device=CPU, epoch_size=40)
+    for a, b in [*zip(alone, together, strict=True), *zip(alone[1:], others, strict=True)]:
+        assert difference(a.state, b.state) < 1e-4
+        np.testing.assert_allclose(a.history[:, [0, 2]], b.history[:, [0, 2]], rtol=1e-4)  # losses
+
+
+@pytest.mark.parametrize("batch", [16, 60, None])
+def test_with_sets_of_one_size_an_epoch_of_that_size_changes_nothing(batch: int | None) -> None:
+    how, data, nets = training(batch_size=batch), points(), sets(60, 60, 60)
+    default = train_nets(REGULARIZED, how, data, nets, 2, stack_size=3, device=CPU)
+    given = train_nets(REGULARIZED, how, data, nets, 2, stack_size=3, device=CPU, epoch_size=60)
+    for a, b in zip(default, given, strict=True):
+        assert all(torch.equal(value, b.state[name]) for name, value in a.state.items())
+
+
+def test_an_epoch_of_a_set_of_the_epochs_size_is_the_loops_own() -> None:
+    for epoch in range(3):
+        order = stream(60, seed=9, start=epoch * 60, count=48)
+        assert order.tolist() == epoch_order(60, seed=9, epoch=epoch)[:48].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 31, 100])
+def test_parts_of_a_stream_join_and_show_each_example_equally_often_up_to_one(size: int) -> None:
+    shown = np.concatenate([stream(size, seed=3, start=epoch * 24, count=24) for epoch in range(10)])
+    assert shown.tolist() == stream(size, seed=3, start=0, count=240).tolist()
+    counts = np.bincount(shown, minlength=size)
+    assert counts.max() - counts.min() <= 1
+    assert counts.sum() == 240
+    passes = shown[: 240 // size * size].reshape(-1, size)
+    assert np.array_equal(np.sort(passes), np.tile(np.arange(size), (len(passes), 1)))
+
+
+def test_a_stack_shows_every_net_its_own_rows_for_equally_many_steps() -> None:
+    data, nets = without_feature(points()), sets(12, 24, 37)
+    stack = _Stack(MLP, training(batch_size=8, epochs=37), data, nets, 2, CPU, epoch_size=24)
+    batches = [batch for epoch in range(37) for batch in stack._batches(epoch)]
+    assert [batch.shape for batch in batches] == [(3, 8)] * 3 * 37
+    for net, job in enumerate(nets):
+        inputs = torch.cat([stack.pool.inputs[batch[net]] for batch in batches])
+        rows, counts = np.unique(inputs.numpy(), axis=0, return_counts=True)
+        assert np.array_equal(rows, np.unique(data.images[job.rows.rows], axis=0))
+        assert set(counts) == {37 * 24 // len(job.rows.rows)}  # all sizes divide the examples of 37 epochs
+
+
+def test_a_full_batch_is_not_shuffled_whatever_the_neighbours() -> None:
+    data, nets = without_feature(points()), sets(24, 24, 37)
+    for group in (nets[:1], nets[:2], nets):
+        stack = _Stack(MLP, training(batch_size=24), data, group, 2, CPU, epoch_size=24)
+        [batch] = stack._batches(1)
+        assert all(torch.equal(batch[net], stack.pool.places(nets[net].rows)) for net in range(min(2, len(group))))
+
+
+def test_the_remaining_nets_keep_their_batches_when_others_are_dropped() -> None:
+    data = without_feature(points())
+    stack = _Stack(MLP, training(batch_size=8), data, sets(12, 37, 24), 2, CPU, epoch_size=24)
+    before = stack._batches(1)
+    stack._keep([1, 2])
+    for batch, kept in zip(before, stack._batches(1), strict=True):
+        assert torch.equal(batch[1:], kept)
+
+
+def test_without_a_feature_unmarked_rows_are_trained_as_beside_one() -> None:
+    nets = sets(60, 60)
+    with_one, without = (
+        train_nets(MLP, training(), data, nets, 2, stack_size=2, device=CPU) for data in (points(), without_feature(points()))
+    )
+    for a, b in zip(with_one, without, strict=True):
+        assert all(torch.equal(value, b.state[name]) for name, value in a.state.items())
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes", "said"),
+    [
+        (None, (31, 44), "batch_size null needs training sets of 40 examples, but the nets have 31 to 44"),
+        (None, (44, 44), "batch_size null needs training sets of 40 examples, but the nets have 44 to 44"),
+        (41, (44, 44), "batch_size 41 exceeds the 40 training examples of an epoch"),
+        (16, (44, 0), "1 of 2 nets have no training examples"),
+    ],
+)
+def test_sets_that_an_epoch_cannot_serve_are_refused_when_measured_and_trained(
+    batch: int | None, sizes: tuple[int, ...], said: str
+) -> None:
+    data, nets, how = without_feature(points()), sets(*sizes), training(batch_size=batch)
+    with pytest.raises(UserError, match=said):
+        train_nets(MLP, how, data, nets, 2, stack_size=2, device=CPU, epoch_size=40)
+    with pytest.raises(UserError, match=said):
+        measure_stack_size(MLP, how, data, nets, 2, CPU, epoch_size=40)
+
+
+def test_a_stack_size_is_measured_for_sets_of_unequal_size() -> None:
+    nets = sets(31, 44, 5, 44)
+    assert measure_stack_size(MLP, training(), without_feature(points()), nets, 2, CPU, epoch_size=40) in (1, 2, 4)
