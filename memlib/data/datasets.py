@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.arrays import NpzImages
+from memlib.data.breast_cancer import BreastCancer
 from memlib.data.csv_images import CsvImages
 from memlib.data.examples import (
     NO_BOXES,
@@ -42,6 +43,7 @@ from memlib.pipeline.user_code import load
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
     AnnotatedFolderSource,
+    BreastCancerSource,
     CsvSource,
     DigitsSource,
     ImageFolderSource,
@@ -77,6 +79,8 @@ def _open(spec: PlainSource) -> Source:
             return Scenes(spec)
         case DigitsSource():
             return Digits(spec)
+        case BreastCancerSource():
+            return BreastCancer(spec)
         case TwoMoonsSource():
             return TwoMoons(spec)
         case ImageFolderSource():

@@ -18,7 +18,7 @@ from memlib.store.permissions import read_plain
 
 SHIPPED = Path(__file__).parents[2] / "deployments"  # by its place: a user's project may have a folder of this name, too
 MOST_BYTES = 10 * 2**20  # maximum size of a recipe
-EMBEDDED = ("scenes", "digits", "two_moons")  # sources of known size, to which the recipes' split or sets are fitted
+EMBEDDED = ("scenes", "digits", "breast_cancer", "two_moons")  # of known size, to which recipes' split or sets are fitted
 BUDGETS = ("split", "sets")
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -227,9 +227,17 @@ class DigitsSource(Source):
     kind: Literal["digits"]
 
 
+class BreastCancerSource(Source):
+    """Embedded points: scikit-learn's 569 tumors in 30 measurements (Wisconsin diagnostic breast cancer), standardized over
+    the table; the classes are malignant and benign."""
+
+    kind: Literal["breast_cancer"]
+
+
 _Plain = (
     ScenesSource
     | DigitsSource
+    | BreastCancerSource
     | TwoMoonsSource
     | ImageFolderSource
     | AnnotatedFolderSource

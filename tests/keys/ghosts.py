@@ -48,7 +48,7 @@ from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
 COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "secret/halves", "self_influence"}
-EMBEDDED = ("scenes", "digits", "two_moons")
+EMBEDDED = ("scenes", "digits", "breast_cancer", "two_moons")
 PER_CLASS = {
     "forgetting_table_1": 1800,
     "forgetting_table_2": 1300,
