@@ -58,7 +58,8 @@ class ExternalClassifierSpec(InFile):
 
     model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
     """package.module:factory, a function that returns the torch module. The module's outputs are class scores, a tensor
-    (batch, classes), or an object with such a tensor as `logits`, like the outputs of Hugging Face's models."""
+    (batch, classes), or an object with such a tensor as `logits`, like the outputs of Hugging Face's models. For points, the
+    factory may also return a fitted scikit-learn classifier with `predict_proba`, which needs `version`."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory (plain JSON)."""
     weights: str | None = None

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlib.errors import UserError
+from memlib.models.external.estimators import EstimatorModule, is_estimator
 from memlib.models.external.factory import made
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
@@ -18,10 +19,20 @@ from memlib.specs.weights import InFile
 def load_external(spec: ExternalClassifierSpec, weights: str | None) -> nn.Module:
     """Return the factory's model in evaluation mode; load its weights from a file unless `weights` is None.
 
+    A fitted scikit-learn classifier is wrapped as a module; it has no weights of its own.
+
     Raises:
         UserError: when the factory fails, the file cannot be read, or its weights do not fit the model.
     """
-    return with_weights(made(spec), spec.model, weights, spec)
+    model = made(spec)
+    if not is_estimator(model):
+        return with_weights(model, spec.model, weights, spec)
+    if weights is not None:
+        raise UserError(
+            f"{spec.model} returned a {type(model).__name__}, a fitted estimator, which takes no trained.weights: let the "
+            "factory fit or read it, and identify it by trained.version"
+        )
+    return EstimatorModule(model, spec.model).eval()
 
 
 def with_weights(model: Any, name: str, weights: str | None, where: InFile) -> nn.Module:
@@ -110,7 +121,7 @@ class ClassScores(nn.Module):
                 f"{self._spec.model} returns {_described(scores)} for {len(inputs)} examples; class scores are a tensor of "
                 f"{len(inputs)} x {self._num_classes} floats"
             )
-        if self._spec.outputs == "probabilities":
+        if self._spec.outputs == "probabilities" and not isinstance(self.model, EstimatorModule):  # which returns logarithms
             scores = self._logarithms(scores)
         return scores[:, self._order(scores.shape[1])] if self._spec.classes is not None else self._whole(scores)
 

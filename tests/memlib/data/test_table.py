@@ -98,6 +98,47 @@ def test_unusable_tables_are_refused_with_their_fault(
         _ = write(tmp_path / "a.csv", content, **options)[0]
 
 
+ADULT = (
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship", "race", "sex",
+    "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
+)  # fmt: skip
+HEALTH = ("docvis", "hospvis", "year", "age", "female", "married", "kids", "hhninc", "educ", "self", "edlevel")
+
+
+def found_in(folder: Path, name: str) -> str:
+    if not (folder / name).is_file():
+        pytest.skip(f"needs {name} (MEMLIB_DATA)")
+    return str(folder / name)
+
+
+def test_adult_is_read_without_the_weight_that_identifies_rows(real_data: Path) -> None:
+    used = tuple(name for name in ADULT if name not in ("fnlwgt", "income"))
+    path = found_in(real_data, "adult/adult.data.xz")
+    source = open_source(TableSource(kind="table", path=path, label_column="income", names=ADULT, columns=used))
+    assert len(source) == 32_561
+    assert source.class_names == ["<=50K", ">50K"]
+    assert np.bincount(source.labels).tolist() == [24_720, 7_841]  # type: ignore[attr-defined]
+    assert source.point_dim == 5 + (8 + 16 + 7 + 14 + 6 + 5 + 2 + 41) + 3  # type: ignore[attr-defined]
+    assert source[0].image.shape == (107,)
+    line = preview(source)[0]
+    assert "workclass (8), 1,836 missing" in line
+    assert "columns that are not used: fnlwgt" in line
+
+
+def test_the_health_survey_is_read_by_person(real_data: Path) -> None:
+    path = found_in(real_data, "rwm5yr.csv.xz")
+    spec = TableSource(
+        kind="table", path=path, label_column="outwork", person_column="id", columns=HEALTH, categorical=("edlevel",)
+    )
+    source = open_source(spec)
+    assert np.bincount(source.labels).tolist() == [12_865, 6_744]  # type: ignore[attr-defined]
+    assert source.point_dim == 10 + 4  # type: ignore[attr-defined]
+    ids = [source[row].example_id for row in range(len(source))]
+    assert len(set(ids)) == 19_609
+    assert len({name.partition("/")[0] for name in ids}) == 6_127
+    assert "6,127 persons" in preview(source)[0]
+
+
 def test_self_influence_of_a_table_is_highest_for_a_wrong_label(tmp_path: Path) -> None:
     """A row with a wrong label has a strong influence on itself."""
     rng = np.random.default_rng(0)

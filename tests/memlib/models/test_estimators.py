@@ -105,9 +105,11 @@ def test_the_same_seed_gives_the_same_estimator(kind: str) -> None:
 
 def test_another_seed_gives_another_forest_and_the_same_regression() -> None:
     points, labels = blobs(3, 60, spread=2.0)
-    odds = {kind: [fitted(kind, seed=seed).log_odds(points, labels) for seed in (5, 6)] for kind in ("forest", "logistic")}
-    assert not np.array_equal(*odds["forest"])
-    assert np.array_equal(*odds["logistic"])
+    odds = {
+        (kind, seed): fitted(kind, seed=seed).log_odds(points, labels) for kind in ("forest", "logistic") for seed in (5, 6)
+    }
+    assert not np.array_equal(odds["forest", 5], odds["forest", 6])
+    assert np.array_equal(odds["logistic", 5], odds["logistic", 6])
 
 
 @pytest.mark.parametrize("kind", KINDS)
