@@ -1,14 +1,29 @@
-"""Can members be told from non-members without the model? A linear classifier of the side of a draw, from features alone."""
+"""Can members be told from non-members without the model? Classifiers of the side, from features of the units alone.
 
+Where the sides were drawn at random, the answer is a test, with redraws of the sides (`tell_sides`, `tested_baseline`). Where
+they were not, it is a description: the area under the ROC curve (AUC) of cross-validated classifiers with an interval
+(`described_baseline`), beside which the AUC of an attack on the model stands.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
+from memlib.identity import derive_seed
 from memlib.stats.inference import permutation_p
+from memlib.stats.multiplicity import max_t_p
 from memlib.stats.randomization import Design
 
 RIDGE = 0.1  # penalty per unit, for standardized features
+MOST_UNITS = 20_000  # units of a description; with more, its interval would hardly be narrower
+ROUNDS, LEAVES = 100, 15  # boosting rounds, and leaves per tree
+ALL = "all"  # name of all features together
+
+Learner = Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64], int], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -17,12 +32,33 @@ class Blind:
 
     Attributes:
         auc: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted
-            to the other folds; .5 by chance.
+            to the other folds, ties counted one half; .5 by chance.
         p_value: share of redraws of the sides whose fitted classifiers agree with them as well.
     """
 
     auc: float
     p_value: float
+
+
+@dataclass(frozen=True)
+class BlindBaseline:
+    """Success of telling members from non-members without the model.
+
+    Attributes:
+        auc: area under the ROC curve of held-out units, by the best of the learners from all features; .5 by chance.
+        low, high: 95 % interval of the AUC of the best learner, over units (groups of units, if there are groups); it
+            describes the classifiers that were fitted, not those that more units would give.
+        p_value: adjusted for all families and all features together; None where membership was not drawn at random.
+        by_family: AUC by the best of the learners, from the features of one family alone.
+        by_learner: AUC from all features by learner.
+    """
+
+    auc: float
+    low: float
+    high: float
+    p_value: float | None
+    by_family: Mapping[str, float]
+    by_learner: Mapping[str, float]
 
 
 def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np.int64], *, redraws: int, seed: int) -> Blind:
@@ -47,21 +83,364 @@ def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np
         >>> blind.auc > 0.99, round(blind.p_value, 2)
         (True, 0.01)
     """
-    spread = features.std(axis=0)
-    scaled = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    sides = np.concatenate([design.first[None], *design.redraws(redraws, seed=seed)]).astype(np.float64).T
+    told = _told([features], design, folds, redraws=redraws, seed=seed)
+    observed, null = float(told.agreement[0, 0]), told.agreement[1:, 0]
+    slack = 1e-9 * max(1.0, float(np.abs(null).max(initial=0.0)))  # equal draws may differ by rounding
+    return Blind(area(told.predicted[:, 0], design.first), permutation_p(observed - slack, null))
+
+
+def tested_baseline(
+    features: NDArray[np.float64],
+    families: Sequence[str],
+    design: Design,
+    folds: NDArray[np.int64],
+    *,
+    redraws: int,
+    seed: int,
+) -> BlindBaseline:
+    """Test, by redraws of a declared random draw, if features of the units tell the sides apart.
+
+    Ridge regressions as in `tell_sides` are fitted to all features and to each family of them alone. The p-value is adjusted
+    over these by the maximum of the standardized statistics (Westfall and Young 1993), so that one telling column is found
+    among many others.
+
+    Args:
+        features: (num_units, num_features), finite.
+        families: (num_features,) the family of each feature.
+        design: the draw that was declared; members are the first side.
+        folds: (num_units,) fold of each unit, as from `folds_by_group`; must not depend on the sides.
+        redraws: number of redraws.
+        seed: seed of the redraws.
+
+    Example:
+        >>> import numpy as np
+        >>> design = Design.of(np.arange(60) < 30, labels=np.zeros(60, dtype=int))
+        >>> row = np.arange(60.0)[:, None]  # members come first in the file
+        >>> found = tested_baseline(row, ["ids"], design, np.arange(60) % 5, redraws=99, seed=0)
+        >>> found.auc, found.p_value
+        (1.0, 0.01)
+    """
+    names = [ALL, *dict.fromkeys(families)]
+    told = _told([_of_family(features, families, name) for name in names], design, folds, redraws=redraws, seed=seed)
+    p_values = max_t_p(told.agreement[0], told.agreement[1:])
+    aucs = {name: area(column, design.first) for name, column in zip(names, told.predicted.T, strict=True)}
+    low, high = area_interval(told.predicted[:, 0], design.first, groups=design.group)
+    auc = aucs.pop(ALL)
+    return BlindBaseline(auc, low, high, float(p_values.min()), aucs, {"linear": auc})
+
+
+def described_baseline(
+    features: NDArray[np.float64],
+    families: Sequence[str],
+    first: NDArray[np.bool_],
+    groups: NDArray[np.int64],
+    *,
+    folds: int = 5,
+    seed: int,
+) -> BlindBaseline:
+    """Describe to what degree features of the units tell members from non-members where membership was not drawn at random.
+
+    A ridge regression and boosted trees are fitted to all folds but one, of whole groups, and rank the units of that fold;
+    pairs of units are compared within folds. The interval holds for the better of the two learners: each has one of level
+    97.5 %, and the larger ends count. At most 20,000 units are used, in whole groups.
+
+    Args:
+        features: (num_units, num_features), finite.
+        families: (num_features,) the family of each feature.
+        first: (num_units,) bool, the members.
+        groups: (num_units,) int; units of one group are in one fold, and dependent. A group may have units on both sides.
+        folds: number of folds.
+        seed: seed of folds and learners.
+
+    Example:
+        >>> import numpy as np
+        >>> member = np.arange(200) % 4 < 2
+        >>> width = np.where(member, 640.0, 500.0)[:, None]
+        >>> found = described_baseline(width, ["sizes"], member, np.arange(200), seed=0)
+        >>> found.auc, found.low > 0.9, found.p_value
+        (1.0, True, None)
+    """
+    kept = _whole_groups(groups, MOST_UNITS, seed=derive_seed(seed, "units"))
+    some, sides, belongs = features[kept], first[kept], groups[kept]
+    places = folds_by_group(belongs, folds, seed=derive_seed(seed, "folds"))
+
+    def held_out(family: str, learner: str) -> NDArray[np.float64]:
+        table = _standardized(_of_family(some, families, family))
+        return _cross_predicted(table, sides, places, LEARNERS[learner], seed=derive_seed(seed, family, learner))
+
+    whole = {learner: held_out(ALL, learner) for learner in LEARNERS}
+    by_learner = {learner: area(scores, sides, blocks=places) for learner, scores in whole.items()}
+    level = 1 - 0.05 / len(LEARNERS)
+    ends = [area_interval(scores, sides, groups=belongs, blocks=places, level=level) for scores in whole.values()]
+    by_family = {
+        family: max(area(held_out(family, learner), sides, blocks=places) for learner in LEARNERS)
+        for family in dict.fromkeys(families)
+    }
+    low, high = max(low for low, _ in ends), max(high for _, high in ends)
+    return BlindBaseline(max(by_learner.values()), low, high, None, by_family, by_learner)
+
+
+def folds_by_group(groups: NDArray[np.int64], folds: int, *, seed: int) -> NDArray[np.int64]:
+    """Deal whole groups to folds at random, largest groups first, so that folds have about equally many units.
+
+    Args:
+        groups: (num_units,) int.
+        folds: number of folds; fewer are used if there are fewer groups.
+        seed: seed of the order in which equally large groups are dealt.
+
+    Returns:
+        (num_units,) fold of each unit.
+
+    Example:
+        >>> import numpy as np
+        >>> fold = folds_by_group(np.array([7, 7, 3, 3, 5, 5, 1, 1]), 2, seed=0)
+        >>> np.bincount(fold).tolist(), bool((fold[::2] == fold[1::2]).all())
+        ([4, 4], True)
+    """
+    _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    shuffled = np.random.default_rng(seed).permutation(len(sizes))
+    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
+    turn = np.arange(len(order)) % (2 * folds)  # there and back, so that the first fold does not get all larger groups
+    fold_of = np.empty(len(order), dtype=np.int64)
+    fold_of[order] = np.minimum(turn, 2 * folds - 1 - turn)
+    return fold_of[number]
+
+
+def area(scores: NDArray[np.floating], first: NDArray[np.bool_], *, blocks: NDArray[np.int64] | None = None) -> float:
+    """Return the probability that a unit of the first side scores above one of the second, ties counted one half.
+
+    Args:
+        scores: (num_units,).
+        first: (num_units,) bool.
+        blocks: (num_units,); only pairs of units of one block are compared. None: all pairs are.
+
+    Returns:
+        the AUC; .5 if there is no pair.
+
+    Example:
+        >>> import numpy as np
+        >>> area(np.array([1.0, 2.0, 2.0, 3.0]), np.array([False, False, True, True]))  # 3 1/2 of 4 pairs
+        0.875
+    """
+    wins, pairs = 0.0, 0
+    for rows in _rows_of(blocks, len(scores)):
+        inside, count = first[rows], int(first[rows].sum())
+        ranks = scipy.stats.rankdata(scores[rows])
+        wins += float(ranks[inside].sum()) - count * (count + 1) / 2
+        pairs += count * (len(inside) - count)
+    return wins / pairs if pairs else 0.5
+
+
+def area_interval(
+    scores: NDArray[np.floating],
+    first: NDArray[np.bool_],
+    *,
+    groups: NDArray[np.int64] | None = None,
+    blocks: NDArray[np.int64] | None = None,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Return a confidence interval of `area` over groups of units; it is never degenerate.
+
+    The wider ends of two intervals count: one with the variance of DeLong et al. (1988), for groups summed over their units
+    (Obuchowski 1997), and one with that of Hanley and McNeil (1982) as a function of the AUC, inverted as a score interval
+    (Newcombe 2006, method 5), with the numbers of units divided by the ratio of DeLong's variances with and without groups.
+    The latter does not shrink to a point where the sides are told apart without error.
+
+    Args:
+        scores, first, blocks: as for `area`.
+        groups: (num_units,) int; units of one group are dependent. None: all units are independent.
+        level: coverage.
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = area_interval(np.arange(20.0), np.arange(20) >= 10)  # a perfect order of 10 and 10
+        >>> 0.7 < low < 0.9, high
+        (True, 1.0)
+    """
+    auc = area(scores, first, blocks=blocks)
+    influence = _influence(scores, first, blocks)
+    alone = _clustered_variance(influence, np.arange(len(scores)))
+    together = alone if groups is None else _clustered_variance(influence, groups)
+    quantile = float(scipy.stats.norm.ppf((1 + level) / 2))
+    half = quantile * math.sqrt(together)
+    wider = 1.0 if groups is None else together / alone if alone > 0 else len(groups) / len(np.unique(groups))
+    sizes = [max(1.0, float(side.sum()) / max(1.0, wider)) for side in (first, ~first)]
+    low, high = _score_interval(auc, sizes[0], sizes[1], quantile)
+    return max(0.0, min(low, auc - half)), min(1.0, max(high, auc + half))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Predictions of ridge regressions, and their agreement with the sides.
+
+    Attributes:
+        predicted: (num_units, num_tables) for the actual sides.
+        agreement: (1 + redraws, num_tables), first of the actual sides.
+    """
+
+    predicted: NDArray[np.float64]
+    agreement: NDArray[np.float64]
+
+
+def _told(
+    tables: Sequence[NDArray[np.floating]], design: Design, folds: NDArray[np.int64], *, redraws: int, seed: int
+) -> _Told:
+    """Fit ridge regressions on each table of features to the sides of a design and of its redraws, some redraws at a time."""
+    scaled = [_standardized(table) for table in tables]
+    solvers = [_Ridge(table, folds) for table in scaled]
     strata = np.unique(design.stratum, return_inverse=True)[1]
-    counts = np.bincount(strata)[:, None]
-    means = np.stack([np.bincount(strata, weights=column) for column in sides.T], axis=1) / counts
-    sides -= means[strata]
-    predicted = np.empty_like(sides)
-    for fold in np.unique(folds):
+    predicted = np.zeros((len(folds), len(tables)))
+    agreement = []
+    for number, sides in enumerate(_draws(design, redraws, seed)):
+        centred = _centred(sides.astype(np.float64).T, strata)
+        column = []
+        for place, solver in enumerate(solvers):
+            found = solver.predict(centred)
+            column.append((found * centred).sum(axis=0))
+            if number == 0:
+                predicted[:, place] = found[:, 0]
+        agreement.append(np.stack(column, axis=1))
+    return _Told(predicted, np.concatenate(agreement))
+
+
+def _draws(design: Design, redraws: int, seed: int) -> Iterator[NDArray[np.bool_]]:
+    yield design.first[None]
+    yield from design.redraws(redraws, seed=seed)
+
+
+def _centred(sides: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return sides (num_units, num_draws) less the means of their strata."""
+    units = np.arange(len(strata))
+    membership = scipy.sparse.csr_array((np.ones(len(units)), (strata, units)), shape=(int(strata.max()) + 1, len(units)))
+    means = np.asarray(membership @ sides) / np.bincount(strata)[:, None]
+    return np.asarray(sides - means[strata])
+
+
+class _Ridge:
+    """Ridge regressions without intercept, one per fold, each fitted to the other folds, of many outcomes at once."""
+
+    def __init__(self, table: NDArray[np.float64], folds: NDArray[np.int64]) -> None:
+        self._table, self._folds, self._grams = table, folds, {}
+        whole = table.T @ table
+        for fold in np.unique(folds).tolist():
+            inside = table[folds == fold]
+            penalty = RIDGE * (len(table) - len(inside)) * np.eye(table.shape[1])
+            self._grams[fold] = whole - inside.T @ inside + penalty
+
+    def predict(self, outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return held-out predictions of outcomes, (num_units, num_outcomes)."""
+        predicted, whole = np.empty_like(outcomes), self._table.T @ outcomes
+        for fold, gram in self._grams.items():
+            inside = self._folds == fold
+            here = self._table[inside]
+            predicted[inside] = here @ np.linalg.solve(gram, whole - here.T @ outcomes[inside])
+        return predicted
+
+
+def _standardized(features: NDArray[np.floating]) -> NDArray[np.float64]:
+    table = features.astype(np.float64)
+    spread = table.std(axis=0)
+    table -= table.mean(axis=0)
+    table /= np.where(spread > 1e-12 * np.abs(features).max(axis=0, initial=0.0), spread, 1.0)
+    return table
+
+
+def _of_family(features: NDArray[np.float64], families: Sequence[str], family: str) -> NDArray[np.float64]:
+    return features if family == ALL else features[:, [name == family for name in families]]
+
+
+def _whole_groups(groups: NDArray[np.int64], most: int, *, seed: int) -> NDArray[np.int64]:
+    """Return the places of all units, or of random whole groups with at most `most` units (at least one group)."""
+    number, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    fits = np.cumsum(sizes[order]) <= most
+    fits[:1] = True
+    return np.flatnonzero(np.isin(number, order[fits]))
+
+
+def _cross_predicted(
+    table: NDArray[np.float64], first: NDArray[np.bool_], folds: NDArray[np.int64], learner: Learner, *, seed: int
+) -> NDArray[np.float64]:
+    """Return the scores of all units, each by a learner that was fitted to the other folds; 0 where these have one side."""
+    scores = np.zeros(len(first))
+    for fold in np.unique(folds).tolist():
         inside = folds == fold
-        rest = scaled[~inside]
-        penalty = RIDGE * len(rest) * np.eye(features.shape[1])
-        predicted[inside] = scaled[inside] @ np.linalg.solve(rest.T @ rest + penalty, rest.T @ sides[~inside])
-    agreement = (predicted * sides).sum(axis=0)
-    ranks = np.argsort(np.argsort(predicted[:, 0])) + 1
-    first, count = int(design.first.sum()), len(design.first)
-    auc = (ranks[design.first].sum() - first * (first + 1) / 2) / max(1, first * (count - first))
-    return Blind(float(auc), permutation_p(float(agreement[0]), agreement[1:]))
+        if 0 < first[~inside].sum() < (~inside).sum():
+            scores[inside] = learner(table[~inside], first[~inside], table[inside], seed)
+    return scores
+
+
+def _linear(table: NDArray[np.float64], first: NDArray[np.bool_], new: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    centre = table.mean(axis=0)
+    rest = table - centre
+    penalty = RIDGE * len(rest) * np.eye(rest.shape[1])
+    return np.asarray((new - centre) @ np.linalg.solve(rest.T @ rest + penalty, rest.T @ (first - first.mean())))
+
+
+def _boosted(
+    table: NDArray[np.float64], first: NDArray[np.bool_], new: NDArray[np.float64], seed: int
+) -> NDArray[np.float64]:
+    from sklearn.ensemble import HistGradientBoostingClassifier  # imported late: too slow to load when only planning
+
+    trees = HistGradientBoostingClassifier(
+        max_iter=ROUNDS, max_leaf_nodes=LEAVES, early_stopping=False, random_state=seed % 2**32
+    )
+    return np.asarray(trees.fit(table, first).decision_function(new), dtype=np.float64)
+
+
+LEARNERS: Mapping[str, Learner] = {"linear": _linear, "boosted trees": _boosted}
+
+
+def _rows_of(blocks: NDArray[np.int64] | None, count: int) -> list[NDArray[np.int64]]:
+    """Return the units of each block."""
+    return [np.arange(count)] if blocks is None else [np.flatnonzero(blocks == block) for block in np.unique(blocks)]
+
+
+def _influence(
+    scores: NDArray[np.floating], first: NDArray[np.bool_], blocks: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """Return each unit's share of the error of the AUC: its placement among the other side less the mean, as weighted there.
+
+    The placement of a unit is the share of the other side's units of its block that it wins against (DeLong et al. 1988).
+    """
+    influence = np.zeros(len(scores))
+    weights, parts = [], []
+    for rows in _rows_of(blocks, len(scores)):
+        inside = first[rows]
+        count, rest = int(inside.sum()), int((~inside).sum())
+        if not count or not rest:
+            continue
+        ranks = scipy.stats.rankdata(scores[rows])
+        placed = np.empty(len(rows))
+        placed[inside] = (ranks[inside] - scipy.stats.rankdata(scores[rows][inside])) / rest
+        placed[~inside] = 1 - (ranks[~inside] - scipy.stats.rankdata(scores[rows][~inside])) / count
+        error = placed - placed[inside].mean()
+        for side, size in ((inside, count), (~inside, rest)):
+            error[side] *= math.sqrt(size / max(1, size - 1)) / size  # unbiased, as in DeLong
+        weights.append(count * rest)
+        parts.append((rows, error))
+    for weight, (rows, error) in zip(weights, parts, strict=True):
+        influence[rows] = error * weight / sum(weights)
+    return influence
+
+
+def _clustered_variance(influence: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
+    """Return the sum over groups of the squared sums of their units' influence."""
+    sums = np.bincount(np.unique(groups, return_inverse=True)[1], weights=influence)
+    count = len(sums)
+    finite = count / (count - 1) if len(groups) > count > 1 else 1.0  # few groups would look too alike
+    return float(np.square(sums).sum()) * finite
+
+
+def _score_interval(auc: float, first: float, second: float, quantile: float) -> tuple[float, float]:
+    """Return the AUCs at which Hanley and McNeil's law, at equal sizes of the sides, just reaches the estimate."""
+    mean = (first + second) / 2 - 1
+
+    def excess(theta: float) -> float:
+        tails = 1 + mean * (1 - theta) / (2 - theta) + mean * theta / (1 + theta)
+        return quantile * math.sqrt(max(0.0, theta * (1 - theta) * tails / (first * second))) - abs(theta - auc)
+
+    edge = 1e-9  # the law is degenerate at 0 and 1
+    low = scipy.optimize.brentq(excess, 0.0, min(auc, 1 - edge)) if auc > edge else 0.0
+    high = scipy.optimize.brentq(excess, max(auc, edge), 1.0) if auc < 1 - edge else 1.0
+    return float(low), float(high)

@@ -1,0 +1,194 @@
+"""Likeness of a target model and its shadow models: utility and calibration of the target within the shadows' range.
+
+An attack that is calibrated on shadow models holds for a target only as far as the target is like them. The comparison can
+show that a target is unlike its shadows; it cannot show that it is like them in what was not measured.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.errors import UserError
+from memlib.stats.randomization import two_sided_p
+
+BINS = 15  # of the calibration error (Guo et al. 2017)
+FAR = 4.0  # distance, in standard deviations, from which a target is unlike its shadows
+MEMBERS, NON_MEMBERS, POOLED = "members", "non-members", "all"
+LIKE, UNLIKE = "like", "unlike"
+
+Utility = Mapping[str, NDArray[np.float64]]
+"""Numbers of models by name, such as "loss, members": (num_models,) each."""
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """One number of a target beside the same number of its shadows.
+
+    Attributes:
+        name: the number, and the examples over which it was computed.
+        value: the target's number.
+        low, high: smallest and largest number among the shadows.
+        p_value: two-sided rank among the shadows, twice the smaller (1 + b) / (N + 1), at most 1; b of N shadows reach the
+            target's number.
+        distance: target minus mean of the shadows, in standard deviations of a new shadow's difference from that mean;
+            infinite if the shadows do not vary and the target differs.
+        shadows: number of shadows.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    p_value: float
+    distance: float
+    shadows: int
+
+    @property
+    def is_within(self) -> bool:
+        """True if the target's number lies within the shadows' range."""
+        return self.low <= self.value <= self.high
+
+
+def utility(
+    odds: NDArray[np.floating],
+    correct: NDArray[np.bool_],
+    member: NDArray[np.bool_] | None = None,
+    *,
+    confidence: NDArray[np.floating] | None = None,
+) -> dict[str, NDArray[np.float64]]:
+    """Compute mean loss, accuracy, calibration error and mean confidence of models, on members and on non-members.
+
+    The loss is -log p of the true class; the calibration error is the expected one over 15 bins of equal width (Guo et al.
+    2017).
+
+    Args:
+        odds: (num_models, num_units) or (num_units,) log odds of the true class, finite.
+        correct: of the same shape, whether the model's answer is the true class.
+        member: of the same shape, or (num_units,) for all models, whether the model was trained on the unit; None if this is
+            not known, for numbers over all units together.
+        confidence: of the same shape, probability of the model's answer; None: p of the true class where it is the answer,
+            else 1 - p, which is the same for two classes and an upper bound for more. Shadows and target must be treated
+            alike.
+
+    Returns:
+        (num_models,) by name; not a number for a model without members, or without non-members.
+
+    Raises:
+        UserError: for log odds that are not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> found = utility(np.log([[3.0, 3.0, 1 / 3]]), np.array([[True, True, False]]), np.array([[True, False, False]]))
+        >>> found["accuracy, members"].tolist(), found["accuracy, non-members"].tolist(), len(found)
+        ([1.0], [0.5], 8)
+    """
+    if not np.isfinite(odds).all():
+        raise UserError(
+            f"{int((~np.isfinite(odds)).sum())} of {odds.size} log odds are not finite; smooth or clip probabilities of 0 and 1"
+        )
+    values, right = np.atleast_2d(odds).astype(np.float64), np.atleast_2d(correct)
+    own = scipy.special.expit(values)
+    sure = np.where(right, own, 1 - own) if confidence is None else np.atleast_2d(confidence).astype(np.float64)
+    loss = np.logaddexp(0.0, -values)
+    found = {}
+    for name, mask in _sides(member, values.shape):
+        found[f"loss, {name}"] = _mean(loss, mask)
+        found[f"accuracy, {name}"] = _mean(right.astype(np.float64), mask)
+        found[f"calibration error, {name}"] = _calibration_error(sure, right, mask)
+        found[f"confidence, {name}"] = _mean(sure, mask)
+    return found
+
+
+def likeness(shadows: Utility, target: Mapping[str, float | NDArray[np.float64]]) -> tuple[Likeness, ...]:
+    """Compare the numbers of a target with those of its shadows, name by name.
+
+    Args:
+        shadows: `utility` of the shadows, at least three.
+        target: `utility` of the target, one number per name; only names that both have are compared.
+
+    Returns:
+        a row for each name, in the target's order; numbers that the target or fewer than three shadows have are left out.
+
+    Raises:
+        UserError: if shadows and target have no number in common.
+
+    Example:
+        >>> import numpy as np
+        >>> row, = likeness({"loss, all": np.array([0.9, 1.0, 1.1])}, {"loss, all": 1.0})
+        >>> row.is_within, row.p_value, row.distance
+        (True, 1.0, 0.0)
+    """
+    rows = []
+    for name, given in target.items():
+        value = float(np.asarray(given).reshape(()) if np.ndim(given) == 0 else np.asarray(given).reshape(-1)[0])
+        others = np.asarray(shadows.get(name, ()), dtype=np.float64)
+        others = others[np.isfinite(others)]
+        if len(others) >= 3 and math.isfinite(value):
+            rows.append(_row(name, value, others))
+    if not rows:
+        raise UserError("shadows and target have no number in common; compute `utility` of both on the same examples")
+    return tuple(rows)
+
+
+def like_word(rows: Sequence[Likeness], *, level: float = 0.05) -> str:
+    """Return "unlike" if any number of the target is out of the shadows' law, else "like".
+
+    A number is out of it if its rank p-value, times the number of rows, is at most the level (which takes many shadows), or
+    if its distance exceeds 4 and, for few shadows, Student's quantile for the same level. The word is "unlike" for about 5 %
+    of the targets that were trained like their shadows, or fewer.
+
+    Args:
+        rows: as from `likeness`.
+        level: share of false words over all rows.
+
+    Example:
+        >>> import numpy as np
+        >>> shadows = {"accuracy, all": np.linspace(0.80, 0.84, 64)}
+        >>> [like_word(likeness(shadows, {"accuracy, all": value})) for value in (0.81, 0.99)]
+        ['like', 'unlike']
+    """
+    return UNLIKE if any(is_out(row, level / len(rows)) for row in rows) else LIKE
+
+
+def is_out(row: Likeness, level: float) -> bool:
+    """Return True if one number of a target is out of its shadows' law at a level, see `like_word`."""
+    far = max(FAR, float(scipy.stats.t.isf(level / 2, row.shadows - 1)))
+    return row.p_value <= level or abs(row.distance) > far
+
+
+def _row(name: str, value: float, others: NDArray[np.float64]) -> Likeness:
+    count, spread = len(others), float(others.std(ddof=1))
+    gap = value - float(others.mean())
+    tiny = 1e-12 * max(1.0, abs(value))  # rounding of a mean of equal numbers
+    scale = spread * math.sqrt(1 + 1 / count)
+    away = gap / scale if spread > tiny else 0.0 if abs(gap) <= tiny else math.copysign(math.inf, gap)
+    return Likeness(name, value, float(others.min()), float(others.max()), two_sided_p(value, others), away, count)
+
+
+def _sides(member: NDArray[np.bool_] | None, shape: tuple[int, ...]) -> list[tuple[str, NDArray[np.bool_]]]:
+    if member is None:
+        return [(POOLED, np.ones(shape, dtype=bool))]
+    inside = np.broadcast_to(np.atleast_2d(member), shape)
+    return [(MEMBERS, inside), (NON_MEMBERS, ~inside)]
+
+
+def _mean(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the mean of each row where the mask is set, (num_models,); not a number where it is nowhere."""
+    count = mask.sum(axis=1)
+    return np.divide((values * mask).sum(axis=1), count, out=np.full(len(values), np.nan), where=count > 0)
+
+
+def _calibration_error(
+    confidence: NDArray[np.float64], correct: NDArray[np.bool_], mask: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return the expected calibration error of each model (Guo et al. 2017, equation 3), (num_models,)."""
+    place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # bins are open below, closed above
+    models = len(confidence)
+    flat = (np.arange(models)[:, None] * BINS + place)[mask]
+    gaps = np.bincount(flat, weights=(confidence - correct)[mask], minlength=models * BINS).reshape(models, BINS)
+    count = mask.sum(axis=1)
+    return np.divide(np.abs(gaps).sum(axis=1), count, out=np.full(models, np.nan), where=count > 0)
