@@ -1,0 +1,664 @@
+"""Empirical lower bounds of epsilon: the least epsilon with which the results of a membership attack are compatible.
+
+The unit is whatever each fair coin, or each independent run, put in or left out: an example, or a person with all her
+examples. A bound is about that unit, its delta and its adjacency: coins that put a canary in or leave it out test add/remove
+adjacency, coins that choose one of two canaries test replacement. Compare a bound with a claim only where all three agree.
+
+- One run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2): num_canaries independent fair coins, one trained
+  model, a number of guesses that was fixed before the scores were seen. `one_run_epsilon`, `audit_one_run`.
+- Many runs (Nasr et al. 2021, arXiv 2101.04535; Clopper and Pearson 1934): independent runs with and without the canary.
+  `counts_epsilon`, `many_runs_epsilon`, `split_epsilon`.
+- One run against one trade-off curve (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235, Algorithm 3): the Gaussian
+  curve alone. `gaussian_one_run`. Its epsilon holds only "if Gaussian" and is no bound for any other mechanism.
+
+Every bound stands beside its ceiling, the bound that a perfect attack would have given under the same design.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy
+from numpy.typing import ArrayLike, NDArray
+
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+
+PRECISION = 1e-10  # of epsilons, in nats
+LEAST_LOG_LEVEL = -700.0  # natural logarithm of the smallest level at which the counts of many runs are tested
+LEVEL_HALVINGS = 60  # number of halvings of the interval that contains a p-value's logarithm
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound of epsilon from one run.
+
+    Attributes:
+        epsilon: lower bound of epsilon for one unit (the one of the coins), 0 if no epsilon is refuted.
+        ceiling: the bound if every guess had been right.
+        guesses, correct: number of guesses, and of right ones, for the number of guesses that gives the largest bound.
+        level: probability with which the bound may be wrong.
+        num_canaries: number of coins, those without a guess included.
+        delta: the delta for which epsilon is bounded.
+        tried: the numbers of guesses, fixed beforehand, among which the level is divided (Bonferroni).
+    """
+
+    epsilon: float
+    ceiling: float
+    guesses: int
+    correct: int
+    level: float
+    num_canaries: int
+    delta: float
+    tried: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Guesses about independent runs at one threshold.
+
+    Attributes:
+        true_positives, false_negatives: numbers of runs with the canary that were guessed as with it, and as without it.
+        false_positives, true_negatives: numbers of runs without the canary that were guessed as with it, and as without it.
+    """
+
+    true_positives: int
+    false_negatives: int
+    false_positives: int
+    true_negatives: int
+
+
+@dataclass(frozen=True)
+class ManyRunsBound:
+    """A lower bound of epsilon from many runs.
+
+    Attributes:
+        epsilon: lower bound of epsilon for one unit (the one that the runs differ in), 0 if no epsilon is refuted.
+        ceiling: the bound of an attack that tells all runs apart, by the same procedure.
+        counts: the counts at the best threshold, or, for "split", those of the evaluated half of each split.
+        choice: choice of the threshold: "bonferroni" over `tried` thresholds or by "split" halves.
+        tried: number of thresholds that share the level; 1 for "split".
+        level: probability with which the bound may be wrong.
+        delta: the delta for which epsilon is bounded.
+    """
+
+    epsilon: float
+    ceiling: float
+    counts: tuple[Counts, ...]
+    choice: Literal["bonferroni", "split"]
+    tried: int
+    level: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class GaussianBound:
+    """A lower bound of epsilon from one run that holds if the mechanism's trade-off curve is a Gaussian mechanism's.
+
+    Attributes:
+        epsilon: epsilon of the Gaussian mechanism at `noise` and `delta`; never comparable with an epsilon of another curve.
+        ceiling: the bound if every guess had been right.
+        noise: the noise above which every Gaussian mechanism is refuted, in units of the sensitivity; inf if none is.
+        guesses, correct: number of guesses and of right ones.
+        level: probability with which the bound may be wrong.
+        num_canaries: number of coins, those without a guess included.
+        delta: the delta at which the curve is converted to epsilon.
+        assumption: the assumed trade-off curve.
+    """
+
+    epsilon: float
+    ceiling: float
+    noise: float
+    guesses: int
+    correct: int
+    level: float
+    num_canaries: int
+    delta: float
+    assumption: Literal["gaussian"] = "gaussian"
+
+
+@dataclass(frozen=True)
+class ClaimTest:
+    """The test of "the mechanism is (claimed epsilon, delta)-private".
+
+    Attributes:
+        p_value: at most the bound's level exactly where the bound reaches the claim.
+        smallest_p: the p-value of a perfect attack; where it is above the level, the design cannot test the claim.
+    """
+
+    p_value: float
+    smallest_p: float
+
+
+def one_run_p(correct: int, guesses: int, num_canaries: int, *, epsilon: float, delta: float = 0.0) -> float:
+    """Compute the p-value of "the training was (epsilon, delta)-private" from the guesses about one run.
+
+    p = P[B >= v] + 2 m delta max_{1 <= i <= v} (P[B >= v - i] - P[B >= v]) / i with B ~ Bin(r, e^epsilon / (1 + e^epsilon)),
+    v of r guesses right, m coins (Steinke 2023, Theorem 5.2).
+
+    Args:
+        correct, guesses: v and r; r must have been fixed before the scores were seen.
+        num_canaries: m, number of independent fair coins, those without a guess included.
+        epsilon, delta: the claim, for one unit.
+
+    Example:
+        >>> one_run_p(10, 10, 10, epsilon=0.0)  # ten of ten by luck: 2^-10
+        0.0009765625
+        >>> round(one_run_p(10, 10, 10, epsilon=0.0, delta=0.01), 4)  # + .2 * P[5 <= B <= 9] / 5
+        0.0285
+    """
+    assert 0 <= correct <= guesses <= num_canaries, (correct, guesses, num_canaries)
+    at_least = float(_at_least(np.array([correct]), guesses, epsilon)[0])
+    if delta == 0 or correct == 0:
+        return min(1.0, at_least)
+    steps = np.arange(1, _farthest(correct, guesses, epsilon) + 1)
+    averages = (_at_least(correct - steps, guesses, epsilon) - at_least) / steps
+    return min(1.0, at_least + 2 * num_canaries * delta * float(averages.max()))
+
+
+def one_run_epsilon(correct: int, guesses: int, num_canaries: int, *, delta: float, level: float) -> float:
+    """Compute the largest epsilon that the guesses about one run refute, 0 if none (Steinke 2023, Theorem 5.2).
+
+    Args:
+        correct, guesses: numbers of right guesses and of all; the latter must have been fixed before the scores were seen.
+        num_canaries: number of independent fair coins, those without a guess included.
+        delta: the delta for which epsilon is bounded, for one unit.
+        level: probability with which the bound may be wrong.
+
+    Example:
+        >>> round(one_run_epsilon(65, 65, 1000, delta=1e-5, level=0.05), 3)
+        3.026
+        >>> one_run_epsilon(33, 65, 1000, delta=1e-5, level=0.05)
+        0.0
+    """
+    _check(delta, level)
+    return _largest(lambda epsilon: one_run_p(correct, guesses, num_canaries, epsilon=epsilon, delta=delta) <= level)
+
+
+def one_run_ceiling(guesses: int, num_canaries: int, *, delta: float, level: float) -> float:
+    """Compute the bound of `one_run_epsilon` if every guess were right.
+
+    Example:
+        >>> [round(one_run_ceiling(r, 1000, delta=0.0, level=0.05), 2) for r in (10, 100, 1000)]
+        [1.05, 3.49, 5.81]
+    """
+    return one_run_epsilon(guesses, guesses, num_canaries, delta=delta, level=level)
+
+
+def correct_guesses(scores: ArrayLike, inside: ArrayLike, *, guesses: Sequence[int], seed: int) -> tuple[int, ...]:
+    """Count the right guesses for each number of guesses, half of which are "in" (the top scores) and half "out".
+
+    Of an odd number, one more is "in". Equal scores are ordered by lot, so that the order of the rows, which may follow the
+    membership, decides nothing.
+
+    Args:
+        scores: (num_canaries,) scores of a membership attack, high for "in".
+        inside: (num_canaries,) bool, the coins.
+        guesses: numbers of guesses.
+        seed: seed of the lots.
+
+    Example:
+        >>> correct_guesses([3.0, 2.0, 1.0, 0.0], [True, False, True, False], guesses=(2, 4), seed=0)
+        (2, 2)
+    """
+    values, coins = _scores(scores, "scores"), np.asarray(inside, dtype=bool)
+    _check_guesses(guesses, len(values))
+    if coins.shape != values.shape:
+        raise UserError(f"{len(values)} scores but {coins.size} coins; give one coin for each score")
+    lots = np.random.default_rng(derive_seed(seed, "epsilon", "ties")).permutation(len(values))
+    from_top = coins[np.lexsort((lots, -values))]
+    return tuple(_correct(from_top, number) for number in guesses)
+
+
+def audit_one_run(
+    scores: ArrayLike, inside: ArrayLike, *, guesses: Sequence[int], delta: float, level: float, seed: int
+) -> Bound:
+    """Bound epsilon from the scores of one run, the level being divided among the numbers of guesses (Bonferroni).
+
+    Valid only if each canary was put in by a fair coin of its own and the attack saw no coin (Steinke 2023, Algorithm 1).
+
+    Args:
+        scores: (num_canaries,) scores of a membership attack, high for "in".
+        inside: (num_canaries,) bool, the coins.
+        guesses: the numbers of guesses to try, fixed before the scores were seen.
+        delta: the delta for which epsilon is bounded, for one unit.
+        level: probability with which the bound may be wrong.
+        seed: seed of the order of equal scores.
+
+    Example:
+        >>> import numpy as np
+        >>> coins = np.arange(100) % 2 == 0
+        >>> bound = audit_one_run(coins * 1.0, coins, guesses=(50, 100), delta=0.0, level=0.05, seed=0)
+        >>> bound.guesses, bound.correct, round(bound.epsilon, 2), bound.epsilon == bound.ceiling  # alpha / 2 for each number
+        (100, 100, 3.28, True)
+    """
+    _check(delta, level)
+    tried, share = tuple(guesses), level / max(1, len(guesses))
+    correct = correct_guesses(scores, inside, guesses=tried, seed=seed)
+    num_canaries = np.size(scores)
+
+    def strength(pair: tuple[int, int]) -> tuple[float, float]:
+        v, r = pair
+        bound = one_run_epsilon(v, r, num_canaries, delta=delta, level=share)
+        return bound, -one_run_p(v, r, num_canaries, epsilon=0.0, delta=delta)
+
+    best = max(zip(correct, tried, strict=True), key=strength)
+    ceiling = max(one_run_ceiling(number, num_canaries, delta=delta, level=share) for number in tried)
+    return Bound(strength(best)[0], ceiling, best[1], best[0], level, num_canaries, delta, tried)
+
+
+def counts_epsilon(counts: Counts, *, delta: float, level: float) -> float:
+    """Compute a lower bound of epsilon from guesses about independent runs at a threshold that was fixed beforehand.
+
+    The larger of ln((TPR_low - delta) / FPR_high) and ln((TNR_low - delta) / FNR_high), and at least 0. Both use the same two
+    Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr 2021).
+
+    Args:
+        counts: the guesses.
+        delta: the delta for which epsilon is bounded, for one unit.
+        level: probability with which the bound may be wrong.
+
+    Example:
+        >>> perfect = Counts(true_positives=1000, false_negatives=0, false_positives=0, true_negatives=1000)
+        >>> round(counts_epsilon(perfect, delta=0.0, level=0.05), 2)
+        5.6
+    """
+    _check(delta, level)
+    return max(0.0, float(_log_ratios(_table([counts]), delta=delta, level=level)[0]))
+
+
+def counts_interval(counts: Counts, *, delta: float, level: float) -> tuple[float, float]:
+    """Compute a confidence interval of the epsilon that one attack at one threshold shows.
+
+    The upper end does not bound the mechanism's epsilon: a better attack may show more.
+
+    Args:
+        counts: the guesses about independent runs.
+        delta: the delta for which epsilon is computed, for one unit.
+        level: probability with which the interval may miss; a quarter for either limit of either rate.
+
+    Example:
+        >>> counts_interval(Counts(487, 0, 512, 1), delta=1e-5, level=0.1)
+        (0.0, inf)
+    """
+    _check(delta, level)
+    table, tail = _table([counts]), level / 4
+    low = float(_log_ratios(table, delta=delta, level=level / 2)[0])
+    hit = _upper(table[:, 0], table[:, :2].sum(axis=1), tail)  # upper limits of both rates of success
+    passed = _upper(table[:, 3], table[:, 2:].sum(axis=1), tail)
+    high = float(np.maximum(_log_ratio(hit, 1 - passed, delta), _log_ratio(passed, 1 - hit, delta))[0])
+    return max(0.0, low), max(0.0, high)
+
+
+def many_runs_epsilon(
+    in_scores: ArrayLike, out_scores: ArrayLike, *, delta: float, level: float, thresholds: Sequence[float] | None = None
+) -> ManyRunsBound:
+    """Bound epsilon from the scores of independent runs, the level being divided among thresholds (Bonferroni).
+
+    Without given thresholds, every score is one. The run that gave the threshold is then left out of that threshold's counts,
+    since the others alone are binomial given the threshold. Dividing the level only by the thresholds on the convex hull of
+    the ROC would not be valid, since the scores choose the hull.
+
+    Args:
+        in_scores: (num_in,) scores of the runs with the canary, high for "in".
+        out_scores: (num_out,) scores of the runs without it.
+        delta: the delta for which epsilon is bounded, for one unit.
+        level: probability with which the bound may be wrong.
+        thresholds: thresholds that were fixed before the scores were seen; "in" means at least the threshold.
+
+    Example:
+        >>> import numpy as np
+        >>> ones, zeros = np.ones(1000), np.zeros(1000)
+        >>> round(many_runs_epsilon(ones, zeros, delta=0.0, level=0.05, thresholds=[0.5]).epsilon, 2)
+        5.6
+        >>> round(many_runs_epsilon(ones, zeros, delta=0.0, level=0.05).epsilon, 2)  # 2,000 thresholds
+        4.48
+    """
+    _check(delta, level)
+    positives, negatives = _scores(in_scores, "in_scores"), _scores(out_scores, "out_scores")
+    if thresholds is None:
+        table, perfect = _own_left_out(positives, negatives), _perfect(len(positives) - 1, len(negatives))
+    else:
+        table = _counted(positives, negatives, _scores(thresholds, "thresholds"))
+        perfect = _perfect(len(positives), len(negatives))
+    share = level / len(table)
+    ratios = _log_ratios(table, delta=delta, level=share)
+    best = int(ratios.argmax())
+    ceiling = max(0.0, float(_log_ratios(perfect, delta=delta, level=share)[0]))
+    epsilon, counts = max(0.0, float(ratios[best])), _as_counts(table[best : best + 1])
+    return ManyRunsBound(epsilon, ceiling, counts, "bonferroni", len(table), level, delta)
+
+
+def split_epsilon(
+    in_scores: ArrayLike, out_scores: ArrayLike, *, delta: float, level: float, seed: int, splits: int = 100
+) -> ManyRunsBound:
+    """Bound epsilon from the scores of independent runs, the threshold being chosen on one half and evaluated on the other.
+
+    Of several splits the upper median of the bounds at level / 2 counts: if each is wrong with probability at most level / 2,
+    half of them are with probability at most level (Markov). The median does not hang on the luck of one split.
+
+    Args:
+        in_scores: (num_in,) scores of the runs with the canary, high for "in"; at least 2.
+        out_scores: (num_out,) scores of the runs without it; at least 2.
+        delta: the delta for which epsilon is bounded, for one unit.
+        level: probability with which the bound may be wrong.
+        seed: seed of the halves.
+        splits: number of random halvings; a single one has the whole level.
+
+    Example:
+        >>> import numpy as np
+        >>> bound = split_epsilon(np.ones(1000), np.zeros(1000), delta=0.0, level=0.05, seed=0)
+        >>> round(bound.epsilon, 2), bound.epsilon == bound.ceiling  # 500 + 500 runs at .025
+        (4.73, True)
+    """
+    _check(delta, level)
+    assert splits > 0, splits
+    positives, negatives = _scores(in_scores, "in_scores", 2), _scores(out_scores, "out_scores", 2)
+    share = level / _markov(splits)
+    table = _splits(positives, negatives, splits, delta=delta, level=share, seed=seed)
+    epsilon = _upper_median(_log_ratios(table, delta=delta, level=share))
+    perfect = _perfect(*(len(scores) - len(scores) // 2 for scores in (positives, negatives)))
+    ceiling = float(_log_ratios(perfect, delta=delta, level=share)[0])
+    return ManyRunsBound(max(0.0, epsilon), max(0.0, ceiling), _as_counts(table), "split", 1, level, delta)
+
+
+def exceeds(bound: Bound | ManyRunsBound, claimed: float) -> ClaimTest:
+    """Test an owner's claim "the mechanism is (claimed, delta)-private" with the delta of the bound.
+
+    The p-value is at most the bound's level exactly where the bound reaches the claim. The caller must check that the claim
+    is about the same unit, delta and adjacency as the bound.
+
+    Args:
+        bound: a bound of `audit_one_run`, `many_runs_epsilon` or `split_epsilon`.
+        claimed: the claimed epsilon, for one unit.
+
+    Example:
+        >>> import numpy as np
+        >>> coins = np.arange(100) % 2 == 0
+        >>> bound = audit_one_run(coins * 1.0, coins, guesses=(100,), delta=0.0, level=0.05, seed=0)
+        >>> round(exceeds(bound, claimed=2.0).p_value, 9), exceeds(bound, claimed=4.0).p_value > 0.05  # (1 + e^-2)^-100
+        (3.073e-06, True)
+    """
+    if not claimed >= 0:
+        raise UserError(f"the claimed epsilon is {claimed}; give a number of at least 0")
+    return _one_run_test(bound, claimed) if isinstance(bound, Bound) else _many_runs_test(bound, claimed)
+
+
+def per_record(epsilon: float, largest_number_of_records: int, *, delta: float = 0.0) -> float | None:
+    """Convert a bound for persons to one for records: epsilon for a record means k epsilon for k of them (Dwork 2006).
+
+    Args:
+        epsilon: lower bound of epsilon for a person.
+        largest_number_of_records: the largest number of records of any person with a coin, k.
+        delta: the delta of the bound.
+
+    Returns:
+        epsilon / k; None for a positive delta and k > 1, where group privacy changes delta with epsilon and the bound for
+        persons cannot be compared with a claim for records.
+
+    Example:
+        >>> per_record(3.0, 6), per_record(3.0, 6, delta=1e-5)
+        (0.5, None)
+    """
+    if largest_number_of_records < 1:
+        raise UserError(f"the largest number of records is {largest_number_of_records}; give a number of at least 1")
+    return None if delta > 0 and largest_number_of_records > 1 else epsilon / largest_number_of_records
+
+
+def gaussian_epsilon(noise: float, *, delta: float) -> float:
+    """Compute epsilon of the Gaussian mechanism: delta = Phi(1/(2s) - s eps) - e^eps Phi(-1/(2s) - s eps) (Balle, Wang 2018).
+
+    Args:
+        noise: standard deviation of the noise in units of the sensitivity, s; inf gives 0.
+        delta: delta in (0, 1).
+
+    Example:
+        >>> round(gaussian_epsilon(1.0, delta=1e-5), 4)
+        4.3772
+    """
+    if not 0 < delta < 1:
+        raise UserError(f"delta is {delta}; a Gaussian mechanism has a finite epsilon only for delta between 0 and 1")
+    return 0.0 if math.isinf(noise) else _largest(lambda epsilon: _gaussian_delta(noise, epsilon) > delta)
+
+
+def refutes_gaussian(correct: int, guesses: int, num_canaries: int, *, noise: float, level: float) -> bool:
+    """Test "the trade-off curve is at least as private as a Gaussian mechanism's" from the guesses about one run.
+
+    From r = level v / m and h = level (g - v) / m, for i = v - 1, ..., 0: h' = max(h, Phi(Phi^-1(r) - 1 / noise)),
+    r' = r + i / (g - i) (h' - h); refuted if r + h exceeds g / m (Mahloujifar 2024, Algorithm 3; two outcomes of a coin).
+
+    Args:
+        correct, guesses: v and g; g must have been fixed before the scores were seen.
+        num_canaries: m, number of independent fair coins, those without a guess included.
+        noise: standard deviation of the noise in units of the sensitivity.
+        level: probability with which a true curve is refuted, at most.
+
+    Example:
+        >>> [refutes_gaussian(65, 65, 1000, noise=noise, level=0.05) for noise in (0.9, 1.0)]
+        [False, True]
+    """
+    assert 0 <= correct <= guesses <= num_canaries and noise > 0, (correct, guesses, num_canaries, noise)
+    r, h, whole = level * correct / num_canaries, level * (guesses - correct) / num_canaries, guesses / num_canaries
+    for i in range(correct - 1, -1, -1):
+        nearer = float(scipy.special.ndtr(float(scipy.special.ndtri(r)) - 1 / noise))
+        if nearer <= h or r + h > whole:  # neither changes any more, or both only grow
+            break
+        r, h = min(1.0, r + i / (guesses - i) * (nearer - h)), nearer
+    return r + h > whole
+
+
+def gaussian_one_run(correct: int, guesses: int, num_canaries: int, *, delta: float, level: float) -> GaussianBound:
+    """Bound the noise of a Gaussian mechanism from the guesses about one run, and convert it to epsilon (Mahloujifar 2024).
+
+    The epsilon holds if the mechanism's curve is Gaussian; against any other curve, test that curve instead. If the number of
+    guesses was picked among k, give level / k.
+
+    Args:
+        correct, guesses: numbers of right guesses and of all; the latter must have been fixed before the scores were seen.
+        num_canaries: number of independent fair coins, those without a guess included.
+        delta: the delta at which the curve is converted.
+        level: probability with which the bound may be wrong.
+
+    Example:
+        >>> bound = gaussian_one_run(65, 65, 1000, delta=1e-5, level=0.05)
+        >>> round(bound.epsilon, 2), round(bound.noise, 2), bound.assumption  # 3.03 without the assumption
+        (4.6, 0.96, 'gaussian')
+    """
+    _check(delta, level)
+    noise = _refuted_noise(correct, guesses, num_canaries, level=level)
+    epsilon = gaussian_epsilon(noise, delta=delta)
+    if correct < guesses:
+        ceiling = gaussian_epsilon(_refuted_noise(guesses, guesses, num_canaries, level=level), delta=delta)
+    else:
+        ceiling = epsilon
+    return GaussianBound(epsilon, ceiling, noise, guesses, correct, level, num_canaries, delta)
+
+
+def _check(delta: float, level: float) -> None:
+    if not 0 <= delta < 1:
+        raise UserError(f"delta is {delta}; give a number of at least 0 and below 1")
+    if not 0 < level < 0.5:
+        raise UserError(f"the level is {level}; give the probability of a wrong bound, between 0 and 0.5")
+
+
+def _check_guesses(guesses: Sequence[int], num_canaries: int) -> None:
+    if not guesses or len(set(guesses)) < len(guesses) or not all(0 < number <= num_canaries for number in guesses):
+        raise UserError(f"numbers of guesses {tuple(guesses)}; give different numbers from 1 to {num_canaries}, the canaries")
+
+
+def _scores(values: ArrayLike, name: str, least: int = 1) -> NDArray[np.float64]:
+    """Return scores as (num_scores,), none of them NaN."""
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) < least or np.isnan(scores).any():
+        raise UserError(f"{name} of shape {scores.shape}, {int(np.isnan(scores).sum())} NaN; give at least {least}, none NaN")
+    return scores
+
+
+def _correct(from_top: NDArray[np.bool_], number: int) -> int:
+    """Count the right guesses, given the coins in the order of falling scores."""
+    outs = number // 2
+    return int(from_top[: number - outs].sum()) + int((~from_top[len(from_top) - outs :]).sum())
+
+
+def _at_least(least: NDArray[np.integer], guesses: int, epsilon: float) -> NDArray[np.float64]:
+    """Return P[Bin(guesses, e^epsilon / (1 + e^epsilon)) >= least], elementwise."""
+    some = np.maximum(least, 1)
+    tails = scipy.special.betainc(some, guesses - some + 1, scipy.special.expit(epsilon))
+    return np.where(least <= 0, 1.0, tails)
+
+
+def _farthest(correct: int, guesses: int, epsilon: float) -> int:
+    """Return a number of steps below `correct` beyond which the averages of the binomial probabilities only fall.
+
+    An average over growing steps falls once the next probability is below it. The probabilities have one mode, and far below
+    the mean they are below 1e-20 (Bernstein), less than any average of interest.
+    """
+    q = float(scipy.special.expit(epsilon))
+    lowest = guesses * q - 10 * math.sqrt(guesses * q * (1 - q)) - 40
+    return min(correct, max(1, correct - math.floor(lowest)))
+
+
+def _largest(holds: Callable[[float], bool]) -> float:
+    """Return the end of the interval from 0 on in which a condition holds, from below; 0 if it never holds."""
+    if not holds(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while holds(high):
+        low, high = high, 2 * high
+    while high - low > PRECISION * max(1.0, low):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _table(counts: Sequence[Counts]) -> NDArray[np.int64]:
+    """Return (num_counts, 4): true positives, false negatives, false positives, true negatives."""
+    rows = [(one.true_positives, one.false_negatives, one.false_positives, one.true_negatives) for one in counts]
+    return np.array(rows, dtype=np.int64)
+
+
+def _as_counts(table: NDArray[np.int64]) -> tuple[Counts, ...]:
+    return tuple(Counts(*(int(count) for count in row)) for row in table)
+
+
+def _perfect(positives: int, negatives: int) -> NDArray[np.int64]:
+    return _table([Counts(positives, 0, 0, negatives)])
+
+
+def _counted(
+    positives: NDArray[np.float64], negatives: NDArray[np.float64], thresholds: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return the counts at each threshold, (num_thresholds, 4) as in `_table`; a score at the threshold is "in"."""
+    fn, tn = (np.searchsorted(np.sort(scores), thresholds, side="left") for scores in (positives, negatives))
+    return np.stack([len(positives) - fn, fn, len(negatives) - tn, tn], axis=1).astype(np.int64)
+
+
+def _own_left_out(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the counts at each score without the score itself, which would always be "in"."""
+    at_in, at_out = (_counted(positives, negatives, scores) for scores in (positives, negatives))
+    at_in[:, 0] -= 1
+    at_out[:, 2] -= 1
+    return np.concatenate([at_in, at_out])
+
+
+def _upper(hits: NDArray[np.integer], count: NDArray[np.integer], tail: ArrayLike) -> NDArray[np.float64]:
+    """Return Clopper and Pearson's upper limits of proportions (1 without units), each wrong with probability `tail`."""
+    missed = np.maximum(count - hits, 1)
+    limits = scipy.special.betainccinv(hits + 1, missed, tail)  # precise for the smallest tails, too
+    return np.where(hits < count, limits, 1.0)
+
+
+def _log_ratio(share: NDArray[np.float64], other: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
+    """Return ln((share - delta) / other), -inf where the share does not exceed delta."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(share > delta, np.log(np.maximum(share - delta, 0)) - np.log(other), -np.inf)
+
+
+def _log_ratios(table: NDArray[np.int64], *, delta: float, level: ArrayLike) -> NDArray[np.float64]:
+    """Return the larger lower bound of the two directions for each row of counts, possibly negative: (num_counts,)."""
+    tail = np.asarray(level) / 2
+    missed = _upper(table[:, 1], table[:, :2].sum(axis=1), tail)  # upper limits of both error rates
+    alarms = _upper(table[:, 2], table[:, 2:].sum(axis=1), tail)
+    return _ratios(missed, alarms, delta)
+
+
+def _ratios(missed: NDArray[np.float64], alarms: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
+    """Return the larger bound of the two directions from upper limits of the error rates."""
+    return np.maximum(_log_ratio(1 - missed, alarms, delta), _log_ratio(1 - alarms, missed, delta))
+
+
+def _splits(
+    positives: NDArray[np.float64], negatives: NDArray[np.float64], splits: int, *, delta: float, level: float, seed: int
+) -> NDArray[np.int64]:
+    """Return for each split the counts on one half at the threshold with the largest bound on the other: (splits, 4)."""
+    rng = np.random.default_rng(derive_seed(seed, "epsilon", "halves"))
+    half_in, half_out = len(positives) // 2, len(negatives) // 2
+    missed, alarms = (_upper(np.arange(half + 1), np.array(half), level / 2) for half in (half_in, half_out))
+    tables = []
+    for _ in range(splits):
+        ins, outs = rng.permutation(positives), rng.permutation(negatives)
+        thresholds = np.concatenate([ins[:half_in], outs[:half_out]])
+        counted = _counted(ins[:half_in], outs[:half_out], thresholds)
+        chosen = _ratios(missed[counted[:, 1]], alarms[counted[:, 2]], delta).argmax()
+        tables.append(_counted(ins[half_in:], outs[half_out:], thresholds[chosen : chosen + 1]))
+    return np.concatenate(tables)
+
+
+def _markov(splits: int) -> int:
+    """Return the factor that the median over splits costs."""
+    return 1 if splits == 1 else 2
+
+
+def _upper_median(values: NDArray[np.float64]) -> float:
+    """Return the largest value that at least half of the values reach."""
+    return float(np.sort(values)[len(values) // 2])
+
+
+def _one_run_test(bound: Bound, claimed: float) -> ClaimTest:
+    def p_value(correct: int, guesses: int) -> float:
+        p = one_run_p(correct, guesses, bound.num_canaries, epsilon=claimed, delta=bound.delta)
+        return min(1.0, len(bound.tried) * p)
+
+    return ClaimTest(p_value(bound.correct, bound.guesses), min(p_value(number, number) for number in bound.tried))
+
+
+def _many_runs_test(bound: ManyRunsBound, claimed: float) -> ClaimTest:
+    factor = bound.tried if bound.choice == "bonferroni" else _markov(len(bound.counts))
+    table = _table(bound.counts)
+    positives, negatives = table[:, :2].sum(axis=1), table[:, 2:].sum(axis=1)
+    perfect = np.stack([positives, np.zeros_like(positives), np.zeros_like(negatives), negatives], axis=1)
+    observed, best = (
+        min(1.0, factor * -_upper_median(-_counts_p(counts, claimed, bound.delta))) for counts in (table, perfect)
+    )
+    return ClaimTest(observed, best)
+
+
+def _counts_p(table: NDArray[np.int64], claimed: float, delta: float) -> NDArray[np.float64]:
+    """Return the smallest level at which the bound of each row of counts reaches the claim, 1 if none does: (num_counts,)."""
+    low, high = np.full(len(table), LEAST_LOG_LEVEL), np.zeros(len(table))
+    never = _log_ratios(table, delta=delta, level=np.exp(high)) < claimed
+    for _ in range(LEVEL_HALVINGS):
+        middle = (low + high) / 2
+        reached = _log_ratios(table, delta=delta, level=np.exp(middle)) >= claimed
+        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+    return np.where(never, 1.0, np.exp(high))
+
+
+def _gaussian_delta(noise: float, epsilon: float) -> float:
+    """Return delta of the Gaussian mechanism at epsilon."""
+    centre, spread = 1 / (2 * noise), noise * epsilon
+    over = float(scipy.special.log_ndtr(-spread - centre)) + epsilon
+    return float(scipy.special.ndtr(centre - spread)) - math.exp(min(over, 0.0))
+
+
+def _refuted_noise(correct: int, guesses: int, num_canaries: int, *, level: float) -> float:
+    """Return the noise above which every Gaussian mechanism is refuted, inf if none is."""
+
+    def is_refuted(shift: float) -> bool:
+        noise = 1 / shift if shift else math.inf
+        return refutes_gaussian(correct, guesses, num_canaries, noise=noise, level=level)
+
+    shift = _largest(is_refuted)
+    return 1 / shift if shift else math.inf
