@@ -439,7 +439,8 @@ def refutes_gaussian(correct: int, guesses: int, num_canaries: int, *, noise: fl
         >>> [refutes_gaussian(65, 65, 1000, noise=noise, level=0.05) for noise in (0.9, 1.0)]
         [False, True]
     """
-    assert 0 <= correct <= guesses <= num_canaries and noise > 0, (correct, guesses, num_canaries, noise)
+    assert 0 <= correct <= guesses <= num_canaries, (correct, guesses, num_canaries)
+    assert noise > 0, noise
     r, h, whole = level * correct / num_canaries, level * (guesses - correct) / num_canaries, guesses / num_canaries
     for i in range(correct - 1, -1, -1):
         nearer = float(scipy.special.ndtr(float(scipy.special.ndtri(r)) - 1 / noise))
