@@ -1,0 +1,171 @@
+"""Training and querying of shadow models: subsets, extension, queries, and the same answers in every arrangement."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memlib
+from memlib.audits.membership.recipe import QueriesSpec, Recipe
+from memlib.audits.membership.shadows import FitEstimators, Subsets, TrainSubsets, variants
+from memlib.data.inclusion import TARGET
+from memlib.data.splits import TRAIN, column
+from memlib.data.stages import HoldOut, TrainingData, decode
+from memlib.errors import UserError
+from memlib.running.runners import PlainRunner
+from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, HoldOutSpec, TrainingSpec
+from memlib.specs.estimators import ForestSpec
+from memlib.store import Store
+
+DIGITS = {"source": {"kind": "digits"}, "image_size": 8, "channels": 1}
+NET = {
+    "audit": "membership",
+    "data": DIGITS,
+    "split": {"train_per_class": 20, "held_out_per_class": 5},
+    "model": {"architecture": "mlp", "widths": [16]},
+    "training": {
+        "objective": {"kind": "supervised"}, "epochs": 20, "batch_size": 25, "augment": None,
+        "optimizer": {"learning_rate": 0.005, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+    },
+    "shadows": {"count": 8, "chunk": 4},
+    "score": {"redraws": 999},
+    "report": {"gallery": 2},
+}  # fmt: skip
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**NET, **changes}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> TrainingData:
+    """Twenty digits of each class."""
+    runner = PlainRunner(Store(str(tmp_path / "store")))
+    shard = decode(runner, DataSpec.model_validate(DIGITS))
+    return TrainingData(shard, runner.run(HoldOut(HoldOutSpec(train_per_class=20), shard)))
+
+
+def stages(store: str) -> dict[str, set[str]]:
+    """Return the keys of committed artifacts by stage."""
+    root = Path(store) / "artifacts"
+    return {place.name: {one.name for one in place.iterdir()} for place in root.iterdir() if place.is_dir()}
+
+
+def test_more_shadows_train_only_the_additional_ones(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    memlib.run(NET, store=store, quiet=True)
+    few = stages(store)
+    plan = memlib.plan(changed(shadows={"count": 16, "chunk": 4}), store=store)
+    new = {stage: sum(not part.hit for part in parts) for stage, parts in plan.by_stage()}
+    assert (new["train_subsets"], new["observe_members"]) == (2, 2)
+    memlib.run(changed(shadows={"count": 16, "chunk": 4}), store=store, quiet=True)
+    many = stages(store)
+    assert few["train_subsets"] < many["train_subsets"]
+    assert len(many["train_subsets"]) == 1 + 4
+
+
+def test_a_plan_knows_all_stages_of_many_models_beforehand(tmp_path: Path) -> None:
+    plan = memlib.plan(changed(shadows={"count": 1000, "chunk": 4}), store=str(tmp_path / "store"))
+    assert {stage: len(parts) for stage, parts in plan.by_stage()}["train_subsets"] == 251
+    assert not plan.blocked
+
+
+def test_training_sets_are_those_of_the_coins(data: TrainingData) -> None:
+    subsets = Subsets(data, (TARGET, 0, 1), 0.5, 3)
+    members = data.members(TRAIN)
+    for place in range(3):
+        assert (subsets.seen_by(place).rows == column(members, "row")[subsets.inside[place]]).all()
+    assert 60 < subsets.inside[0].sum() < 140
+
+
+def test_persons_are_in_a_training_set_as_wholes(data: TrainingData, tmp_path: Path) -> None:
+    runner = PlainRunner(data.store)
+    by_ten = HoldOutSpec(group=GroupSpec(pattern=r"digit-(\d\d\d)"))
+    splits = runner.run(HoldOut(by_ten, data.shard))
+    subsets = Subsets(TrainingData(data.shard, splits), (0, 1, 2), 0.5, 0)
+    groups = splits.content["example_id"].to_pylist()
+    for row in subsets.inside:
+        sides: dict[str, set[bool]] = {}
+        for name, inside in zip(groups, row.tolist(), strict=True):
+            sides.setdefault(name[:9], set()).add(inside)
+        assert all(len(side) == 1 for side in sides.values())
+
+
+def test_estimators_answer_members_more_confidently(data: TrainingData) -> None:
+    subsets = Subsets(data, tuple(range(6)), 0.5, 0)
+    answers = PlainRunner(data.store).run(FitEstimators(subsets, ForestSpec(kind="forest", trees=20), tuple(range(6)))).content
+    inside = subsets.inside
+    assert answers.odds.shape == (6, 1, 200)
+    assert answers.odds[:, 0][inside].mean() > answers.odds[:, 0][~inside].mean() + 1
+    assert answers.correct[inside].mean() > answers.correct[~inside].mean()
+
+
+def test_estimators_are_the_same_in_any_chunk(data: TrainingData) -> None:
+    runner, kind = PlainRunner(data.store), ForestSpec(kind="forest", trees=5)
+    whole = runner.run(FitEstimators(Subsets(data, (0, 1, 2), 0.5, 0), kind, (5, 6, 7))).content
+    single = runner.run(FitEstimators(Subsets(data, (1,), 0.5, 0), kind, (6,))).content
+    assert (whole.odds[1] == single.odds[0]).all()
+
+
+def test_queries_begin_with_the_unchanged_image() -> None:
+    images = np.random.default_rng(0).integers(0, 255, (3, 6, 6, 1), dtype=np.uint8)
+    found = variants(images, QueriesSpec(flip=True, shift=2))
+    assert len(found) == QueriesSpec(flip=True, shift=2).count == 10
+    assert (found[0] == images).all()
+    assert (found[5] == images[:, :, ::-1]).all()
+    assert (found[1][:, 2:] == images[:, :-2]).all()
+    assert (found[1][:, 0] == images[:, 0]).all()
+
+
+def test_a_flipped_query_is_a_second_row_of_answers(tmp_path: Path) -> None:
+    run = memlib.run(changed(queries={"flip": True}), store=str(tmp_path / "store"), quiet=True)
+    assert run.tables["units"].num_rows == 200
+    odds = [np.load(path) for path in (tmp_path / "store").rglob("odds.npy")]
+    assert {values.shape[1:] for values in odds} == {(2, 200)}
+    assert all((values[:, 0] != values[:, 1]).any() for values in odds)
+
+
+def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
+    large = changed(
+        model={"architecture": "three_block"}, data={**DIGITS, "image_size": 28}, shadows={"count": 4},
+        split={"train_per_class": 6}, training={**NET["training"], "epochs": 1, "batch_size": 10},  # type: ignore[dict-item]
+    )  # fmt: skip
+    run = memlib.run(large, store=str(tmp_path / "store"), quiet=True)
+    assert len(stages(str(tmp_path / "store"))["train_subset"]) == 5
+    assert run.tables["models"].num_rows == 5
+
+
+def test_full_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size is missing"):
+        Recipe.model_validate(changed(training={**NET["training"], "batch_size": None}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": None}, "add training"),
+        ({"model": {"kind": "forest"}}, "remove training"),
+        ({"score": {"attacks": ["loss"]}}, "headline lira is not among"),
+        ({"shadows": {"share": 0.7}, "privacy": {"epsilon": 1}}, "fair coin"),
+        ({"target": {"members": "list.csv"}}, "give both or neither"),
+        ({"target": {"outputs": {"path": "a.csv"}}}, "give both or neither"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe.model_validate(changed(**changes))
+
+
+def test_a_batch_larger_than_a_training_set_is_refused(tmp_path: Path) -> None:
+    many = changed(training={**NET["training"], "batch_size": 5000})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match="batch_size 5000"):
+        memlib.run(many, store=str(tmp_path / "store"), quiet=True)
+
+
+def test_stages_are_values_of_their_subsets(data: TrainingData) -> None:
+    training = TrainingSpec.model_validate(NET["training"])
+    model = ClassifierSpec(architecture="mlp", widths=(16,))
+    stage = TrainSubsets(Subsets(data, (0, 1), 0.5, 0), model, training, (1, 2))
+    assert stage.identity.ref != TrainSubsets(Subsets(data, (0, 1), 0.5, 1), model, training, (1, 2)).identity.ref
+    assert stage.spec["models"] == [0, 1]

@@ -1,0 +1,128 @@
+"""Findings and words of membership audits of worlds whose truth is known."""
+
+import numpy as np
+import pytest
+import scipy
+
+from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.recipe import MEMBERS
+from memlib.audits.membership.summary import summarize
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
+from tests.memlib.audits.membership.worlds import world
+
+
+def findings_of(audited: Audited) -> Findings:
+    return Findings.read(summarize(audited, []))
+
+
+def test_memory_of_all_members_is_shown() -> None:
+    found = findings_of(world(memory=1.0))
+    assert found.verdict.word == SHOWN
+    assert found.head.params["attack"] == "lira"
+    assert found.head.value > 0.6
+    assert "LiRA" in found.verdict.sentence or "RMIA" in found.verdict.sentence
+
+
+def test_rare_and_strong_memory_is_shown() -> None:
+    memory = np.where(np.arange(1600) % 40 == 0, 8.0, 0.0)  # one in forty
+    found = findings_of(world(1600, memory=memory, seed=2))
+    assert found.verdict.word == SHOWN
+    assert found.head.value < 0.6  # the area alone says little
+
+
+def test_a_model_without_memory_is_shown_in_few_worlds() -> None:
+    words = [findings_of(world(120, seed=seed, score={"redraws": 999, "attacks": ["lira", "rmia", "loss"]})).verdict.word
+             for seed in range(60)]  # fmt: skip
+    hits = sum(word == SHOWN for word in words)
+    assert scipy.stats.binomtest(hits, len(words), 0.05, alternative="greater").pvalue > 1e-3
+
+
+def test_bounded_needs_both_limits() -> None:
+    many = {"redraws": 999, "attacks": ["lira"], "auc_bound": 0.55, "tail_bound": 0.05}
+    found = findings_of(world(6000, seed=4, score=many))
+    assert found.verdict.word == BOUNDED
+    narrow = findings_of(world(6000, seed=4, score={**many, "tail_bound": 0.001}))
+    assert narrow.verdict.word == INCONCLUSIVE
+
+
+def test_few_examples_are_inconclusive() -> None:
+    found = findings_of(world(60, seed=5))
+    assert found.verdict.word == INCONCLUSIVE
+    assert found.head.detectable is not None
+    assert found.head.detectable > 0.6
+
+
+def test_an_undrawn_target_is_descriptive() -> None:
+    audited = world(memory=1.0).withdrawn()
+    found = findings_of(audited)
+    assert found.verdict.word == DESCRIPTIVE
+    assert not found.tests(MEMBERS)
+    assert found.get("epsilon_lower_bound") is None
+
+
+def test_small_rates_are_replaced_by_members_above_all() -> None:
+    found = findings_of(world(200, memory=1.0))
+    assert found.get("true_alarms", attack="lira", false_alarms=0.001) is None
+    above = found.first("above_all", attack="lira")
+    assert above.params["nonmembers"] == found.head.params["nonmembers"]
+
+
+def test_epsilon_stays_below_its_ceiling() -> None:
+    found = findings_of(world(400, memory=6.0))
+    bound = found.first("epsilon_lower_bound")
+    assert 1 < bound.value <= bound.params["ceiling"]
+    assert bound.params["unit"] == "example"
+
+
+def test_a_claim_is_refuted_by_strong_memory_alone() -> None:
+    claim = {"epsilon": 0.5, "delta": 0.0}
+    strong, weak = (findings_of(world(400, memory=memory, privacy=claim)) for memory in (6.0, 0.0))
+    assert strong.first("privacy_claim").verdict == SHOWN
+    assert "refuted" in strong.verdict.sentence
+    assert weak.first("privacy_claim").verdict != SHOWN
+
+
+def test_a_claim_by_replacement_is_compared_with_twice_its_epsilon() -> None:
+    claim = {"epsilon": 0.5, "adjacency": "replace"}
+    assert findings_of(world(privacy=claim)).first("privacy_claim").params["compared_with"] == 1.0
+
+
+def test_a_claim_about_examples_is_multiplied_for_persons() -> None:
+    rows = np.array([1, 2, 5] * 40)
+    pure = findings_of(world(rows=rows, privacy={"epsilon": 1.0}))
+    assert pure.first("privacy_claim").params["compared_with"] == 5.0
+    assert findings_of(world(rows=rows, privacy={"epsilon": 1.0, "delta": 1e-5})).get("privacy_claim") is None
+    persons = {"epsilon": 1.0, "delta": 1e-5, "unit": "person"}
+    assert findings_of(world(rows=rows, privacy=persons)).first("privacy_claim").params["compared_with"] == 1.0
+
+
+def test_unfair_coins_give_no_epsilon() -> None:
+    found = findings_of(world(shadows={"count": 16, "share": 0.7}, memory=1.0))
+    assert found.get("epsilon_lower_bound") is None
+    assert found.verdict.word == SHOWN
+
+
+@pytest.mark.parametrize("combined", ["sum", "max", "trimmed"])
+def test_the_number_of_a_persons_rows_does_not_decide(combined: str) -> None:
+    rows = np.tile([1, 3, 10, 60], 40)
+    audited = world(rows=rows, seed=6, score={"redraws": 999, "persons": combined})
+    scores, sizes = audited.rankings.head.scores, audited.units.sizes
+    correlation = scipy.stats.spearmanr(scores, sizes)
+    assert correlation.pvalue > 1e-3
+    assert audited.units.noun == "persons"
+
+
+def test_persons_are_the_units_of_intervals() -> None:
+    rows = np.full(60, 20)
+    by_person, by_row = findings_of(world(rows=rows, memory=0.3)), findings_of(world(1200, memory=0.3))
+    assert by_person.head.n == 60
+    widths = [found.head.high - found.head.low for found in (by_person, by_row)]  # type: ignore[operator]
+    assert widths[0] > 2 * widths[1]
+
+
+def test_memorization_counts_are_those_of_the_tables() -> None:
+    audited = world(200, memory=4.0, shadows={"count": 64})
+    found = findings_of(audited)
+    count = found.first("memorized_examples")
+    assert count.value == (audited.memorization_p <= 0.05).sum() > 0
+    assert findings_of(world(200, seed=9, shadows={"count": 64})).first("memorized_examples").value <= 2
