@@ -40,7 +40,7 @@ class _Classifier(Protocol):
 
 @dataclass(frozen=True)
 class FittedEstimator:
-    """A fitted classifier of points; it is fitted anew wherever it is needed and never stored.
+    """A fitted classifier of points. It lives in memory alone: it is fitted again where it is needed, and never pickled.
 
     Attributes:
         name: kind of the estimator.

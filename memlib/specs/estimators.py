@@ -69,7 +69,7 @@ class NeighborsSpec(_Estimator):
 
     kind: Literal["neighbors"]
     k: int = Field(default=5, ge=1, le=MOST_EXAMPLES)
-    """Number of neighbors."""
+    """Number of neighbours."""
     weights: Literal["uniform", "distance"] = "uniform"
     """uniform: one vote each; distance: votes weigh by inverse distance, so that a training point decides its own class."""
 

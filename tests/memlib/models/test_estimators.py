@@ -172,12 +172,12 @@ POINTS, LABELS = blobs(3)
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(call: Callable[[], object], said: str) -> None:
+def test_points_labels_and_training_sets_that_do_not_fit_are_refused(call: Callable[[], object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         call()
 
 
-def test_a_regression_that_stops_early_says_so() -> None:
+def test_converged_is_false_for_a_regression_that_stops_early() -> None:
     assert not fitted("logistic", iterations=1).converged
     assert fitted("logistic").converged
 
