@@ -39,6 +39,7 @@ from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, publ
 from small_models import save_model
 from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
+from test_membership import NETS as MEMBERSHIP
 from test_unique_feature import MOONS
 
 from memlib.audits import AUDITS
@@ -101,6 +102,7 @@ RECIPES = {
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,
+    "membership": MEMBERSHIP,
     "exposure": EXPOSURE,
     "exposure (fine-tuning)": FINE_TUNING,
     "sweep": SWEEP,
@@ -123,6 +125,8 @@ ON_RAY = (
     "train_judge",
     "reconstruct",
     "train_nets",
+    "train_subsets",
+    "observe_members",
     "score_nets",
     "gradient_norms",
     "outputs",
