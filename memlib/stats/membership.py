@@ -34,6 +34,7 @@ from memlib.errors import UserError
 from memlib.stats.operating import auc
 
 FLOOR = 1e-6  # smallest variance of log odds, in nats^2
+LEAST = 1e-5  # smallest variance of an example, relative to the median, that enters the fit of the prior
 LOWEST = -700.0  # smallest log odds whose probability enters a mean; exp(700) is finite
 DIAGONAL = 0.1  # weight of the diagonal in covariances of checkpoints, which are nearly singular
 OFFLINE_A = 0.3  # default slope of RMIA's offline p(x); see `fit_a`
@@ -51,10 +52,12 @@ class Shadows:
     Attributes:
         odds: (num_models, num_queries, num_examples) float32 or float64, finite log odds of the true class.
         inside: (num_models, num_examples) bool, True where the model was trained on the example.
+        pools: (num_examples,) int, or None for a single pool; `Lira` pools the variances of examples of one pool.
     """
 
     odds: NDArray[np.floating]
     inside: NDArray[np.bool_]
+    pools: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         assert self.odds.ndim == 3, f"log odds have three axes, not {self.odds.ndim}"
@@ -69,19 +72,22 @@ class Shadows:
 
     def without(self, model: int) -> "Shadows":
         """Return the other models."""
-        return Shadows(np.delete(self.odds, model, axis=0), np.delete(self.inside, model, axis=0))
+        odds, inside = (np.delete(values, model, axis=0) for values in (self.odds, self.inside))
+        return dataclasses.replace(self, odds=odds, inside=inside)
 
     def by_person(self, persons: NDArray[np.integer], how: "How") -> "Shadows":
         """Return the shadows with persons as units; see `by_person`.
+
+        Persons with 1, 2 to 3, 4 to 7, ... examples are in separate pools, as aggregates of many examples vary less.
 
         Args:
             persons: (num_examples,) person of each example; inclusion must not vary within a person.
             how: aggregate of her examples.
         """
-        _, first, place = np.unique(persons, return_index=True, return_inverse=True)
+        _, first, place, rows = np.unique(persons, return_index=True, return_inverse=True, return_counts=True)
         inside = self.inside[:, first]
         assert (inside[:, place] == self.inside).all(), "a model sees either all or none of a person's examples"
-        return Shadows(by_person(self.odds, persons, how), inside)
+        return Shadows(by_person(self.odds, persons, how), inside, np.log2(rows).astype(np.int64))
 
 
 def log_p(odds: NDArray[np.floating]) -> Values:
@@ -118,6 +124,10 @@ class Side:
         mean = np.where(rest > 0, self.mean - change / np.maximum(rest, 1), 0.0)
         squares = np.maximum(self.squares - np.square(change) * (self.count / np.maximum(rest, 1)), 0.0)
         return Side(rest, mean, np.where(rest > 1, squares, 0.0))
+
+    def of(self, chosen: NDArray[np.bool_]) -> "Side":
+        """Return the moments of some examples, by their mask (num_examples,)."""
+        return Side(self.count[chosen], self.mean[:, chosen], self.squares[:, chosen])
 
     @property
     def freedom(self) -> Values:
@@ -193,11 +203,30 @@ class Sum:
         rest = np.where(present & ~is_top, np.maximum(self.rest - p, 0.0), self.rest)
         return Sum(self.count - present, rest, np.where(is_top, 0.0, self.top))
 
-    def log_mean(self) -> Values:
-        """Return the logarithm of the mean; minus infinity without models."""
-        with np.errstate(divide="ignore"):
-            logs: Values = np.log(self.rest + self.top) - np.log(np.maximum(self.count, 1))
-        return logs
+    @property
+    def total(self) -> Values:
+        """Sum of all terms, (num_queries, num_examples)."""
+        return self.rest + self.top
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean probability p of some models, kept precise at both ends by the sums of p and of q = 1 - p.
+
+    Attributes:
+        p, q: sums over the models.
+    """
+
+    p: Sum
+    q: Sum
+
+    def without(self, p: Values, q: Values, present: NDArray[np.bool_]) -> "Mean":
+        """Return the mean without a model; see `Sum.without`."""
+        return Mean(self.p.without(p, present), self.q.without(q, present))
+
+    def log(self) -> Values:
+        """Return the logarithm of the mean, (num_queries, num_examples); minus infinity without models."""
+        return _log_mean(self.p.total, self.q.total, self.p.count)
 
 
 @dataclass(frozen=True)
@@ -205,44 +234,46 @@ class Averages:
     """Mean probabilities of the in and of the out models per example; a model can be left out.
 
     Attributes:
-        inner, outer: sums over the in and over the out models.
+        inner, outer: means over the in and over the out models.
         shadows: the shadows.
     """
 
-    inner: Sum
-    outer: Sum
+    inner: Mean
+    outer: Mean
     shadows: Shadows
 
     @classmethod
     def of(cls, shadows: Shadows) -> "Averages":
         """Compute the sums in one pass over the shadows."""
-        blocks = [_sums(_p(odds), inside) for odds, inside in _blocks(shadows)]
-        inner, outer = (_joined(sides) for sides in zip(*blocks, strict=True))
-        return cls(inner, outer, shadows)
+        blocks = [_sums(*_p_and_q(odds), inside) for odds, inside in _blocks(shadows)]
+        in_p, out_p, in_q, out_q = (_joined(sides) for sides in zip(*blocks, strict=True))
+        return cls(Mean(in_p, in_q), Mean(out_p, out_q), shadows)
 
     def without(self, model: int) -> "Averages":
         """Return the sums over the other models."""
-        p, inside = _p(self.shadows.odds[model]), self.shadows.inside[model]
-        return Averages(self.inner.without(p, inside), self.outer.without(p, ~inside), self.shadows)
+        (p, q), inside = _p_and_q(self.shadows.odds[model]), self.shadows.inside[model]
+        return Averages(self.inner.without(p, q, inside), self.outer.without(p, q, ~inside), self.shadows)
 
     def log_all(self) -> Values:
         """Return the logarithm of the mean probability over in and out models, (num_queries, num_examples)."""
-        total = self.inner.rest + self.inner.top + self.outer.rest + self.outer.top
-        logs: Values = np.log(total) - np.log(self.inner.count + self.outer.count)
-        return logs
+        count = self.inner.p.count + self.outer.p.count
+        return _log_mean(self.inner.p.total + self.outer.p.total, self.inner.q.total + self.outer.q.total, count)
 
     def log_out(self) -> Values:
         """Return the logarithm of the mean probability over out models, (num_queries, num_examples)."""
-        inner, outer = self.inner.log_mean(), self.outer.log_mean()
-        return _bridged(inner, outer, self.inner.count, self.outer.count)[1]
+        logs = _bridged(self.inner.log(), self.outer.log(), self.inner.p.count, self.outer.p.count)[1]
+        return np.minimum(logs, 0.0)
 
     def log_reference(self, *, online: bool, a: float) -> Values:
         """Return RMIA's log p(x): over all models, or offline ((1 + a) p_out + 1 - a) / 2 (its equation 10)."""
         if online:
             return self.log_all()
+        logs = self.log_out()
+        likely = logs > -np.log(2)  # there 1 - (1 + a) / 2 (1 - p_out) keeps what distinguishes it from 1
+        near = np.log1p((1 + a) / 2 * np.expm1(np.where(likely, logs, 0.0)))
         with np.errstate(divide="ignore"):
-            logs: Values = np.logaddexp(np.log((1 + a) / 2) + self.log_out(), np.log((1 - a) / 2))
-        return logs
+            far = np.logaddexp(np.log((1 + a) / 2) + logs, np.log((1 - a) / 2))
+        return np.where(likely, near, far)
 
 
 class Summary(Protocol):
@@ -301,6 +332,9 @@ def survey(shadows: Shadows, attack: Attack[S]) -> Values:
     return scores
 
 
+Variance = Literal["pooled", "example", "shrunk"]
+
+
 @dataclass(frozen=True)
 class Lira(Attack[Moments]):
     """LiRA with normal laws around each example's own means.
@@ -324,7 +358,7 @@ class Lira(Attack[Moments]):
     """
 
     online: bool = True
-    variance: Literal["pooled", "example", "shrunk"] = "shrunk"
+    variance: Variance = "shrunk"
 
     def summarize(self, shadows: Shadows) -> Moments:
         """Return the moments of the log odds."""
@@ -333,39 +367,42 @@ class Lira(Attack[Moments]):
     def score(self, summary: Moments, target: NDArray[np.floating]) -> Values:
         """Return the scores (num_examples,)."""
         values, (inner, outer) = summary.values(target), summary.centres()
-        out_spread = variances(summary.outer, self.variance, summary.inner)
+        pools = summary.shadows.pools
+        out_spread = variances(summary.outer, summary.inner, self.variance, pools)
         if not self.online:
             tails: Values = -scipy.special.log_ndtr(-(values - outer) / np.sqrt(out_spread)).mean(axis=0)
             return tails
-        in_spread = variances(summary.inner, self.variance, summary.outer)
+        in_spread = variances(summary.inner, summary.outer, self.variance, pools)
         ratios: Values = (_log_normal(values - inner, in_spread) - _log_normal(values - outer, out_spread)).mean(axis=0)
         return ratios
 
 
-def variances(side: Side, kind: Literal["pooled", "example", "shrunk"], other: Side) -> Values:
+def variances(side: Side, other: Side, kind: Variance, pools: NDArray[np.int64] | None = None) -> Values:
     """Return the variance of each query and example on a side, at least `FLOOR`: (num_queries, num_examples).
 
-    Shrunk variances are (d0 s0^2 + d_i v_i) / (d0 + d_i), where s0^2 is the pooled variance, v_i that of example i with d_i
-    degrees of freedom, and d0 = 2 E[s^4] / Var[s^2] from the moments of the v_i: linear credibility (Buehlmann 1967), which
-    for inverse-gamma variances is the posterior mean, as in empirical Bayes (Smyth 2004). Equal variances give infinite d0.
+    Shrunk variances are (d0 s0^2 + d_i v_i) / (d0 + d_i), where v_i is the variance of example i with d_i degrees of freedom.
+    The prior's d0 and s0^2 follow from mean and variance of the log v_i (empirical Bayes: Smyth 2004, section 6.2). Where the
+    log v_i vary no more than variances estimated from equal laws would, d0 is infinite and s0^2 the pooled variance.
 
     Args:
         side: moments of the side.
-        kind: as in `Lira`.
         other: moments of the other side, whose spread is taken where no example has two models on this side.
+        kind: as in `Lira`.
+        pools: as in `Shadows`; a pool in which no example has two models on this side takes the spread of all.
+
+    Example:
+        >>> import numpy as np
+        >>> side = Side(count=np.array([3.0, 3.0]), mean=np.zeros((1, 2)), squares=np.array([[2.0, 4.0]]))
+        >>> variances(side, side, "example").tolist(), variances(side, side, "pooled").tolist()
+        ([[1.0, 2.0]], [[1.5, 1.5]])
     """
     known = side if side.freedom.any() else other
-    freedom = known.freedom
-    assert freedom.any(), "a variance needs two models with, or two without, at least one example"
-    pooled = known.squares.sum(axis=1, keepdims=True) / freedom.sum()
-    own = known.squares / np.maximum(freedom, 1)
-    if kind == "pooled":
-        spread = np.broadcast_to(pooled, own.shape)
-    elif kind == "example":
-        spread = np.where(freedom > 0, own, pooled)
-    else:
-        weight = _credibility(own, pooled, freedom)
-        spread = weight * own + (1 - weight) * pooled
+    assert known.freedom.any(), "a variance needs two models with, or two without, at least one example"
+    spread = _variances(known, kind)
+    for pool in np.unique(pools) if pools is not None else ():
+        part = known.of(pools == pool)
+        if part.freedom.any():
+            spread[:, pools == pool] = _variances(part, kind)
     return np.asarray(np.maximum(spread, FLOOR))
 
 
@@ -690,10 +727,21 @@ def _sides(values: Values, inside: NDArray[np.bool_]) -> tuple[Side, Side]:
     return _side(inner, sums, squares, shift), _side(len(values) - inner, -sums, all_squares - squares, shift)
 
 
-def _sums(p: Values, inside: NDArray[np.bool_]) -> tuple[Sum, Sum]:
-    """Return the sums of probabilities (num_models, num_queries, num_examples) over the in and over the out models."""
-    count, own = inside.sum(axis=0, dtype=np.float64), p * inside[:, None]
-    return Sum.of(own, count), Sum.of(np.subtract(p, own, out=p), len(p) - count)
+def _sums(p: Values, q: Values, inside: NDArray[np.bool_]) -> tuple[Sum, ...]:
+    """Return the sums of p over the in and the out models, then those of q, each (num_models, num_queries, num_examples)."""
+    count, sums = inside.sum(axis=0, dtype=np.float64), []
+    for terms in (p, q):
+        own = terms * inside[:, None]
+        sums += [Sum.of(own, count), Sum.of(np.subtract(terms, own, out=terms), len(p) - count)]
+    return tuple(sums)
+
+
+def _log_mean(p: Values, q: Values, count: Values) -> Values:
+    """Return the logarithm of a mean probability from the sums of p and of 1 - p, the smaller of which is precise."""
+    number = np.maximum(count, 1)
+    with np.errstate(divide="ignore"):
+        logs = np.where(q < p, np.log1p(-np.minimum(q / number, 0.5)), np.log(p / number))
+    return logs
 
 
 def _side(count: Values, sums: Values, squares: Values, shift: Values) -> Side:
@@ -712,13 +760,14 @@ def _joined(parts: tuple[T, ...]) -> T:
     return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
 
 
-def _p(odds: NDArray[np.floating]) -> Values:
-    """Return probabilities of log odds, none 0."""
-    p = odds.astype(np.float64)
-    np.maximum(p, LOWEST, out=p)
-    np.exp(np.negative(p, out=p), out=p)
-    p += 1
-    return np.reciprocal(p, out=p)
+def _p_and_q(odds: NDArray[np.floating]) -> tuple[Values, Values]:
+    """Return the probabilities of log odds, none 0, and one minus them."""
+    ratio = odds.astype(np.float64)
+    np.maximum(ratio, LOWEST, out=ratio)
+    np.exp(np.negative(ratio, out=ratio), out=ratio)
+    p = ratio + 1
+    np.reciprocal(p, out=p)
+    return p, np.multiply(ratio, p, out=ratio)
 
 
 def _bridged(inner: Values, outer: Values, in_count: Values, out_count: Values) -> tuple[Values, Values]:
@@ -731,13 +780,44 @@ def _bridged(inner: Values, outer: Values, in_count: Values, out_count: Values) 
     return np.where(has_in, inner, outer + shift), np.where(has_out, outer, inner - shift)
 
 
-def _credibility(own: Values, pooled: Values, freedom: Values) -> Values:
-    """Return the weights d_i / (d0 + d_i) of the examples' own variances, (num_queries, num_examples)."""
-    known = freedom > 0
-    fourth = (freedom * np.square(own)).sum(axis=1, keepdims=True) / (freedom + 2)[known].sum()  # E[s^4] of normal values
-    excess = np.maximum(fourth - np.square(pooled), 0.0)  # Var[s^2]
-    weights: Values = freedom * excess / np.maximum(2 * fourth + freedom * excess, np.finfo(np.float64).tiny)
-    return weights
+def _variances(side: Side, kind: Variance) -> Values:
+    """Return the variance of each query and example of one pool, some of which have two models."""
+    pooled = np.broadcast_to(side.squares.sum(axis=1, keepdims=True) / side.freedom.sum(), side.squares.shape).copy()
+    if kind == "pooled":
+        return pooled
+    known = side.freedom > 0
+    freedom, own = side.freedom[known], side.squares[:, known] / side.freedom[known]
+    if kind == "shrunk":
+        own = np.stack([_shrink(row, freedom, float(level)) for row, level in zip(own, pooled[:, 0], strict=True)])
+    pooled[:, known] = own
+    return pooled
+
+
+def _shrink(own: Values, freedom: Values, pooled: float) -> Values:
+    """Return shrunk variances of examples from their own ones, (num_examples,)."""
+    half = np.arange(1, int(freedom.max()) + 1) / 2
+    place = freedom.astype(np.int64) - 1
+    logs = np.log(np.maximum(own, max(LEAST * float(np.median(own)), FLOOR)))
+    logs -= (scipy.special.digamma(half) - np.log(half))[place]  # now their mean is that of log s^2
+    excess = float(logs.var(ddof=1) - scipy.special.polygamma(1, half)[place].mean()) if len(own) > 1 else 0.0
+    if excess <= 0:
+        return np.full(len(own), pooled)
+    prior = _inverse_trigamma(excess)
+    scale = np.exp(logs.mean() + scipy.special.digamma(prior) - np.log(prior))
+    shrunk: Values = (2 * prior * scale + freedom * own) / (2 * prior + freedom)
+    return shrunk
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Return x > 0 with trigamma(x) = value > 0, by Newton's method on 1 / trigamma (Smyth 2004, appendix)."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(scipy.special.polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, x))
+        x += step
+        if -step < 1e-12 * x:
+            break
+    return x
 
 
 def _log_normal(residuals: Values, spread: Values) -> Values:

@@ -1,0 +1,110 @@
+"""AUC, its interval, and operating points against pairs counted one by one, and against exchangeable scores."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from memlib.errors import UserError
+from memlib.stats.operating import above_all, auc, auc_interval, auc_upper, calibrated_p, operating_point, roc
+from tests.chance import least_of, most_of
+
+
+def tied_scores(seed: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 12, count) / 2.0, rng.integers(0, 2, count).astype(bool)
+
+
+def pairs_won(scores: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """Return 1, 1/2 or 0 for each pair of a member and a non-member."""
+    own, others = scores[member][:, None], scores[~member][None]
+    return (own > others) + 0.5 * (own == others)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auc_is_the_share_of_pairs_won_with_ties_half(seed: int) -> None:
+    scores, member = tied_scores(seed)
+    assert auc(scores, member) == pytest.approx(pairs_won(scores, member).mean(), abs=1e-12)
+    assert auc(-scores, member) == pytest.approx(1 - auc(scores, member), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auc_interval_has_delongs_variance_of_the_pairs(seed: int) -> None:
+    scores, member = tied_scores(seed)
+    won = pairs_won(scores, member)
+    by_member, by_other = won.mean(axis=1), won.mean(axis=0)
+    error = np.sqrt(by_member.var(ddof=1) / len(by_member) + by_other.var(ddof=1) / len(by_other))
+    assert auc_interval(scores, member) == pytest.approx((won.mean() - 1.959964 * error, won.mean() + 1.959964 * error))
+    assert auc_upper(scores, member) == pytest.approx(won.mean() + 1.644854 * error)
+
+
+def test_auc_interval_covers_the_true_auc_of_shifted_normal_scores() -> None:
+    rng, member, truth, covered = np.random.default_rng(0), np.arange(120) < 50, scipy.stats.norm.cdf(1 / np.sqrt(2)), 0
+    for _ in range(400):
+        low, high = auc_interval(rng.normal(size=120) + member, member)
+        covered += low < truth < high
+    assert covered >= least_of(400, 0.93)  # DeLong's interval is slightly narrow for 50 members
+
+
+def test_auc_interval_of_separated_scores_has_a_width() -> None:
+    member = np.arange(30) < 10
+    low, high = auc_interval(member * 1.0, member)
+    assert (low, high) == pytest.approx((0.025**0.1, 1.0))  # ten pairs, all won
+    assert auc_interval(~member * 1.0, member) == pytest.approx((0.0, 1 - 0.025**0.1))
+    assert auc_upper(~member * 1.0, member) == pytest.approx(1 - 0.05**0.1)
+
+
+def test_roc_has_the_shares_at_each_threshold_and_the_auc_as_its_area() -> None:
+    scores, member = tied_scores(5)
+    curve = roc(scores, member)
+    for fpr, tpr, threshold in zip(curve.fpr, curve.tpr, curve.thresholds, strict=True):
+        assert fpr == pytest.approx((scores[~member] >= threshold).mean())
+        assert tpr == pytest.approx((scores[member] >= threshold).mean())
+    assert np.trapezoid(curve.tpr, curve.fpr) == pytest.approx(auc(scores, member))
+    assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
+
+
+def test_operating_point_counts_strictly_above_the_kth_largest_nonmember() -> None:
+    scores = np.array([*range(1, 20), 19.5, 15.0, 14.0, 20.0])  # 19 non-members 1..19, then members
+    member = np.arange(len(scores)) >= 19
+    point = operating_point(scores, member, 0.25)
+    assert (point.rank, point.threshold, point.hits, point.tpr) == (5, 15.0, 2, 0.5)  # 15 itself is not above
+    assert point.expected_fpr == 0.25
+    assert point.tpr_interval == pytest.approx((0.067586, 0.932414), abs=1e-6)  # Clopper-Pearson of 2 of 4
+    assert point.fpr_interval == pytest.approx(tuple(scipy.stats.beta(5, 15).ppf([0.025, 0.975])))
+
+
+@pytest.mark.parametrize(("fpr", "needed"), [(0.01, 99), (0.001, 999), (0.05, 19)])
+def test_operating_point_refuses_too_few_nonmembers(fpr: float, needed: int) -> None:
+    enough, few = (np.arange(count + 5.0) for count in (needed, needed - 1))
+    assert operating_point(enough, np.arange(len(enough)) < 5, fpr).rank == 1
+    with pytest.raises(UserError, match=f"with {needed - 1} non-members: provide at least {needed}, or report .* above all"):
+        operating_point(few, np.arange(len(few)) < 5, fpr)
+
+
+def test_above_all_takes_the_largest_nonmember() -> None:
+    scores, member = tied_scores(2)
+    scores[np.flatnonzero(member)[:3]] = 99.0
+    point = above_all(scores, member)
+    assert point.hits == (scores[member] > scores[~member].max()).sum() >= 3
+    assert point.threshold == scores[~member].max()
+    assert point.expected_fpr == 1 / ((~member).sum() + 1)
+
+
+def test_operating_point_of_exchangeable_scores_flags_the_nominal_share() -> None:
+    """Also the Beta interval holds the true false positive rate, which is known for uniform scores, in 95 %."""
+    rng, member, flagged, covered = np.random.default_rng(1), np.arange(139) >= 99, 0, 0
+    for _ in range(500):
+        scores = rng.random(139)
+        point = operating_point(scores, member, 0.05)
+        flagged += point.hits
+        covered += point.fpr_interval[0] < 1 - point.threshold < point.fpr_interval[1]
+    assert 0.04 < flagged / (500 * 40) < 0.06
+    assert least_of(500, 0.95) <= covered <= most_of(500, 0.95)
+
+
+def test_calibrated_p_is_the_rank_among_nonmembers_and_uniform_for_exchangeable_scores() -> None:
+    rng = np.random.default_rng(2)
+    others, new = np.round(rng.normal(size=50), 1), np.round(rng.normal(size=20), 1)
+    assert calibrated_p(new, others) == pytest.approx([(1 + (others >= score).sum()) / 51 for score in new])
+    small = sum(float(calibrated_p(draw[:1], draw[1:])[0]) <= 0.1 for draw in rng.normal(size=(500, 40)))
+    assert small <= most_of(500, 0.1)
