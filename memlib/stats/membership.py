@@ -277,7 +277,7 @@ class Averages:
 
 
 class Summary(Protocol):
-    """What an attack needs to know of its shadows."""
+    """Facts about the shadows that an attack needs."""
 
     def without(self, model: int) -> Self:
         """Return the summary of the other models."""
@@ -660,6 +660,33 @@ class Trajectory(Attack[Checkpoints]):
         return _log_normals(values - inner, in_covariance) - _log_normals(values - outer, out_covariance)
 
 
+def calibrated(shadows: Shadows, attack: Attack[S], target: NDArray[np.floating]) -> Values:
+    """Return an attack's scores of a target, compared with the same attack's scores of the shadows without the example.
+
+    Scores other than those of `Lira` spread more for some units than for others, as for persons of few examples, who then
+    have most of the false alarms. Each shadow is the target once (`survey`), and the result is the one-sided tail of `Lira`.
+
+    Args:
+        shadows: at least three models.
+        attack: the attack.
+        target: (num_queries, num_examples) log odds of the target.
+
+    Returns:
+        (num_examples,), higher for members.
+
+    Example:
+        >>> import numpy as np
+        >>> rng, width = np.random.default_rng(0), np.where(np.arange(400) < 200, 0.1, 1.0)
+        >>> odds = (width * rng.normal(size=(40, 400)))[:, None]  # no membership, but two widths
+        >>> shadows, target = Shadows(odds[1:], rng.integers(0, 2, (39, 400)).astype(bool)), odds[0]
+        >>> both = Rmia()(shadows, target), calibrated(shadows, Rmia(), target)
+        >>> [int((scores > np.quantile(scores, 0.9))[:200].sum()) > 10 for scores in both]  # of 40 flagged units
+        [False, True]
+    """
+    reference = Shadows(survey(shadows, attack)[:, None], shadows.inside, shadows.pools)
+    return Lira(online=False)(reference, attack(shadows, target)[None])
+
+
 How = Literal["max", "sum", "trimmed"]
 
 
@@ -667,7 +694,9 @@ def by_person(odds: NDArray[np.floating], persons: NDArray[np.integer], how: How
     """Return one signal per person, in the order of `np.unique(persons)`, from those of her examples.
 
     Attacks then compare a person's signal with her own signals in models without her, so that the number of her examples does
-    not decide. For the same reason, "sum" is divided by their number, which changes no ranking of a person among models.
+    not decide. For the same reason, "sum" is divided by their number, which changes no ranking of a person among models. Of
+    the attacks, only `Lira` also compares with the spread of her signals, which is larger for few examples: false alarms of
+    others need `calibrated`, or else come from persons of few examples.
 
     Args:
         odds: (..., num_examples) log odds, as (num_models, num_queries, num_examples).

@@ -14,6 +14,7 @@ from memlib.stats.membership import (
     Attack,
     Base,
     CalibratedLoss,
+    How,
     Lira,
     Loss,
     Moments,
@@ -22,6 +23,7 @@ from memlib.stats.membership import (
     Side,
     Trajectory,
     by_person,
+    calibrated,
     fit_a,
     gap,
     log_p,
@@ -102,9 +104,10 @@ def plain_variance(values: list[np.ndarray], i: int, kind: str) -> float:
 @pytest.mark.parametrize(("models", "queries"), [(4, 1), (12, 3)])
 def test_lira_equals_the_loop_over_examples(models: int, queries: int, online: bool, kind: str) -> None:
     """With four models, some examples have no in or no out model, and some have one."""
-    shadows, target, _ = world(0, models, 70, queries=queries)
+    shadows, target, _ = world(0, models, 140 // models, queries=queries)
     if models == 4:
-        assert {0, 1} <= set(shadows.inside.sum(axis=0)) and {0, 1} <= set((~shadows.inside).sum(axis=0))
+        assert {0, 1} <= set(shadows.inside.sum(axis=0))
+        assert {0, 1} <= set((~shadows.inside).sum(axis=0))
     if kind == "example":  # two nearly equal values would leave only the floor
         assert variances(Moments.of(shadows).outer, Moments.of(shadows).inner, "example").min() > 1e-5
     expected = plain_lira(shadows, target, online, kind)
@@ -289,6 +292,18 @@ def test_lira_pools_residuals_rather_than_values() -> None:
     assert variances(moments.inner, moments.outer, "pooled") == pytest.approx(1.25, rel=0.05)
 
 
+def test_pooled_lira_ranks_as_one_with_the_deviation_of_all_residuals() -> None:
+    """With equally many in and out models, degrees of freedom change the published library's pooled variances by one factor."""
+    rng = np.random.default_rng(26)
+    inside = rng.permuted(np.arange(10)[:, None] < 5 * np.ones((1, 200)), axis=0)
+    odds, target = rng.normal(size=(10, 200)) + inside, rng.normal(size=200) + 1
+    own, others = (odds.T[side.T].reshape(200, 5).T for side in (inside, ~inside))
+    laws = [(side.mean(axis=0), (side - side.mean(axis=0)).std()) for side in (own, others)]
+    published = np.subtract(*(scipy.stats.norm.logpdf(target, mean, deviation) for mean, deviation in laws))
+    found = Lira(variance="pooled")(Shadows(odds[:, None], inside), target[None])
+    np.testing.assert_array_equal(np.argsort(found), np.argsort(published))
+
+
 def test_in_and_out_have_their_own_variances() -> None:
     rng, inside = np.random.default_rng(13), np.arange(60)[:, None] % 2 * np.ones(400) > 0
     shadows = Shadows((rng.normal(size=(60, 400)) * np.where(inside, 0.5, 2.0))[:, None], inside)
@@ -413,7 +428,7 @@ def test_trajectory_of_copied_checkpoints_ranks_as_one() -> None:
 
 
 @pytest.mark.parametrize("how", ["max", "sum", "trimmed"])
-def test_by_person_equals_the_loop_over_persons(how: str) -> None:
+def test_by_person_equals_the_loop_over_persons(how: How) -> None:
     rng = np.random.default_rng(22)
     persons = rng.permutation(np.repeat([4, 9, 2, 7], [1, 3, 12, 6]))
     odds = rng.normal(size=(3, 2, len(persons)))
@@ -435,27 +450,55 @@ def test_shadows_by_person_refuse_a_person_who_is_partly_inside() -> None:
 
 
 @pytest.mark.parametrize("how", ["max", "sum", "trimmed"])
-def test_the_number_of_rows_decides_neither_auc_nor_false_alarms(how: str) -> None:
-    """Persons of 1 or 60 rows, who are members by the same coin; their models do not remember. A plain maximum over rows would
-    flag the persons of 60 rows."""
-    aucs, flags, naive = [], [], []
-    many = np.arange(300) < 150
-    persons = np.repeat(np.arange(300), np.where(many, 60, 1))
+@pytest.mark.parametrize("attack", [Lira(online=False), Lira(), Lira(variance="pooled")], ids=str)
+def test_the_number_of_rows_decides_neither_auc_nor_false_alarms(attack: Attack, how: How) -> None:
+    """Persons of 1 to 60 rows, members by the same coin, and models that do not remember.
+
+    The maximum of a target's own log odds ranks persons of many rows first; scores that are calibrated by person do not.
+    """
+    rank_of_many, flags, naive = [], [], []
     for seed in range(4):
         rng = np.random.default_rng(seed)
+        rows = np.floor(61 ** rng.random(300)).astype(int)
+        many, persons = rows > np.median(rows), np.repeat(np.arange(300), rows)
         inside = rng.integers(0, 2, (33, 300)).astype(bool)
         odds = (2 * rng.normal(size=len(persons)) + rng.normal(size=(33, len(persons))))[:, None]
-        shadows = Shadows(odds[1:], inside[1:][:, persons]).by_person(persons, how)
-        target = by_person(odds[:1], persons, how)[0]
-        scores = Lira(online=False)(shadows, target)
-        aucs.append(auc(scores, many))  # is a person of many rows ranked above one of a single row?
-        flags.append([(scores > np.quantile(scores, 0.9))[side].mean() for side in (many, ~many)])
-        naive.append(auc(by_person(odds[:1], persons, "max")[0, 0], many))
+        scores = attack(Shadows(odds[1:], inside[1:][:, persons]).by_person(persons, how), by_person(odds[0], persons, how))
         low, high = auc_interval(scores, inside[0], level=0.9999)
         assert low < 0.5 < high
-    assert np.mean(aucs) == pytest.approx(0.5, abs=0.06)
-    assert np.diff(np.mean(flags, axis=0)) == pytest.approx(0.0, abs=0.09)
-    assert np.mean(naive) > 0.95
+        rank_of_many.append(auc(scores, many))
+        flags.append([(scores > np.quantile(scores, 0.9))[side].mean() for side in (many, ~many)])
+        naive.append(auc(by_person(odds[0], persons, "max")[0], many))
+    assert np.mean(rank_of_many) == pytest.approx(0.5, abs=0.07)
+    assert np.ptp(np.mean(flags, axis=0)) < 0.08
+    assert np.mean(naive) > 0.8
+
+
+@pytest.mark.parametrize("attack", [Rmia(), Rmia(online=False), CalibratedLoss()], ids=str)
+def test_calibrated_scores_spread_false_alarms_over_persons_of_few_and_many_rows(attack: Attack) -> None:
+    """Uncalibrated, nearly all of the highest scores belong to persons of few rows."""
+    shares = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        rows = np.floor(61 ** rng.random(300)).astype(int)
+        persons = np.repeat(np.arange(300), rows)
+        inside = rng.integers(0, 2, (33, 300)).astype(bool)
+        odds = (2 * rng.normal(size=len(persons)) + rng.normal(size=(33, len(persons))))[:, None]
+        shadows, target = (
+            Shadows(odds[1:], inside[1:][:, persons]).by_person(persons, "sum"),
+            by_person(odds[0], persons, "sum"),
+        )
+        both = attack(shadows, target), calibrated(shadows, attack, target)
+        shares.append([(rows > np.median(rows))[scores > np.quantile(scores, 0.9)].mean() for scores in both])
+    plain, fair = np.mean(shares, axis=0)
+    assert plain < 0.2
+    assert 0.35 < fair < 0.65
+
+
+@pytest.mark.parametrize("attack", [Rmia(), CalibratedLoss(), Loss()], ids=str)
+def test_calibrated_scores_find_members(attack: Attack) -> None:
+    shadows, target, member = world(27, 24, 600, shift=2.0)
+    assert auc_interval(calibrated(shadows, attack, target), member)[0] > 0.6
 
 
 def test_a_remembered_person_is_found_by_each_aggregate() -> None:
