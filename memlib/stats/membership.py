@@ -5,10 +5,11 @@ An attack compares a target's signal of each example with that of shadows traine
 
 - `Lira`: likelihood ratio of normal laws (Carlini et al. 2022, arXiv 2112.03570, Algorithm 1), or one-sided tail offline;
 - `Rmia` and `rmia`: ratio of the probability to its mean over shadows, compared with that of non-members (Zarifzadeh et al.
-  2024, arXiv 2312.03262, equations 2 to 4 and 10);
+  2024, arXiv 2312.03262);
 - `Base`: that ratio itself, with a temperature (Lassila et al. 2025);
 - `Loss`, `CalibratedLoss`, `gap`: baselines (Yeom et al. 2018; Watson et al. 2022);
-- `Trajectory`: likelihood ratio over several checkpoints.
+- `Trajectory`: likelihood ratio over several checkpoints;
+- `calibrated`: any of these, compared with its own scores of the shadows.
 
 Higher scores are more member-like, and none saturates where members are: no probability is rounded to 1 on the way.
 
@@ -265,7 +266,7 @@ class Averages:
         return np.minimum(logs, 0.0)
 
     def log_reference(self, *, online: bool, a: float) -> Values:
-        """Return RMIA's log p(x): over all models, or offline ((1 + a) p_out + 1 - a) / 2 (its equation 10)."""
+        """Return RMIA's log p(x): over all models, or offline ((1 + a) p_out + 1 - a) / 2."""
         if online:
             return self.log_all()
         logs = self.log_out()
