@@ -4,11 +4,11 @@ The unit is whatever each fair coin, or each independent run, put in or left out
 examples. A bound is about that unit, its delta and its adjacency: coins that put a canary in or leave it out test add/remove
 adjacency, coins that choose one of two canaries test replacement. Compare a bound with a claim only where all three agree.
 
-- One run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2): num_canaries independent fair coins, one trained
+- One run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, main theorem): num_canaries independent fair coins, one trained
   model, a number of guesses that was fixed before the scores were seen. `one_run_epsilon`, `audit_one_run`.
 - Many runs (Nasr et al. 2021, arXiv 2101.04535; Clopper and Pearson 1934): independent runs with and without the canary.
   `counts_epsilon`, `many_runs_epsilon`, `split_epsilon`.
-- One run against one trade-off curve (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235, Algorithm 3): the Gaussian
+- One run against one trade-off curve (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235): the Gaussian
   curve alone. `gaussian_one_run`. Its epsilon holds only "if Gaussian" and is no bound for any other mechanism.
 
 Every bound stands beside its ceiling, the bound that a perfect attack would have given under the same design.
@@ -136,7 +136,7 @@ def one_run_p(correct: int, guesses: int, num_canaries: int, *, epsilon: float, 
     """Compute the p-value of "the training was (epsilon, delta)-private" from the guesses about one run.
 
     p = P[B >= v] + 2 m delta max_{1 <= i <= v} (P[B >= v - i] - P[B >= v]) / i with B ~ Bin(r, e^epsilon / (1 + e^epsilon)),
-    v of r guesses right, m coins (Steinke 2023, Theorem 5.2).
+    v of r guesses right, m coins (Steinke 2023, main theorem).
 
     Args:
         correct, guesses: v and r; r must have been fixed before the scores were seen.
@@ -159,7 +159,7 @@ def one_run_p(correct: int, guesses: int, num_canaries: int, *, epsilon: float, 
 
 
 def one_run_epsilon(correct: int, guesses: int, num_canaries: int, *, delta: float, level: float) -> float:
-    """Compute the largest epsilon that the guesses about one run refute, 0 if none (Steinke 2023, Theorem 5.2).
+    """Compute the largest epsilon that the guesses about one run refute, 0 if none (Steinke 2023, main theorem).
 
     Args:
         correct, guesses: numbers of right guesses and of all; the latter must have been fixed before the scores were seen.
@@ -217,7 +217,8 @@ def audit_one_run(
 ) -> Bound:
     """Bound epsilon from the scores of one run, the level being divided among the numbers of guesses (Bonferroni).
 
-    Valid only if each canary was put in by a fair coin of its own and the attack saw no coin (Steinke 2023, Algorithm 1).
+    Valid only if each canary was put in by an independent fair coin and the attack knew none of the coins (Steinke 2023,
+    Algorithm 1); reference models must have coins of their own, independent of these.
 
     Args:
         scores: (num_canaries,) scores of a membership attack, high for "in".
@@ -427,7 +428,7 @@ def refutes_gaussian(correct: int, guesses: int, num_canaries: int, *, noise: fl
     """Test "the trade-off curve is at least as private as a Gaussian mechanism's" from the guesses about one run.
 
     From r = level v / m and h = level (g - v) / m, for i = v - 1, ..., 0: h' = max(h, Phi(Phi^-1(r) - 1 / noise)),
-    r' = r + i / (g - i) (h' - h); refuted if r + h exceeds g / m (Mahloujifar 2024, Algorithm 3; two outcomes of a coin).
+    r' = r + i / (g - i) (h' - h); refuted if r + h exceeds g / m (Mahloujifar 2024, with abstention; two outcomes of a coin).
 
     Args:
         correct, guesses: v and g; g must have been fixed before the scores were seen.

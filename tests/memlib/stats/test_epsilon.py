@@ -33,7 +33,7 @@ NUM_SCORES = 10_000  # of either kind, in jax_privacy's published values
 
 
 def normal_quantiles(mean: float, count: int = NUM_SCORES) -> np.ndarray:
-    return scipy.stats.norm.ppf((np.arange(count) + 0.5) / count) + mean
+    return np.asarray(scipy.stats.norm.ppf((np.arange(count) + 0.5) / count)) + mean
 
 
 def hull_guesses(ins: np.ndarray, outs: np.ndarray) -> list[tuple[int, int]]:
@@ -235,17 +235,19 @@ def test_interval_of_counts_uses_both_ends_of_exact_intervals() -> None:
     assert high == pytest.approx(max(math.log((hit[1] - 0.01) / alarm[0]), math.log((passed[1] - 0.01) / missed[0])))
 
 
-def test_all_scores_as_thresholds_leave_their_own_run_out() -> None:
-    ins, outs = [3.0, 2.0, 2.0], [1.0, 2.0]
+@pytest.mark.parametrize(
+    ("ins", "outs"), [([3.0, 2.0, 2.0], [1.0, 2.0]), ([3.0] * 30, [1.0] * 20), ([1.0] * 40, [*range(2), *[0.0] * 40])]
+)
+def test_all_scores_as_thresholds_leave_their_own_run_out(ins: list[float], outs: list[float]) -> None:
     tables = []
     for own, score in enumerate([*ins, *outs]):
-        kept_in, kept_out = [s for i, s in enumerate(ins) if i != own], [s for i, s in enumerate(outs) if i + 3 != own]
+        kept_in, kept_out = [s for i, s in enumerate(ins) if i != own], [s for i, s in enumerate(outs) if i + len(ins) != own]
         hits, alarms = sum(s >= score for s in kept_in), sum(s >= score for s in kept_out)
         tables.append(Counts(hits, len(kept_in) - hits, alarms, len(kept_out) - alarms))
     bound = many_runs_epsilon(ins, outs, delta=0.0, level=0.4)
-    assert bound.tried == 5
+    assert bound.tried == len(tables)
     assert bound.counts[0] in tables
-    assert bound.epsilon == max(counts_epsilon(table, delta=0.0, level=0.4 / 5) for table in tables)
+    assert bound.epsilon == max(counts_epsilon(table, delta=0.0, level=0.4 / len(tables)) for table in tables)
 
 
 @pytest.mark.parametrize("mean", [1, 2])
