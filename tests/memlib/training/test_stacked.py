@@ -1,5 +1,6 @@
 """Nets that train together end as they would alone, and as in plain torch code."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from memlib.models.classifiers import build_classifier
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec
 from memlib.training.augment import prepare
 from memlib.training.loop import epoch_order
-from memlib.training.stacked import Examples, NetJob, StackedNet, _Stack, measure_stack_size, stream, train_nets
+from memlib.training.stacked import Examples, NetJob, StackedNet, _clock, _Stack, measure_stack_size, stream, train_nets
+from memlib.training.threads import threads_for
 
 CPU = torch.device("cpu")
 MLP = ClassifierSpec(architecture="mlp", widths=(16, 16))
@@ -376,3 +378,23 @@ def test_sets_that_an_epoch_cannot_serve_are_refused_when_measured_and_trained(
 def test_a_stack_size_is_measured_for_sets_of_unequal_size() -> None:
     nets = sets(31, 44, 5, 44)
     assert measure_stack_size(MLP, training(), without_feature(points()), nets, 2, CPU, epoch_size=40) in (1, 2, 4)
+
+
+@pytest.mark.parametrize(("threads", "counts_waiting"), [(1, False), (2, True)])
+def test_the_clock_of_a_single_thread_leaves_out_the_time_of_other_programs(threads: int, counts_waiting: bool) -> None:
+    clock = _clock(threads, CPU)
+    started = clock()
+    time.sleep(0.1)
+    assert (clock() - started >= 0.09) == counts_waiting
+
+
+def test_the_clock_of_a_single_thread_counts_the_backward_pass() -> None:
+    with threads_for(0, CPU) as threads:
+        x = torch.randn(400, 400, requires_grad=True)
+        loss = (x @ x @ x @ x).sum()
+        clock, everything = _clock(threads, CPU), time.process_time
+        started = clock(), everything()
+        for _ in range(5):
+            loss.backward(retain_graph=True)
+        own, total = clock() - started[0], everything() - started[1]
+    assert own > 0.5 * total
