@@ -57,14 +57,15 @@ class BlindFeatures:
     families: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        assert self.values.ndim == 2 and self.values.shape[1] == len(self.names) == len(self.families)
+        assert self.values.ndim == 2
+        assert self.values.shape[1] == len(self.names) == len(self.families)
 
     def of(self, family: str) -> NDArray[np.float64]:
         """Return the features of one family, (num_units, some of the features)."""
         return self.values[:, [name == family for name in self.families]]
 
     def by_group(self, groups: NDArray[np.int64]) -> "BlindFeatures":
-        """Return the mean features of each group, in ascending order of the groups' numbers, and the group's size beside them.
+        """Return the mean features of each group, in ascending order of the groups' numbers, and the size of the group.
 
         Args:
             groups: (num_units,) int, such as the person of each unit.

@@ -119,12 +119,10 @@ def attribute_inference(
     observed = _difference(correct, design.first, strata)
     if prior is None:
         null = np.array([_difference(guess.correct(side), side, strata) for side in _redrawn(design, permutations, seed)])
-        p_value = permutation_p(observed, null)
-    else:
+    else:  # the guesses do not depend on the draw
         null = design.redrawn_differences(correct, permutations, seed=seed)
-        p_value = design.tail_p(correct.astype(np.int64), permutations=permutations, seed=seed)
+    p_value, least = permutation_p(observed, null), detectable(float(null.std()), LEVEL)
     rates, ends = _rates_and_interval(correct, design, strata)
-    least = detectable(float(null.std()), LEVEL)
     return AttributeInference(*rates, observed, *ends, p_value, least, float(by_prior.mean()), len(values))
 
 

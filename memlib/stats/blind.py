@@ -258,6 +258,8 @@ def area_interval(
         (True, 1.0)
     """
     auc = area(scores, first, blocks=blocks)
+    if not 0 < first.sum() < len(first):
+        return 0.0, 1.0
     influence = _influence(scores, first, blocks)
     alone = _clustered_variance(influence, np.arange(len(scores)))
     together = alone if groups is None else _clustered_variance(influence, groups)

@@ -87,9 +87,8 @@ def utility(
         ([1.0], [0.5], 8)
     """
     if not np.isfinite(odds).all():
-        raise UserError(
-            f"{int((~np.isfinite(odds)).sum())} of {odds.size} log odds are not finite; smooth or clip probabilities of 0 and 1"
-        )
+        wrong = int((~np.isfinite(odds)).sum())
+        raise UserError(f"{wrong} of {odds.size} log odds are not finite; smooth or clip probabilities of 0 and 1")
     values, right = np.atleast_2d(odds).astype(np.float64), np.atleast_2d(correct)
     own = scipy.special.expit(values)
     sure = np.where(right, own, 1 - own) if confidence is None else np.atleast_2d(confidence).astype(np.float64)
@@ -178,8 +177,7 @@ def _sides(member: NDArray[np.bool_] | None, shape: tuple[int, ...]) -> list[tup
 
 def _mean(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the mean of each row where the mask is set, (num_models,); not a number where it is nowhere."""
-    count = mask.sum(axis=1)
-    return np.divide((values * mask).sum(axis=1), count, out=np.full(len(values), np.nan), where=count > 0)
+    return _per_unit((values * mask).sum(axis=1), mask)
 
 
 def _calibration_error(
@@ -190,5 +188,10 @@ def _calibration_error(
     models = len(confidence)
     flat = (np.arange(models)[:, None] * BINS + place)[mask]
     gaps = np.bincount(flat, weights=(confidence - correct)[mask], minlength=models * BINS).reshape(models, BINS)
-    count = mask.sum(axis=1)
-    return np.divide(np.abs(gaps).sum(axis=1), count, out=np.full(models, np.nan), where=count > 0)
+    return _per_unit(np.abs(gaps).sum(axis=1), mask)
+
+
+def _per_unit(sums: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    found, count = np.full(len(sums), np.nan), mask.sum(axis=1)
+    np.divide(sums, count, out=found, where=count > 0)
+    return found

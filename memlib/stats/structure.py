@@ -29,7 +29,7 @@ class StructuralRisk:
         pure_classes: number of output classes, of at least two rows, whose rows all have the same label: knowing the output
             gives the label away without telling the rows apart.
         pure_rows: number of rows in these.
-        certain_rows: number of rows whose output leaves a single label, with a probability of 1 (all votes).
+        certain_rows: number of rows whose output gives one label a probability of 1 (all votes).
         excluding_rows: number of rows whose output gives some label a probability of exactly 0 (no vote).
         small_cells: number of pairs of output class and label with at least one and fewer than `k` rows.
         small_cell_rows: number of rows in these.
@@ -74,7 +74,8 @@ def output_classes(outputs: NDArray[np.floating | np.integer], *, decimals: int 
         >>> output_classes(np.array([[0.90, 0.10], [0.91, 0.09], [0.20, 0.80]]), decimals=1).tolist()
         [1, 1, 0]
     """
-    return np.unique(_rounded(outputs, decimals), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    number: NDArray[np.int64] = np.unique(_rounded(outputs, decimals), axis=0, return_inverse=True)[1].reshape(-1)
+    return number
 
 
 def structural_risk(
@@ -114,7 +115,6 @@ def structural_risk(
     cells = np.bincount(number * len(known) + label, minlength=len(sizes) * len(known)).reshape(len(sizes), len(known))
     pure = (cells.max(axis=1) == sizes) & (sizes >= 2)
     small = (cells > 0) & (cells < k)
-    zeros = values == 0
     return StructuralRisk(
         rows=len(labels),
         output_classes=len(sizes),
@@ -123,8 +123,8 @@ def structural_risk(
         single_rows=int((sizes == 1).sum()),
         pure_classes=int(pure.sum()),
         pure_rows=int(sizes[pure].sum()),
-        certain_rows=int((zeros.sum(axis=1) == values.shape[1] - 1).sum()),
-        excluding_rows=int(zeros.any(axis=1).sum()),
+        certain_rows=int((values.max(axis=1) >= _whole(values)).sum()),
+        excluding_rows=int((values == 0).any(axis=1).sum()),
         small_cells=int(small.sum()),
         small_cell_rows=int(cells[small].sum()),
         residual_freedom=None if parameters is None else len(labels) - parameters,
@@ -140,6 +140,12 @@ def _two_columns(outputs: NDArray[np.floating | np.integer]) -> NDArray[np.float
 def _rounded(outputs: NDArray[np.floating | np.integer], decimals: int | None) -> NDArray[np.floating | np.integer]:
     """Return outputs as they are seen, without a negative 0."""
     return (outputs if decimals is None else np.round(outputs, decimals)) + 0
+
+
+def _whole(values: NDArray[np.floating | np.integer]) -> NDArray[np.float64]:
+    """Return the largest output that a row can have: 1 for probabilities, the number of votes for votes."""
+    are_votes = np.issubdtype(values.dtype, np.integer) or values.max() > 1 + 1e-6
+    return np.asarray(values.sum(axis=1) if are_votes else np.ones(len(values)), dtype=np.float64)
 
 
 def _check(values: NDArray[np.floating | np.integer], labels: NDArray[np.int64]) -> None:

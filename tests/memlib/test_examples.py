@@ -23,7 +23,8 @@ MODULES = {
     "memlib.running.planning": ("Plan",),
     "memlib.runs.run": ("Run", "open"),
     "memlib.specs.base": ("Spec", "Source"),
-    "memlib.stats.blind": ("tell_sides",),
+    "memlib.stats.attributes": ("attribute_inference", "conditional_prior"),
+    "memlib.stats.blind": ("area", "area_interval", "described_baseline", "folds_by_group", "tell_sides", "tested_baseline"),
     "memlib.stats.changes": ("flipped_p", "welch_p"),
     "memlib.stats.divergence": ("ks_gap", "weighted_ks"),
     "memlib.stats.epsilon": (
@@ -34,9 +35,11 @@ MODULES = {
         "exact_interval", "exceedance_p", "largest_mean", "mcnemar_p", "mean_interval", "permutation_p", "threshold_rank",
     ),
     "memlib.stats.likelihood": ("log_odds",),
+    "memlib.stats.likeness": ("like_word", "likeness", "utility"),
     "memlib.stats.multiplicity": ("holm", "holm_over_families", "benjamini_hochberg", "max_t_p", "combined_p"),
     "memlib.stats.neighbors": ("nearest_neighbors", "vote"),
     "memlib.stats.randomization": ("Design", "attributable_bound", "detectable", "smallest_two_class_p", "two_sided_p"),
+    "memlib.stats.structure": ("output_classes", "structural_risk"),
     "memlib.stats.tails": ("SkewNormal", "fit_skew_normal", "goodness_of_fit"),
     "memlib.store.store": ("Store",),
 }  # fmt: skip

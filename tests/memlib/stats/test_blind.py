@@ -1,11 +1,12 @@
-"""A classifier of sides without the model: exact under the declared draw, and it finds what differs."""
+"""Classifiers of sides without the model: exact under the declared draw, and they find what differs."""
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from memlib.stats.blind import tell_sides
+from memlib.stats.blind import RIDGE, area, area_interval, described_baseline, folds_by_group, tell_sides, tested_baseline
 from memlib.stats.randomization import Design
-from tests.chance import most_of
+from tests.chance import least_of, most_of
 
 
 def drawn(rng: np.random.Generator, count: int = 120) -> Design:
@@ -38,3 +39,161 @@ def test_constant_features_give_a_p_value_of_1() -> None:
     design = drawn(np.random.default_rng(0))
     told = tell_sides(np.ones((120, 2)), design, design.group % 4, redraws=19, seed=0)
     assert told.p_value == 1.0
+
+
+def plain_p(features: NDArray[np.float64], design: Design, folds: NDArray[np.int64], redraws: int, seed: int) -> float:
+    """The p-value of `tell_sides`, one draw, fold and stratum at a time."""
+    scaled = (features - features.mean(axis=0)) / features.std(axis=0)
+    statistics = []
+    for sides in np.concatenate([design.first[None], *design.redraws(redraws, seed=seed)]).astype(float):
+        for stratum in np.unique(design.stratum):
+            sides[design.stratum == stratum] -= sides[design.stratum == stratum].mean()
+        total = 0.0
+        for fold in np.unique(folds):
+            rest = scaled[folds != fold]
+            penalty = RIDGE * len(rest) * np.eye(features.shape[1])
+            weights = np.linalg.solve(rest.T @ rest + penalty, rest.T @ sides[folds != fold])
+            total += float(scaled[folds == fold] @ weights @ sides[folds == fold])
+        statistics.append(total)
+    return float(np.mean(np.array(statistics) >= statistics[0] - 1e-9))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_p_value_is_that_of_refitting_every_redraw(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    design = drawn(rng)
+    features = rng.normal(size=(120, 4)) + 0.3 * (seed % 2) * design.first[:, None]
+    told = tell_sides(features, design, design.group % 4, redraws=59, seed=seed)
+    assert told.p_value == pytest.approx(plain_p(features, design, design.group % 4, 59, seed))
+
+
+def test_ties_count_one_half_wherever_their_units_stand() -> None:
+    for first in (np.arange(12) < 6, np.arange(12) >= 6):
+        design = Design.of(first, np.zeros(12, dtype=int))
+        assert tell_sides(np.ones((12, 1)), design, np.arange(10) % 3, redraws=9, seed=0).auc == 0.5
+
+
+def pairs_of(scores: NDArray[np.float64], first: NDArray[np.bool_], blocks: NDArray[np.int64]) -> float:
+    """The AUC, pair by pair."""
+    won = [
+        float(scores[i] > scores[j]) + 0.5 * float(scores[i] == scores[j])
+        for i in np.flatnonzero(first) for j in np.flatnonzero(~first) if blocks[i] == blocks[j]
+    ]  # fmt: skip
+    return float(np.mean(won))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_area_is_that_of_all_pairs_within_blocks(blocks: int) -> None:
+    rng = np.random.default_rng(blocks)
+    scores, first, block = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4, np.arange(40) % blocks
+    assert area(scores, first, blocks=block) == pytest.approx(pairs_of(scores, first, block))
+    assert area(-scores, first, blocks=block) == pytest.approx(1 - pairs_of(scores, first, block))
+
+
+def test_the_interval_is_delongs_for_many_units() -> None:
+    rng = np.random.default_rng(3)
+    first = np.arange(600) < 240
+    scores = np.where(first, rng.exponential(2.0, 600), rng.normal(size=600))  # unlike Hanley and McNeil's law
+    wins = (scores[first][:, None] > scores[~first]).astype(float)
+    error = np.sqrt(wins.mean(axis=1).var(ddof=1) / 240 + wins.mean(axis=0).var(ddof=1) / 360)
+    low, high = area_interval(scores, first)
+    auc = area(scores, first)
+    assert low <= auc - 1.95 * error
+    assert high >= auc + 1.95 * error
+    assert high - low < 2.3 * 1.96 * error
+
+
+@pytest.mark.parametrize("size", [1, 12])
+def test_the_interval_covers_the_area_of_single_units_and_of_persons(size: int) -> None:
+    shift, covered, naive = 1.0, 0, 0
+    truth = 0.7602  # P(N(1, 1) > N(0, 1))
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        person = np.arange(40).repeat(size)
+        first = person < 20
+        own = rng.normal(size=40)[person] * 0.9 + rng.normal(size=len(person)) * np.sqrt(1 - 0.81)
+        scores = own + shift * first
+        low, high = area_interval(scores, first, groups=person)
+        covered += low <= truth <= high
+        low, high = area_interval(scores, first)
+        naive += low <= truth <= high
+    assert covered >= least_of(200, 0.93)
+    if size > 1:
+        assert naive < 150  # rows alone make the interval too narrow
+
+
+def test_the_interval_of_a_perfect_order_is_not_a_point() -> None:
+    first = np.arange(20) >= 10
+    low, high = area_interval(np.arange(20.0), first)
+    assert 0.7 < low < 0.9
+    assert high == 1.0
+    mirrored = area_interval(-np.arange(20.0), first)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_folds_keep_groups_whole_and_have_equal_sizes() -> None:
+    rng = np.random.default_rng(0)
+    groups = rng.permutation(np.repeat(np.arange(50), rng.integers(1, 7, 50)))
+    folds = folds_by_group(groups, 5, seed=1)
+    assert all(len(np.unique(folds[groups == group])) == 1 for group in range(50))
+    assert np.ptp(np.bincount(folds, minlength=5)) <= 6
+    assert (folds != folds_by_group(groups, 5, seed=2)).any()
+
+
+FAMILIES = ("a",) * 30 + ("b",) * 30
+
+
+def test_a_declared_draw_is_withdrawn_only_at_the_level_by_many_features() -> None:
+    found = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        design = drawn(rng)
+        features = rng.normal(size=(40, 60))[design.group]  # persons differ, sides do not
+        told = tested_baseline(features, FAMILIES, design, folds_by_group(design.group, 4, seed=0), redraws=99, seed=seed)
+        assert told.p_value is not None
+        found += told.p_value <= 0.05
+    assert found <= most_of(60, 0.05)
+
+
+def test_one_telling_column_among_60_is_found_in_its_family() -> None:
+    found = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        design = Design.of(rng.permutation(200) < 100, np.arange(200) % 2)
+        features = rng.normal(size=(200, 60))
+        features[:, 40] += 1.2 * design.first
+        told = tested_baseline(features, FAMILIES, design, np.arange(200) % 5, redraws=99, seed=seed)
+        assert told.by_family["b"] > told.by_family["a"]
+        assert told.low < told.auc < told.high
+        found += (told.p_value or 1.0) <= 0.05
+    assert found >= 18
+
+
+def test_the_description_finds_what_only_boosted_trees_see() -> None:
+    rng = np.random.default_rng(0)
+    first = np.arange(300) % 2 == 0
+    features = rng.normal(size=(300, 3))
+    features[:, 0] = np.where(first, 1, rng.choice([0.3, 3.0], 300)) * rng.choice([-1, 1], 300) * (1 + 0.1 * rng.random(300))
+    told = described_baseline(features, ("sizes", "other", "other"), first, np.arange(300), seed=0)
+    assert told.by_learner["boosted trees"] > 0.9 > 0.65 > told.by_learner["linear"]
+    assert told.auc == max(told.by_learner.values())
+    assert told.by_family["sizes"] > 0.9 > 0.7 > told.by_family["other"]
+    assert told.low > 0.85
+    assert told.p_value is None
+
+
+def test_a_description_without_a_difference_covers_one_half() -> None:
+    covered = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        person = np.arange(120) // 3
+        first = rng.permutation(40)[person] < 20
+        features = rng.normal(size=(40, 4))[person] + 0.1 * rng.normal(size=(120, 4))
+        told = described_baseline(features, ("a",) * 4, first, person, folds=2, seed=seed)
+        covered += told.low <= 0.5 <= told.high
+    assert covered >= least_of(10, 0.95)
+
+
+def test_a_side_without_units_gives_no_difference() -> None:
+    told = described_baseline(np.arange(30.0)[:, None], ["ids"], np.ones(30, dtype=bool), np.arange(30), seed=0)
+    assert (told.auc, told.low, told.high) == (0.5, 0.0, 1.0)
