@@ -8,7 +8,8 @@ import datetime
 import functools
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -287,17 +288,21 @@ _STATISTICS = (
 def _statistics(text: str, words: Sequence[str]) -> list[float]:
     """Return the statistics of a text from its mean word length to its compressed size, per character or byte."""
     count = max(1, len(text))
-    digits, upper, spaces = (sum(map(test, text)) for test in (str.isdigit, str.isupper, str.isspace))
-    plain = sum(map(str.isalnum, text)) + spaces
+    characters = Counter(text)
+
+    def number(test: Callable[[str], bool]) -> int:
+        return sum(times for character, times in characters.items() if test(character))
+
+    digits, upper, spaces = number(str.isdigit), number(str.isupper), number(str.isspace)
     data, some = text.encode("utf-8", "replace"), words[:TYPED]
     return [
         sum(map(len, words)) / max(1, len(words)),
         digits / count,
         upper / count,
-        (len(text) - plain) / count,
+        (len(text) - number(str.isalnum) - spaces) / count,
         spaces / count,
-        sum(not character.isascii() for character in text) / count,
-        text.count("\n") / count,
+        (len(text) - number(str.isascii)) / count,
+        characters["\n"] / count,
         len({word.lower() for word in some}) / max(1, len(some)),
         len(zlib.compress(data)) / max(1, len(data)),
     ]
@@ -363,8 +368,9 @@ def _hashed(tokens: Iterable[Sequence[str]], columns: int) -> NDArray[np.float64
 
 def _hashed_shares(tokens: Sequence[str], columns: int) -> NDArray[np.float64]:
     """Return the share of the tokens in each column of a hash, (columns,)."""
-    places = [_place(token, columns) for token in tokens]
-    return np.bincount(np.array(places, dtype=np.int64), minlength=columns) / max(1, len(places))
+    counted = Counter(tokens)
+    places = np.array([_place(token, columns) for token in counted], dtype=np.int64)
+    return np.bincount(places, weights=list(counted.values()), minlength=columns) / max(1, len(tokens))
 
 
 def _blocks(

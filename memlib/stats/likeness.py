@@ -17,6 +17,8 @@ from memlib.stats.randomization import two_sided_p
 
 BINS = 15  # of the calibration error (Guo et al. 2017)
 FAR = 4.0  # distance, in standard deviations, from which a target is unlike its shadows
+SKEW = 5  # Student's law gets a fifth of the level, as the numbers of a few models are skewed
+MANY = 16  # shadows from which on it counts that none of them varies
 MEMBERS, NON_MEMBERS, POOLED = "members", "non-members", "all"
 LIKE, UNLIKE = "like", "unlike"
 
@@ -137,8 +139,9 @@ def like_word(rows: Sequence[Likeness], *, level: float = 0.05) -> str:
     """Return "unlike" if any number of the target is out of the shadows' law, else "like".
 
     A number is out of it if its rank p-value, times the number of rows, is at most the level (which takes many shadows), or
-    if its distance exceeds 4 and, for few shadows, Student's quantile for the same level. The word is "unlike" for about 5 %
-    of the targets that were trained like their shadows, or fewer.
+    if its distance exceeds 4 and, for few shadows, Student's quantile for a fifth of that level. A number in which fewer than
+    16 shadows do not vary at all decides nothing. The word is "unlike" for at most about 5 % of the targets that were trained
+    like their shadows.
 
     Args:
         rows: as from `likeness`.
@@ -155,7 +158,9 @@ def like_word(rows: Sequence[Likeness], *, level: float = 0.05) -> str:
 
 def is_out(row: Likeness, level: float) -> bool:
     """Return True if one number of a target is out of its shadows' law at a level, see `like_word`."""
-    far = max(FAR, float(scipy.stats.t.isf(level / 2, row.shadows - 1)))
+    if math.isinf(row.distance) and row.shadows < MANY:
+        return False
+    far = max(FAR, float(scipy.stats.t.isf(level / (2 * SKEW), row.shadows - 1)))
     return row.p_value <= level or abs(row.distance) > far
 
 

@@ -64,7 +64,7 @@ def test_without_known_membership_numbers_are_pooled() -> None:
     assert len(pooled) == 4
 
 
-@pytest.mark.parametrize("shadows", [8, 64])
+@pytest.mark.parametrize("shadows", [4, 8, 64])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_target_trained_like_its_shadows_is_called_unlike_at_most_at_the_level(shadows: int, known: bool) -> None:
     unlike = 0
@@ -106,6 +106,12 @@ def test_shadows_that_do_not_vary_are_left_by_any_difference() -> None:
     (other,) = likeness({"accuracy, members": np.full(20, 0.1)}, {"accuracy, members": 0.05})
     assert (same.distance, other.distance) == (0.0, -math.inf)
     assert [like_word([same]), like_word([other])] == ["like", "unlike"]
+
+
+def test_a_few_shadows_that_do_not_vary_decide_nothing() -> None:
+    (row,) = likeness({"accuracy, members": np.ones(5)}, {"accuracy, members": 0.9})
+    assert row.distance == -math.inf
+    assert like_word([row]) == "like"
 
 
 def test_the_distance_has_the_variance_of_a_new_model() -> None:
