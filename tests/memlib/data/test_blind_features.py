@@ -82,7 +82,8 @@ def tested(features: BlindFeatures, design: Design, seed: int) -> BlindBaseline:
 def test_a_leaked_benchmark_is_caught_and_its_family_named(leak: str) -> None:
     for seed in range(3):
         found = tested(*shard(seed, leak), seed)
-        assert found.p_value == pytest.approx(1 / 60)
+        assert found.p_value is not None
+        assert found.p_value <= 0.05
         assert found.by_family[leak] > 0.85
         assert found.by_family["classes"] < 0.6
 

@@ -70,7 +70,7 @@ def test_the_p_value_is_that_of_refitting_every_redraw(seed: int) -> None:
 def test_ties_count_one_half_wherever_their_units_stand() -> None:
     for first in (np.arange(12) < 6, np.arange(12) >= 6):
         design = Design.of(first, np.zeros(12, dtype=int))
-        assert tell_sides(np.ones((12, 1)), design, np.arange(10) % 3, redraws=9, seed=0).auc == 0.5
+        assert tell_sides(np.ones((12, 1)), design, np.arange(12) % 3, redraws=9, seed=0).auc == 0.5
 
 
 def pairs_of(scores: NDArray[np.float64], first: NDArray[np.bool_], blocks: NDArray[np.int64]) -> float:
@@ -129,6 +129,14 @@ def test_the_interval_of_a_perfect_order_is_not_a_point() -> None:
     assert high == 1.0
     mirrored = area_interval(-np.arange(20.0), first)
     assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_an_inflated_variance_widens_the_interval_by_its_root() -> None:
+    rng = np.random.default_rng(0)
+    first = np.arange(4000) < 2000
+    scores = rng.normal(size=4000) + 0.3 * first
+    (low, high), (lower, higher) = area_interval(scores, first), area_interval(scores, first, inflation=4.0)
+    assert (higher - lower) / (high - low) == pytest.approx(2.0, rel=0.02)
 
 
 def test_folds_keep_groups_whole_and_have_equal_sizes() -> None:
