@@ -14,10 +14,13 @@ from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
 from memlib.stats.coins import CoinTest, coin_tests
 from memlib.stats.inference import threshold_rank
-from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Shadows, fit_a, survey
+from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Shadows, calibrated, fit_a, survey
 from memlib.stats.operating import OperatingPoint, auc, operating_point
 from memlib.stats.randomization import Design
 
+NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss"}
+"""Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few examples,
+whose scores spread more, would have most of the false alarms."""
 QUICK_DRAWS = 199  # redraws of the coins of a shadow model whose units are few
 
 Scores = NDArray[np.float64]
@@ -94,6 +97,8 @@ class Rankings:
         attack = self.attack(name)
         if attack is None:
             return self.units.correct.astype(np.float64)
+        if self.units.are_persons and name in NEEDS_OWN_SPREAD:
+            return calibrated(self.units.shadows, attack, self.units.odds)
         return attack(self.units.shadows, self.units.odds)
 
 

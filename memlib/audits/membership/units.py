@@ -119,13 +119,17 @@ def units_of(
         member=pool.by_unit(member),
         odds=_combined(target.odds, pool, combined)[0],
         correct=_shares(target.correct, pool)[0],
-        shadows=Shadows(_combined(shadows.odds, pool, combined), pool.by_unit(inside)),
+        shadows=_shadows(Shadows(shadows.odds, inside), pool, combined),
         shadows_correct=_shares(shadows.correct, pool),
     )
 
 
 def _combined(odds: NDArray[np.float32], pool: Pool, combined: Combined) -> NDArray[np.float32]:
     return by_person(odds, pool.groups, combined) if pool.has_groups else odds
+
+
+def _shadows(shadows: Shadows, pool: Pool, combined: Combined) -> Shadows:
+    return shadows.by_person(pool.groups, combined) if pool.has_groups else shadows
 
 
 def _shares(correct: NDArray[np.bool_], pool: Pool) -> NDArray[np.float32]:
