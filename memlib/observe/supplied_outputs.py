@@ -201,7 +201,8 @@ def _check_labels(spec: OutputsSpec, table: pa.Table, rows: list[int], members: 
     if differ:
         name, given, expected = differ[0]
         raise UserError(
-            f"{spec.path}: {len(differ)} labels differ from those of the data, such as {name}'s ({given!r}, but {expected} in the data)"
+            f"{spec.path}: {len(differ)} labels differ from those of the data, such as {name}'s ({given!r}, but "
+            f"{expected} in the data)"
         )
 
 

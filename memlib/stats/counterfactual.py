@@ -56,11 +56,6 @@ class Differences:
         p: NDArray[np.float64] = scipy.stats.hypergeom.sf(self.hits_in - 1, self.num_in + self.num_out, hits, self.num_in)
         return np.clip(p, 0.0, 1.0)
 
-    def __getitem__(self, chosen: object) -> "Differences":
-        """Return some of the differences."""
-        parts = (self.num_in, self.num_out, self.hits_in, self.hits_out)
-        return Differences(*(part[chosen] for part in parts))  # type: ignore[index]
-
 
 def wilson(
     hits: NDArray[np.int64], counts: NDArray[np.int64], level: float = 0.95
@@ -96,9 +91,7 @@ def memorization(correct: NDArray[np.bool_], inside: NDArray[np.bool_]) -> Diffe
         [1.0]
     """
     num_in = inside.sum(axis=0)
-    return Differences(
-        num_in, len(inside) - num_in, (correct & inside).sum(axis=0), (correct & ~inside).sum(axis=0)
-    )
+    return Differences(num_in, len(inside) - num_in, (correct & inside).sum(axis=0), (correct & ~inside).sum(axis=0))
 
 
 def influence(held_out: NDArray[np.bool_], inside: NDArray[np.bool_]) -> Differences:

@@ -37,7 +37,9 @@ model: {kind: forest, trees: 10}
 shadows: {count: 12, chunk: 4}
 score: {redraws: 999}
 """
-LARGE = NETS.replace("{architecture: mlp, widths: [16]}", "{architecture: four_block}").replace("image_size: 8", "image_size: 128")
+LARGE = NETS.replace("{architecture: mlp, widths: [16]}", "{architecture: four_block}").replace(
+    "image_size: 8", "image_size: 128"
+)
 
 
 def wrote(folder: Path, text: str, memlib_: Memlib) -> Memlib:
@@ -61,7 +63,13 @@ def test_members_are_found_and_everything_is_published(nets: tuple[Memlib, Path,
     assert tables["units"].num_rows == tables["examples"].num_rows == 250
     assert tables["models"].num_rows == 21
     page = Path(manifest["report"]).read_text()
-    for heading in ("Attacks", "The examples at greatest risk", "Differential privacy", "Memorized examples", "The target among"):
+    for heading in (
+        "Attacks",
+        "The examples at greatest risk",
+        "Differential privacy",
+        "Memorized examples",
+        "The target among",
+    ):
         assert heading in page
     assert oct(Path(manifest["report"]).stat().st_mode)[-3:] == "600"
 

@@ -2,8 +2,8 @@
 
 Shadow models are trained like the target, each on examples (with groups: persons) that were drawn by independent coins. An
 attack compares the target's answer to an example with those of models that were and were not trained on it: LiRA (Carlini
-2022), RMIA (Zarifzadeh 2024). The target's own coins are the random draw on which the test rests: if its answers do not depend
-on them, every other draw was as likely.
+2022), RMIA (Zarifzadeh 2024). The target's own coins are the random draw on which the test rests: if its answers do not
+depend on them, every other draw was as likely.
 
     shown         members rank above non-members by more than redraws of the coins explain, or a claimed epsilon is refuted
     bounded       neither, and the upper limits of AUC and true alarms lie below the recipe's bounds
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.base import Audit
 from memlib.audits.membership.recipe import HEADLINES, Recipe
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
+from memlib.findings import Finding, Findings
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
@@ -31,14 +32,20 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params is part of the brief listing: the headline attack, and what has no attack."""
-    return params.get("attack", headline.get("attack")) == headline.get("attack") and "measure" not in params
+    """Return whether a finding with these params is part of the brief listing: the headline attack, and what has no
+    attack."""
+    return params.get("attack", headline.get("attack")) == headline.get("attack") and "word" not in params
 
 
 def _limits(recipe: Recipe) -> Iterable[str]:
     from memlib.audits.membership.verdict import limits  # loads scipy
 
     return limits(recipe)
+
+
+def _utility(findings: Findings) -> Finding | None:
+    """Return the target's share of right answers to non-members."""
+    return findings.get("utility")
 
 
 def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
@@ -60,5 +67,6 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     queried=_queried,
+    utility=_utility,
     columns=("auc", "true_alarms", "auc_of_models"),
 )

@@ -80,7 +80,8 @@ class Audited:
 
     @cached_property
     def influence(self) -> tuple[Differences, Scores]:
-        """Influence of the examined examples on held-out ones, and p-values adjusted over all pairs: each (examined, held_out)."""
+        """Influence of the examined examples on held-out ones, and p-values adjusted over all pairs: each (examined,
+        held_out)."""
         own = not self.recipe.target.is_external
         answers = np.concatenate([self.target.held_out, self.shadows.held_out]) if own else self.shadows.held_out
         inside = np.concatenate([self.member[None], self.inside]) if own else self.inside

@@ -70,9 +70,7 @@ def privacy_findings(rankings: Rankings, recipe: Recipe, survey: NDArray[np.floa
         "attack": rankings.head.attack, "unit": units.noun[:-1], "delta": delta, "guesses": bound.guesses,
         "correct": bound.correct, "ceiling": round(bound.ceiling, 4), "adjacency": "add_remove",
     }  # fmt: skip
-    yield estimate(
-        "epsilon_lower_bound", params, bound.epsilon, n=count, interval=Interval(bound.epsilon, None, "coins")
-    )
+    yield estimate("epsilon_lower_bound", params, bound.epsilon, n=count, interval=Interval(bound.epsilon, None, "coins"))
     if recipe.privacy is not None:
         yield from _claim(bound, recipe.privacy, units)
     yield from _gaussian(bound, units)
@@ -103,7 +101,9 @@ def _gaussian(bound: Bound, units: Units) -> Iterator[Finding]:
         "assumes": "a Gaussian mechanism", "delta": delta, "guesses": found.guesses, "correct": found.correct,
         "ceiling": round(found.ceiling, 4),
     }  # fmt: skip
-    yield estimate("epsilon_if_gaussian", params, found.epsilon, n=len(units), interval=Interval(found.epsilon, None, "coins"))
+    yield estimate(
+        "epsilon_if_gaussian", params, found.epsilon, n=len(units), interval=Interval(found.epsilon, None, "coins")
+    )
 
 
 def _many_runs(

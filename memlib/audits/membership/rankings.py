@@ -19,8 +19,8 @@ from memlib.stats.operating import OperatingPoint, auc, operating_point
 from memlib.stats.randomization import Design
 
 NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss"}
-"""Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few examples,
-whose scores spread more, would have most of the false alarms."""
+"""Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few
+examples, whose scores spread more, would have most of the false alarms."""
 QUICK_DRAWS = 199  # redraws of the coins of a shadow model whose units are few
 
 Scores = NDArray[np.float64]
@@ -83,9 +83,7 @@ class Rankings:
         tests: Sequence[CoinTest | None] = [None] * len(names)
         if self.is_drawn:
             seed = derive_seed(self.config.seed, "redraws")
-            tests = coin_tests(
-                scores, self.units.member, self.units.labels, redraws=self.config.redraws, seed=seed
-            )
+            tests = coin_tests(scores, self.units.member, self.units.labels, redraws=self.config.redraws, seed=seed)
         return [Ranking(name, row, test) for name, row, test in zip(names, scores, tests, strict=True)]
 
     @property
@@ -125,10 +123,7 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
     """
     units, config = rankings.units, rankings.config
     attack = rankings.attack(config.headline)
-    if attack is None:
-        scores = units.shadows_correct.astype(np.float64)
-    else:
-        scores = survey(units.shadows, attack)
+    scores = units.shadows_correct.astype(np.float64) if attack is None else survey(units.shadows, attack)
     results = []
     for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
         design = Design.of(inside, units.labels)
@@ -140,7 +135,8 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
 
 def whole_ranks(scores: Scores) -> NDArray[np.int64]:
     """Return twice the rank of each score, ties averaged, as whole numbers: (num_units,)."""
-    return np.rint(2 * scipy.stats.rankdata(scores)).astype(np.int64)
+    ranks: NDArray[np.int64] = np.rint(2 * scipy.stats.rankdata(scores)).astype(np.int64)
+    return ranks
 
 
 def true_alarms(scores: Scores, member: NDArray[np.bool_], rate: float) -> float:

@@ -71,7 +71,8 @@ class ShadowsSpec(Spec):
 
 
 class TargetSpec(Spec):
-    """The model under audit: by default memlib trains it, on examples that it draws by coins like those of the shadow models."""
+    """The model under audit: by default memlib trains it, on examples that it draws by coins like those of the shadow
+    models."""
 
     trained: ExternalClassifierSpec | None = None
     """An external model with its weights, or a fitted estimator of scikit-learn that its factory returns."""
@@ -151,7 +152,8 @@ class ClaimSpec(Spec):
     as much: such a claim is compared with twice the epsilon."""
     chosen_among: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Number of training runs (settings, seeds) among which the audited model was chosen by its results on the data. The
-    accountant of a single run does not cover that choice: from 2 on, exceeding it refutes the claim for the whole procedure."""
+    accountant of a single run does not cover that choice: from 2 on, exceeding it refutes the claim for the whole
+    procedure."""
 
 
 class ReportSpec(Spec):

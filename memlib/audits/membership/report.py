@@ -35,16 +35,17 @@ LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
 LISTED = 25  # units and pairs that are listed
 _TERMS = ("shadow model", "member", "AUC", "true alarms", "memorization", "epsilon", "LiRA", "RMIA")
 _METHOD = (
-    "Method: shadow models are trained like the target, each on examples (persons) that were drawn by independent coins. LiRA "
-    "(Carlini et al. 2022) compares the target's log odds with normal laws fitted to models that were and were not trained on "
-    "the example, with variances shrunk to their common value; RMIA (Zarifzadeh et al. 2024) divides its confidence by the "
-    "mean confidence of all models, and ranks as that ratio does, like BASE (Lassila et al. 2025). Offline attacks use only "
-    "models that were not trained on the example. Thresholds are order statistics of the non-members, never quantiles of a "
-    "fitted law. Tests redraw the target's coins within classes; all attacks share one level (max-T, Westfall and Young 1993)."
+    "Method: shadow models are trained like the target, each on examples (persons) that were drawn by independent coins. "
+    "LiRA (Carlini et al. 2022) compares the target's log odds with normal laws fitted to models that were and were not "
+    "trained on the example, with variances shrunk to their common value; RMIA (Zarifzadeh et al. 2024) divides its "
+    "confidence by the mean confidence of all models, and ranks as that ratio does, like BASE (Lassila et al. 2025). "
+    "Offline attacks use only models that were not trained on the example. Thresholds are order statistics of the "
+    "non-members, never quantiles of a fitted law. Tests redraw the target's coins within classes; all attacks share one "
+    "level (max-T, Westfall and Young 1993)."
 )
 _NOT_SHOWN = (
-    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named with "
-    "the stated share of false alarms.",
+    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
+    "with the stated share of false alarms.",
     "That nobody can do better: only the listed attacks were tried.",
     "Anything about other models: that the audited model is the one in use has to be established by other means.",
 )
@@ -98,7 +99,9 @@ def compose(
 
 
 def _advice(word: str, recipe: Recipe) -> str:
-    more = "train more shadow models (shadows.count), and list more members and non-members" if recipe.target.is_external else ""
+    more = (
+        "train more shadow models (shadows.count), and list more members and non-members" if recipe.target.is_external else ""
+    )
     return advice_of(word, shown=_ADVICE, more=more)
 
 
@@ -121,12 +124,12 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         tiles.append((percent(row.value), f"of members named at {rate} false alarms", _interval(row, percent)))
     above = findings.get("above_all", attack=attack)
     if above is not None:
-        tiles.append((percent(above.value), f"of members above all {above.params['nonmembers']:,} non-members",
-                      _interval(above, percent)))  # fmt: skip
+        over = f"of members above all {above.params['nonmembers']:,} non-members"
+        tiles.append((percent(above.value), over, _interval(above, percent)))
     bound = findings.get("epsilon_lower_bound")
     if bound is not None:
-        tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}", f"at most {bound.params['ceiling']:.2f} "
-                      "could have been shown"))  # fmt: skip
+        most = f"at most {bound.params['ceiling']:.2f} could have been shown"
+        tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}", most))
     return tiles
 
 
@@ -146,14 +149,14 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     notes = _controlled(findings, rates)
     return Section(
         "Attacks",
-        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above a threshold that "
-        f"the stated share of non-members exceeds. Few of the {nonmembers:,} non-members decide small rates: {notes}"
+        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above a threshold "
+        f"that the stated share of non-members exceeds. Few of the {nonmembers:,} non-members decide small rates: {notes}"
         if notes
         else "AUC: how often a member ranks above a non-member; 50 % by guessing.",
         FigureView(
             _roc(curves, nonmembers, folder),
-            "Share of members named (vertical) by share of false alarms (horizontal), both on log scales, one line per attack. "
-            "The dotted line is guessing.",
+            "Share of members named (vertical) by share of false alarms (horizontal), both on log scales, one line per "
+            "attack. The dotted line is guessing.",
         ),
         filled(headings, cells),
     )
@@ -241,8 +244,8 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
     headings = ("id", "examples", "class", "member", "score", "above of non-members")
     return Section(
         f"The {noun} at greatest risk",
-        f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. They "
-        "are selected by the score, so their scores look stronger than they would in another model.",
+        f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. "
+        "They are selected by the score, so their scores look stronger than they would in another model.",
         filled(headings, cells),
     )
 
@@ -275,9 +278,7 @@ def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
     bound = findings.get("epsilon_lower_bound")
     if bound is None:
         return None
-    claim, many, gaussian = (
-        findings.get(name) for name in ("privacy_claim", "epsilon_of_training", "epsilon_if_gaussian")
-    )
+    claim, many, gaussian = (findings.get(name) for name in ("privacy_claim", "epsilon_of_training", "epsilon_if_gaussian"))
     rows = [
         (
             f"one run (Steinke 2023), per {bound.params['unit']}, delta {bound.params['delta']:g}",
@@ -297,8 +298,8 @@ def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
         )  # fmt: skip
     return Section(
         "Differential privacy",
-        "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each bound "
-        "holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
+        "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each "
+        "bound holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
         _claimed(claim, recipe),
         TableView(("bound", "epsilon at least", "ceiling", "from"), rows),
     )
@@ -312,13 +313,11 @@ def _claimed(claim: Finding | None, recipe: Recipe) -> str:
     params = claim.params
     text = (
         f"Claimed: epsilon {params['epsilon']:g}, delta {params['delta']:g}, per {params['claimed_unit']}, neighbours by "
-        f"{params['claimed_adjacency'].replace('_', ' or ')}; compared with {params['compared_with']:g} in terms of the coins: "
-        f"{say_p(claim.p_adjusted)}, {claim.verdict or 'not refuted'}."
+        f"{params['claimed_adjacency'].replace('_', ' or ')}; compared with {params['compared_with']:g} in terms of the "
+        f"coins: {say_p(claim.p_adjusted)}, {claim.verdict or 'not refuted'}."
     )
     if params["chosen_among"] > 1:
-        text += (
-            f" The model was chosen among {params['chosen_among']} runs, which the accountant of one run does not cover."
-        )
+        text += f" The model was chosen among {params['chosen_among']} runs, which the accountant of one run does not cover."
     return text
 
 
@@ -327,7 +326,9 @@ def _memorization_section(
 ) -> Section:
     mean, count = findings.first("memorization_mean"), findings.first("memorized_examples")
     top = examples.slice(0, recipe.report.gallery).to_pylist()
-    pictures = [(data_uri(picture, side=96), _memorized(row)) for row in top if (picture := show(row["example_id"])) is not None]
+    pictures = [
+        (data_uri(picture, side=96), _memorized(row)) for row in top if (picture := show(row["example_id"])) is not None
+    ]
     cells = [
         (
             row["example_id"], row["class_name"], percent(row["correct_in"] or 0, 0), percent(row["correct_out"] or 0, 0),
@@ -338,11 +339,13 @@ def _memorization_section(
     ]  # fmt: skip
     return Section(
         "Memorized examples",
-        f"Memorization of an example is the difference between the shares of right answers of models that were and were not "
+        "Memorization of an example is the difference between the shares of right answers of models that were and were not "
         f"trained on it (Feldman and Zhang 2020). On average over {mean.n:,} examples it is {mean.value:.3f}; of "
-        f"{int(count.value):,} examples it is shown (adjusted over all of them). Shown below: the most memorized ones, selected "
-        f"from {examples.num_rows:,}.",
-        PicturesView(pictures) if pictures else TableView(("id", "class", "right, with", "right, without", "adjusted p"), cells),
+        f"{int(count.value):,} examples it is shown (adjusted over all of them). Shown below: the most memorized ones, "
+        f"selected from {examples.num_rows:,}.",
+        PicturesView(pictures)
+        if pictures
+        else TableView(("id", "class", "right, with", "right, without", "adjusted p"), cells),
     )
 
 
@@ -364,8 +367,8 @@ def _influence_section(
     ]
     return Section(
         "Influence on held-out examples",
-        f"Of {found.n:,} pairs of a memorized and a held-out example, {int(found.value):,} show influence (adjusted over all "
-        f"pairs). At an unadjusted level of {single.params['unadjusted']:g} there are {int(single.value):,}, and "
+        f"Of {found.n:,} pairs of a memorized and a held-out example, {int(found.value):,} show influence (adjusted over "
+        f"all pairs). At an unadjusted level of {single.params['unadjusted']:g} there are {int(single.value):,}, and "
         f"{single.params['expected']:g} would be expected by chance.",
         TableView(("memorized example", "held-out example", "influence", "adjusted p"), cells) if cells else None,
     )
@@ -384,8 +387,8 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
     external = recipe.target.is_external
     return Section(
         "The target among its shadow models",
-        f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average ({_interval(row)}, the "
-        f"range of {row.n} models; {say_p(row.p_value)}, twice the mean of the models' p-values)."
+        f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average ({_interval(row)}, "
+        f"the range of {row.n} models; {say_p(row.p_value)}, twice the mean of the models' p-values)."
         + (" Shadow models that are unlike the target make attacks weaker, not tests wrong." if external else ""),
         TableView(("number", "target", "shadow models", ""), cells),
     )

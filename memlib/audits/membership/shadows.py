@@ -330,7 +330,8 @@ def flat_points(data: TrainingData) -> NDArray[np.float32]:
     images = data.images
     if images.ndim == 2:
         return np.asarray(images, dtype=np.float32)
-    return np.asarray(images, dtype=np.float32).reshape(len(images), -1) / 255
+    points: NDArray[np.float32] = np.asarray(images, dtype=np.float32).reshape(len(images), -1) / np.float32(255)
+    return points
 
 
 def answers_of(by_query: Sequence[NDArray[Any]], held_out: NDArray[Any], data: TrainingData) -> Answers:

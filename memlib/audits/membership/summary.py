@@ -12,12 +12,14 @@ from memlib.audits.membership.rankings import ModelResult, Ranking, point_at
 from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
+from memlib.identity import derive_seed
 from memlib.stats.coins import all_targets_p
-from memlib.stats.inference import exact_interval
+from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
 from memlib.stats.operating import above_all, auc, auc_interval, auc_upper
 
 POWER = 0.8
+REPLICATES = 999
 
 
 def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
@@ -35,6 +37,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rows: list[Finding] = [row for ranking in ordered for row in _attack_rows(ranking, audited)]
     if audited.is_drawn:
         rows += privacy_findings(rankings, audited.recipe, audited.survey[0])
+    rows.append(_utility(audited))
     rows += _model_rows(audited)
     rows += _levels(audited)
     rows += _memorization_rows(audited)
@@ -91,18 +94,28 @@ def _alarm_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
     units, config = audited.units, audited.recipe.score
     points = [(rate, point_at(ranking.scores, units.member, rate)) for rate in config.false_alarms]
     if any(point is None for _, point in points):
-        point = above_all(ranking.scores, units.member)
-        params = {"attack": ranking.attack, "nonmembers": point.num_nonmembers}
-        yield estimate(
-            "above_all", params, point.tpr, n=point.num_members, interval=Interval(*point.tpr_interval, units.noun)
-        )
+        top = above_all(ranking.scores, units.member)
+        interval = Interval(*top.tpr_interval, units.noun)
+        params = {"attack": ranking.attack, "nonmembers": top.num_nonmembers}
+        yield estimate("above_all", params, top.tpr, n=top.num_members, interval=interval)
     for rate, point in points:
         if point is not None:
-            low, high = point.fpr_interval
-            params = {"attack": ranking.attack, "false_alarms": rate, "rate_low": round(low, 6), "rate_high": round(high, 6)}
-            yield estimate(
-                "true_alarms", params, point.tpr, n=point.num_members, interval=Interval(*point.tpr_interval, units.noun)
-            )
+            low, high = (round(end, 6) for end in point.fpr_interval)
+            interval = Interval(*point.tpr_interval, units.noun)
+            at = {"attack": ranking.attack, "false_alarms": rate, "rate_low": low, "rate_high": high}
+            yield estimate("true_alarms", at, point.tpr, n=point.num_members, interval=interval)
+
+
+def _utility(audited: Audited) -> Finding:
+    """Return the target's share of right answers on examples, or persons, that it was not trained on."""
+    units, config = audited.units, audited.recipe.score
+    right = units.correct[~units.member].astype(np.float64)
+    if units.are_persons:
+        ends = mean_interval(right, replicates=REPLICATES, seed=derive_seed(config.seed, "utility"))
+    else:
+        ends = exact_interval(float(right.sum()), len(right))
+    params = {"measure": "right answers to non-members"}
+    return estimate("utility", params, float(right.mean()), n=len(right), interval=Interval(*ends, units.noun))
 
 
 def _model_rows(audited: Audited) -> Iterator[Finding]:

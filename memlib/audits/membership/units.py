@@ -35,9 +35,7 @@ class Pool:
         """Return the pool in rows of tables.SPLITS, or the part of it that an owner's list names."""
         kept = members if listed is None else members.filter(pa.array(listed))
         groups = np.unique(groups_in(kept), return_inverse=True)[1]
-        return cls(
-            kept["example_id"].to_pylist(), kept["class_name"].to_pylist(), kept["label"].to_numpy(), groups
-        )
+        return cls(kept["example_id"].to_pylist(), kept["class_name"].to_pylist(), kept["label"].to_numpy(), groups)
 
     @property
     def has_groups(self) -> bool:

@@ -38,13 +38,13 @@ def limits(recipe: Recipe) -> Iterator[str]:
     target, score = recipe.target, recipe.score
     if target.is_external and target.drawn == "unknown":
         yield (
-            "the target's training examples were not drawn at random (target.drawn), so nothing is tested: members may differ "
-            "from non-members in more than membership"
+            "the target's training examples were not drawn at random (target.drawn), so nothing is tested: members may "
+            "differ from non-members in more than membership"
         )
     if target.is_external:
         yield (
-            "the shadow models are trained by memlib; where they are unlike the target (see its likeness), attacks are weaker "
-            "than they could be"
+            "the shadow models are trained by memlib; where they are unlike the target (see its likeness), attacks are "
+            "weaker than they could be"
         )
     if target.outputs is not None:
         yield "the target's outputs are supplied by its owner, who can forge them"
@@ -105,7 +105,7 @@ def _sentence(word: Word, findings: Findings) -> str:
     if word == BOUNDED:
         worst = max(findings.tests(MEMBERS), key=lambda row: row.upper_bound or 1.0)
         return (
-            f"Members could not be told from non-members, and no attack tried does so with an AUC above "
+            "Members could not be told from non-members, and no attack tried does so with an AUC above "
             f"{worst.upper_bound:.2f} (95 % limit)."
         )
     if word == INCONCLUSIVE:
@@ -179,7 +179,7 @@ def _blind(findings: Findings) -> Iterator[str]:
     blind = findings.get(BLIND)
     if blind is not None:
         yield (
-            f"Without the model, from ids, sizes, dates and content alone, members are told from non-members with an AUC of "
+            "Without the model, from ids, sizes, dates and content alone, members are told from non-members with an AUC of "
             f"{blind.value:.2f} ({format_interval(blind, '{:.2f}'.format)}). An attack that does better than that shows no "
             "memory either: a model of other data of the members' kind does so, too. The audit neither shows nor excludes "
             "that these examples were used."

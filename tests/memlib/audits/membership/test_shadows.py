@@ -94,7 +94,9 @@ def test_persons_are_in_a_training_set_as_wholes(data: TrainingData, tmp_path: P
 
 def test_estimators_answer_members_more_confidently(data: TrainingData) -> None:
     subsets = Subsets(data, tuple(range(6)), 0.5, 0)
-    answers = PlainRunner(data.store).run(FitEstimators(subsets, ForestSpec(kind="forest", trees=20), tuple(range(6)))).content
+    answers = (
+        PlainRunner(data.store).run(FitEstimators(subsets, ForestSpec(kind="forest", trees=20), tuple(range(6)))).content
+    )
     inside = subsets.inside
     assert answers.odds.shape == (6, 1, 200)
     assert answers.odds[:, 0][inside].mean() > answers.odds[:, 0][~inside].mean() + 1

@@ -36,7 +36,11 @@ def answers_of_world(inside: NDArray[np.bool_], memory: NDArray[np.float64], rng
 
 
 def world(
-    count: int = 400, *, memory: float | NDArray[np.float64] = 0.0, seed: int = 0, rows: NDArray[np.int64] | None = None,
+    count: int = 400,
+    *,
+    memory: float | NDArray[np.float64] = 0.0,
+    seed: int = 0,
+    rows: NDArray[np.int64] | None = None,
     **changes: Any,
 ) -> Audited:
     """Return an audited pool of two classes.
