@@ -19,6 +19,7 @@ MODULES = (
     "sweeps",
     "words",
     "forests",
+    "membership",
 )
 
 
