@@ -170,7 +170,7 @@ def total(rows: Sequence[Row], field: str) -> int:
 
 LEVEL, LEVEL_WORLDS, LEVEL_UNITS = 0.05, 20, 20
 POINTS, PERSONS, CLAIMED = 120, 30, 0.1
-FOREST = ForestSpec(kind="forest", trees=10)
+FOREST = ForestSpec(kind="forest", trees=6)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,11 @@ def _at_most(found: Sequence[Row], field: str) -> int:
 
 def innocent(kind: Innocent, said: Recipe, rng: np.random.Generator, seed: int) -> Audited:
     """Draw a world with an innocent target."""
-    draw = functools.partial(crowd, rng, PERSONS, apart=1.5) if kind.persons else functools.partial(mixture, rng, POINTS, apart=1.5)
+    draw = (
+        functools.partial(crowd, rng, PERSONS, apart=1.5)
+        if kind.persons
+        else functools.partial(mixture, rng, POINTS, apart=1.5)
+    )
     pool = draw()
     inside = toss(pool.persons, [TARGET, *range(SHADOWS)], share=0.5, seed=seed)
     models = []
@@ -261,7 +265,11 @@ def report_level(rows: Sequence[Row]) -> Iterator[str]:
     names = list(rows[0]["attacks"])
     yield "Each attack by itself (AUC and highest scores together):"
     yield ""
-    singly = {f"{kind}: {name}": (sum(row["attacks"][name] for row in mine), total(mine, "count")) for kind, mine in kinds.items() for name in names}
+    singly = {
+        f"{kind}: {name}": (sum(row["attacks"][name] for row in mine), total(mine, "count"))
+        for kind, mine in kinds.items()
+        for name in names
+    }
     yield from level_lines("innocent target: attack", singly, alpha=LEVEL, hit="shown")
     yield ""
     yield from table(
@@ -304,15 +312,21 @@ def _overlapping(rng: np.random.Generator) -> Sample:
     return mixture(rng, 150, apart=1.5)
 
 
+def _easy(rng: np.random.Generator) -> Sample:
+    return mixture(rng, 1000, apart=8.0)
+
+
 LIGHT = ForestSpec(kind="forest", trees=20, min_samples_leaf=10)
+SURE = ForestSpec(kind="forest", trees=20, max_features="all")  # always finds the coordinate that tells a class
 PLANTS = {
     "forest, 150 points": Plant(_overlapping),
     "leaves of 10 rows, 150 points": Plant(_overlapping, LIGHT),
     "leaves of 10 rows, each member twice": Plant(_overlapping, LIGHT, copies=2),
     "leaves of 10 rows, each member four times": Plant(_overlapping, LIGHT, copies=4),
     "logistic regression, 150 points": Plant(_overlapping, LogisticSpec(kind="logistic", c=100.0)),
-    "2 % of 1,000 points mislabelled, the rest easy": Plant(lambda rng: mixture(rng, 1000, apart=8.0), mislabelled=0.02),
-    "no memory: 1,000 easy points": Plant(lambda rng: mixture(rng, 1000, apart=8.0)),
+    "weak logistic regression, 150 points": Plant(_overlapping, LogisticSpec(kind="logistic", c=0.1)),
+    "2 % of 1,000 points mislabelled, the rest easy": Plant(_easy, SURE, mislabelled=0.02),
+    "1,000 easy points, which need no memory": Plant(_easy, SURE),
     "30 persons of 1 to 60 points": Plant(lambda rng: crowd(rng, PERSONS, apart=1.5)),
 }
 
@@ -381,11 +395,13 @@ def _median(rows: Sequence[Row], field: str) -> float:
 # -- differential privacy -------------------------------------------------------------------------------
 
 PRIVATE_WORLDS, PRIVATE_UNITS = 10, 20
-DELTA, STEPS, RATE, CLIPPED = 1e-5, 10, 0.5, 1.0
-OWN, COMMON_DIM = 8.0, 5  # scale of an example's own coordinate, so that gradients are clipped, and number of common ones
+DELTA, STEPS, CLIPPED = 1e-5, 10, 1.0
+RATE, COMMON_RATE = 0.001, 0.003  # small enough that margins do not saturate, which would hide members from the attack
+OWN, COMMON_DIM = 40.0, 5  # scale of an example's own coordinate, so that gradients are clipped, and number of common ones
 COINS = {1.0: 400, 4.0: 1000}
-BUGS = ("no bug", "no noise", "no clipping", "known noise")
-PRIVATE = {f"epsilon {epsilon:g}, {bug}": (epsilon, bug) for epsilon in COINS for bug in BUGS}
+RESPONSE = "randomized response"
+TRUE, BUGS = ("no bug", RESPONSE), ("no noise", "no clipping", "known noise")
+PRIVATE = {f"epsilon {epsilon:g}, {training}": (epsilon, training) for epsilon in COINS for training in (*TRUE, *BUGS)}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -428,13 +444,20 @@ def private_margins(rng: np.random.Generator, inside: Bools, noise: float, bug: 
             slope = slope * np.minimum(1.0, CLIPPED / (slope * length))
         step = slope * signs * inside
         drawn = scale * rng.normal(size=weights.shape), scale * rng.normal(size=own.shape)
-        weights += RATE * (step @ common + drawn[0])
+        weights += COMMON_RATE * (step @ common + drawn[0])
         own += RATE * (OWN * step + drawn[1])
-        known = known[0] + RATE * drawn[0], known[1] + RATE * drawn[1]
+        known = known[0] + COMMON_RATE * drawn[0], known[1] + RATE * drawn[1]
     if bug == "known noise":
         weights, own = weights - known[0], own - known[1]
     margins: Floats = signs * (weights @ common.T + OWN * own)
     return margins
+
+
+def responses(rng: np.random.Generator, inside: Bools, epsilon: float) -> Floats:
+    """Return log odds that tell each coin rightly with probability e^epsilon / (1 + e^epsilon), the most that epsilon allows."""
+    told = inside == (rng.random(inside.shape) < scipy.special.expit(epsilon))
+    odds: Floats = np.where(told, 3.0, -3.0) + 0.01 * rng.normal(size=inside.shape)
+    return odds
 
 
 def judge_private(unit: str) -> Row:
@@ -447,7 +470,10 @@ def judge_private(unit: str) -> Row:
     for rng, seed in seeds(unit, PRIVATE_WORLDS):
         sample = Sample(np.zeros((count, 1)), np.zeros(count, dtype=np.int64), np.arange(count))
         inside = toss(sample.persons, [TARGET, *range(SHADOWS)], share=0.5, seed=seed)
-        odds = np.clip(private_margins(rng, inside, noise, bug), -CLIP, CLIP)
+        if bug == RESPONSE:
+            odds = responses(rng, inside, epsilon)
+        else:
+            odds = np.clip(private_margins(rng, inside, noise, bug), -CLIP, CLIP)
         found.append(
             judged(audited(said, sample, inside[0], answers_of_odds(odds[:1]), answers_of_odds(odds[1:]), inside[1:]))
         )
@@ -463,14 +489,15 @@ def report_private(rows: Sequence[Row]) -> Iterator[str]:
     """Report refuted claims, true and false ones."""
     yield f"Logistic regressions of two classes by {STEPS} full-batch steps of DP gradient descent (clipping norm {CLIPPED:g}, delta {DELTA:g}; the noise follows from"
     yield f"epsilon by exact Gaussian composition); {' and '.join(map(str, COINS.values()))} examples, each with a coordinate of its own; {SHADOWS} shadow models with the same bug. With"
-    yield "known noise the audited outputs are those of weights from which the noise was subtracted."
+    yield "known noise the audited outputs are those of weights from which the noise was subtracted. Randomized response is no training: it tells each"
+    yield "coin as often as epsilon allows, so that the level is tested where a claim is nearly false. Epsilon if Gaussian need not hold there."
     yield ""
     kinds = of_kind(rows)
-    right = {kind: mine for kind, mine in kinds.items() if PRIVATE[kind][1] == BUGS[0]}
+    right = {kind: mine for kind, mine in kinds.items() if PRIVATE[kind][1] in TRUE}
     levels = {
         f"{kind}: {words}": (total(mine, field), total(mine, "count"))
         for field, words in (("above", "bound above epsilon"), ("claim", "claim refuted"), ("gaussian_above", "epsilon if Gaussian above epsilon"))
-        for kind, mine in right.items()
+        for kind, mine in right.items() if field != "gaussian_above" or PRIVATE[kind][1] != RESPONSE
     }  # fmt: skip
     yield from level_lines("true claims", levels, alpha=LEVEL, hit="refuted")
     yield ""
@@ -614,8 +641,7 @@ def judge_bounded(unit: str) -> Row:
     found = []
     for rng, seed in seeds(unit, BOUNDED_WORLDS):
         if source == MISLABELLED:
-            plant = Plant(lambda rng: mixture(rng, BOUNDED_POINTS, apart=8.0), ForestSpec(kind="forest", trees=10, bootstrap=False), 1, share)
-            found.append(judged(planted(plant, said, rng, seed)))
+            found.append(judged(planted(Plant(_easy, SURE, mislabelled=share), said, rng, seed)))
         else:
             found.append(judged(lookup(share, said, rng, seed)))
     return {
@@ -626,13 +652,13 @@ def judge_bounded(unit: str) -> Row:
 
 
 def lookup(share: float, said: Recipe, rng: np.random.Generator, seed: int) -> Audited:
-    """Draw a world of logistic regressions that look up the answers to a share of the pool, where these are members."""
-    pool, plain = mixture(rng, BOUNDED_POINTS, apart=1.5), LogisticSpec(kind="logistic", c=0.01)
+    """Draw a world of logistic regressions of other points that look up the answers to a share of the pool, where members."""
+    pool, plain = mixture(rng, BOUNDED_POINTS, apart=1.5), LogisticSpec(kind="logistic")
     stored = rng.permutation(len(pool)) < round(share * len(pool))
     inside = toss(pool.persons, [TARGET, *range(SHADOWS)], share=0.5, seed=seed)
     models = []
     for place, own in enumerate(inside):
-        known = scores(plain, pool.of(own), pool, derive_seed(seed, "model", place))
+        known = scores(plain, mixture(rng, BOUNDED_POINTS // 2, apart=1.5), pool, derive_seed(seed, "model", place))
         looked_up = np.flatnonzero(stored & own)
         known[looked_up, pool.labels[looked_up]] += 10
         models.append(known)
@@ -643,8 +669,8 @@ def lookup(share: float, said: Recipe, rng: np.random.Generator, seed: int) -> A
 
 def report_bounded(rows: Sequence[Row]) -> Iterator[str]:
     """Report how often rare and strong memory is called bounded."""
-    yield f"{BOUNDED_POINTS:,} points; target and {SHADOWS} shadow models alike. The stated share of the pool is remembered without fail where it is a member: looked up, or"
-    yield "mislabelled among easy points. The bound is that of the rate of true alarms at 1 % false alarms; the rate is about 1 % more than the share"
+    yield f"{BOUNDED_POINTS:,} points; target and {SHADOWS} shadow models alike. The stated share of the pool is remembered without fail where it is a member: looked up"
+    yield "by a logistic regression of other points, or mislabelled among easy points. The bound is that of the rate of true alarms at 1 % false alarms; the rate is about 1 % more than the share"
     yield "that is looked up; of mislabelled points it is the share itself, as all other points are tied."
     yield ""
     yield from table(
