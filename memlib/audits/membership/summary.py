@@ -13,10 +13,11 @@ from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
+from memlib.stats.blind import area_interval
 from memlib.stats.coins import all_targets_p
 from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
-from memlib.stats.operating import above_all, auc, auc_interval, auc_upper
+from memlib.stats.operating import above_all, auc
 
 POWER = 0.8
 REPLICATES = 999
@@ -53,7 +54,7 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
     units, config = audited.units, audited.recipe.score
     member, scores = units.member, ranking.scores
     params = {"attack": ranking.attack, "members": int(member.sum()), "nonmembers": int((~member).sum()), "over": units.noun}
-    value, interval = auc(scores, member), Interval(*auc_interval(scores, member), units.noun)
+    value, interval = auc(scores, member), Interval(*area_interval(scores, member), units.noun)
     if ranking.test is None:
         yield estimate("auc", params, value, n=len(units), interval=interval)
     else:
@@ -72,7 +73,7 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
 def _limits(ranking: Ranking, audited: Audited) -> dict[str, float]:
     """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound."""
     config, member = audited.recipe.score, audited.units.member
-    limits = {"upper_bound": auc_upper(ranking.scores, member, level=1 - config.error)}
+    limits = {"upper_bound": area_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
     point = point_at(ranking.scores, member, config.false_alarms[0])
     if point is None:
         return limits

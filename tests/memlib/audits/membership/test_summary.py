@@ -8,6 +8,7 @@ from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.recipe import MEMBERS
 from memlib.audits.membership.summary import summarize
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
+from memlib.stats.operating import auc_interval
 from tests.memlib.audits.membership.worlds import world
 
 
@@ -118,6 +119,16 @@ def test_persons_are_the_units_of_intervals() -> None:
     assert by_person.head.n == 60
     widths = [found.head.high - found.head.low for found in (by_person, by_row)]  # type: ignore[operator]
     assert widths[0] > 2 * widths[1]
+
+
+def test_the_interval_of_few_units_is_wider_than_delongs() -> None:
+    audited = world(40, memory=2.0, seed=1)
+    found = findings_of(audited).first("auc", attack="lira")
+    low, high = auc_interval(audited.rankings.head.scores, audited.units.member)  # covers 88 % where the AUC is .95
+    assert found.low is not None
+    assert found.low < low < found.value <= high
+    assert found.upper_bound is not None
+    assert found.value < found.upper_bound <= 1
 
 
 def test_memorization_counts_are_those_of_the_tables() -> None:
