@@ -516,9 +516,9 @@ def report_private(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- sets that others drew ------------------------------------------------------------------------------
 
-LEAK_WORLDS, LEAK_UNITS, IMAGES, SIDE = 10, 40, 200, 8
+LEAK_WORLDS, LEAK_UNITS, CLEAN_UNITS, IMAGES, SIDE = 10, 10, 40, 200, 8
 TOLD = 0.75  # share of members in the half of the pool that has more of them
-LEAKS = ("coins", "fixed number per class", "order of ids", "dates", "sizes", "brightness")
+CLEAN, LEAKS = ("coins", "fixed number per class"), ("order of ids", "dates", "sizes", "brightness")
 
 
 @dataclass(frozen=True)
@@ -545,15 +545,15 @@ class Gallery:
 def gallery(rng: np.random.Generator, leak: str, patterns: Floats) -> Gallery:
     """Draw images, and members among them: by fair coins or, with a leak, more often where the trait is present."""
     labels, trait = rng.integers(0, CLASSES, IMAGES), np.arange(IMAGES) < IMAGES // 2
-    if leak not in ("order of ids", "coins", "fixed number per class"):
+    if leak != "order of ids":
         trait = rng.permutation(trait)
-    if leak == "fixed number per class":
+    if leak == CLEAN[1]:
         places = rng.permutation(IMAGES)
         order = places[np.argsort(labels[places], kind="stable")]
         member = np.zeros(IMAGES, dtype=bool)
         member[order[::2]] = True
     else:
-        member = rng.random(IMAGES) < (0.5 if leak == "coins" else np.where(trait, TOLD, 1 - TOLD))
+        member = rng.random(IMAGES) < (0.5 if leak == CLEAN[0] else np.where(trait, TOLD, 1 - TOLD))
     bright = 25.0 * trait if leak == "brightness" else np.zeros(IMAGES)
     grey = 110 + 12 * patterns[labels] + 30 * rng.normal(size=(IMAGES, SIDE * SIDE)) + bright[:, None]
     days = np.where(trait, 100, 101) if leak == "dates" else np.full(IMAGES, 100)
@@ -572,7 +572,7 @@ def gallery(rng: np.random.Generator, leak: str, patterns: Floats) -> Gallery:
 def judge_leaks(unit: str) -> Row:
     """Audit targets that saw other images of the members' law, whose draw is declared random, truly or falsely."""
     kind = unit.rsplit("/", 1)[0]
-    declared = "fixed" if kind == "fixed number per class" else "coins"
+    declared = "fixed" if kind == CLEAN[1] else "coins"
     counts: Counter[str] = Counter()
     for rng, seed in seeds(unit, LEAK_WORLDS):
         patterns = rng.normal(size=(CLASSES, SIDE * SIDE))
@@ -617,7 +617,7 @@ def report_leaks(rows: Sequence[Row]) -> Iterator[str]:
         ),
     )  # fmt: skip
     yield ""
-    clean = {kind: mine for kind, mine in of_kind(rows).items() if kind in LEAKS[:2]}
+    clean = {kind: mine for kind, mine in of_kind(rows).items() if kind in CLEAN}
     levels = {f"{kind}: withdrawn": (total(mine, "withdrawn"), total(mine, "count")) for kind, mine in clean.items()}
     yield from level_lines("true declarations", levels, alpha=0.01, hit="withdrawn")
 
@@ -708,7 +708,7 @@ PARTS = (
     Part(
         "membership-leaks",
         "A draw that is declared random: what if members differ from non-members in ids, dates, sizes or brightness?",
-        lambda: crossed(LEAKS, LEAK_UNITS), judge_leaks, report_leaks,
+        lambda: (*crossed(LEAKS, LEAK_UNITS), *crossed(CLEAN, CLEAN_UNITS)), judge_leaks, report_leaks,
     ),
     Part(
         "membership-bounded",

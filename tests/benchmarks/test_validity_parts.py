@@ -29,6 +29,9 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
     "deja-vu-bounds": {"deja_vu.SIMULATED": 20}, "deja-vu-power": {"persons.POWER_DRAWS": 20},
     "reconstruction-null": {"reconstruction.SMALL": TINY, "reconstruction.REDRAWS": 3},
     "reconstruction-plant": {"reconstruction.PLANTED": TINY},
+    "membership-level": {"membership.LEVEL_WORLDS": 2}, "membership-plant": {"membership.PLANT_WORLDS": 1},
+    "membership-epsilon": {"membership.PRIVATE_WORLDS": 2}, "membership-leaks": {"membership.LEAK_WORLDS": 1},
+    "membership-bounded": {"membership.BOUNDED_WORLDS": 1},
 }  # fmt: skip
 
 
