@@ -48,3 +48,24 @@ def save_mixtral(gpt: Path, folder: Path) -> Path:
     )  # fmt: skip
     transformers.MixtralForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def save_trainable(folder: Path, *, positions: int = 96) -> Path:
+    """Save a small GPT-2 that learns short texts within seconds, and a tokenizer of bytes with a chat template."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: number for number, symbol in enumerate(["<end>", *alphabet])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(
+        vocab_size=len(fast), n_positions=positions, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder

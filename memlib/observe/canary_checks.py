@@ -1,0 +1,252 @@
+"""Preflight for canaries in a trainer elsewhere: does its data pipeline train on them at all?
+
+Canaries that are masked, cut off or left out cannot be remembered, and an audit of such a training would find nothing,
+whatever the model remembers of other data. The checks look at a batch as the owner's collator makes it.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from memlib.errors import UserError
+from memlib.observe.canary_likelihoods import EncodedCanary
+from memlib.sanitize import count_of
+
+GRAM = 4  # tokens in a row by which a part of a canary is recognized
+IGNORED = -100  # label without a loss in PyTorch and transformers
+MOST_CUT = 0.2  # share of canaries that may be cut where texts are packed into blocks
+ENOUGH = 8  # canaries to look at
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the digests of rows of tokens
+
+
+@dataclass(frozen=True)
+class BatchCheck:
+    """The result of a preflight.
+
+    Attributes:
+        seen: occurrences of canaries, whole or in part.
+        cut: number of them of which tokens are missing.
+        masked: number of them without a loss on any token.
+        part_masked: number of them with a loss on some tokens only.
+        problems: reasons why the canaries are not trained on, each with a remedy; none if they are.
+        remarks: observations that need not be a problem.
+    """
+
+    seen: int
+    cut: int
+    masked: int
+    part_masked: int
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """Counts of canaries in batches, as in `BatchCheck`; `shifted` is true if some labels are other tokens."""
+
+    seen: int = 0
+    cut: int = 0
+    masked: int = 0
+    part_masked: int = 0
+    shifted: bool = False
+    labelled: bool = True
+
+    def __add__(self, other: "_Tally") -> "_Tally":
+        return _Tally(
+            self.seen + other.seen, self.cut + other.cut, self.masked + other.masked, self.part_masked + other.part_masked,
+            self.shifted or other.shifted, self.labelled and other.labelled,
+        )  # fmt: skip
+
+
+@dataclass
+class _Occurrence:
+    """A canary in one row: its tokens that were found, and places in the row by token."""
+
+    canary: int
+    places: dict[int, int] = field(default_factory=dict)
+
+
+class CanaryIndex:
+    """Canaries by their rows of tokens, for finding them in batches, whole or in part.
+
+    The first and the last token of a random part are left out, as they may merge with the text around it.
+
+    Args:
+        canaries: tokens of the random part of each canary.
+
+    Raises:
+        UserError: when no canary has a row of tokens of its own.
+    """
+
+    def __init__(self, canaries: Sequence[Sequence[int]]) -> None:
+        inner = [tuple(row[1:-1] if len(row) > 2 * GRAM else row) for row in canaries]
+        self._size = min(GRAM, min((len(row) for row in inner), default=0))
+        places: dict[tuple[int, ...], tuple[int, int] | None] = {}
+        for number, row in enumerate(inner):
+            for offset in range(len(row) - self._size + 1):
+                gram = row[offset : offset + self._size]
+                places[gram] = None if gram in places else (number, offset)
+        self._places = {gram: place for gram, place in places.items() if place is not None}
+        if not self._size or not self._places:
+            raise UserError("the canaries cannot be told apart by their tokens; make them of a longer format")
+        self._digests = np.unique(_digests(np.array(list(self._places), dtype=np.int64).reshape(-1), self._size, self._size))
+        self._whole: dict[int, set[int]] = {}
+        for number, offset in self._places.values():
+            self._whole.setdefault(number, set()).update(range(offset, offset + self._size))
+
+    @classmethod
+    def of(cls, canaries: Iterable[EncodedCanary]) -> "CanaryIndex":
+        """Return the index of encoded canaries."""
+        return cls([one.span for one in canaries])
+
+    def find(self, row: NDArray[np.integer]) -> list[_Occurrence]:
+        """Return the canaries of which at least a part is in a row of tokens (length,)."""
+        found: dict[int, _Occurrence] = {}
+        for start in self._candidates(row):
+            place = self._places.get(tuple(row[start : start + self._size].tolist()))
+            if place is not None:
+                occurrence = found.setdefault(place[0], _Occurrence(place[0]))
+                occurrence.places |= {place[1] + step: start + step for step in range(self._size)}
+        return list(found.values())
+
+    def is_whole(self, occurrence: _Occurrence) -> bool:
+        """Return True if all tokens by which the canary is recognized were found."""
+        return occurrence.places.keys() >= self._whole[occurrence.canary]
+
+    def _candidates(self, row: NDArray[np.integer]) -> list[int]:
+        digests = _digests(row, self._size, 1)
+        hits: list[int] = np.flatnonzero(np.isin(digests, self._digests)).tolist()
+        return hits
+
+
+def check_batch(
+    batch: Mapping[str, Any], canaries: CanaryIndex | Sequence[Sequence[int]], *, model: nn.Module | None = None
+) -> BatchCheck:
+    """Check that a batch trains a model on the canaries in it.
+
+    Args:
+        batch: a batch of the collator: input_ids (num_rows, length), and labels of the same shape.
+        canaries: an index, or the tokens of the random part of each canary.
+        model: the model; its parameters are checked, too.
+
+    Example:
+        >>> canary, row = [5, 7, 1, 8, 2, 6], [0, 5, 7, 1, 8, 2, 6, 0]
+        >>> check_batch({"input_ids": [row], "labels": [row]}, [canary]).problems
+        ()
+        >>> masked = check_batch({"input_ids": [row], "labels": [[-100] * 8]}, [canary])
+        >>> masked.masked, masked.problems[0][:42]
+        (1, 'labels are -100 on all tokens of 1 of 1 ca')
+    """
+    index = canaries if isinstance(canaries, CanaryIndex) else CanaryIndex(canaries)
+    return _judged(_tallied(batch, index), model)
+
+
+def check_dataset(
+    dataset: Any, collate: Callable[[list[Any]], Mapping[str, Any]], canaries: CanaryIndex, *, model: nn.Module | None = None
+) -> BatchCheck:
+    """Check that a training set and its collator train a model on canaries; random states are afterwards as before.
+
+    The search ends with the first `ENOUGH` canaries.
+
+    Args:
+        dataset: a training set with a length, whose items the collator takes.
+        collate: the collator.
+        canaries: the index of the canaries.
+        model: the model; its parameters are checked, too.
+    """
+    total = _Tally()
+    with same_random_states():
+        for items in _with_canaries(dataset, canaries):
+            total += _tallied(collate(items), canaries)
+            if total.seen >= ENOUGH:
+                break
+    return _judged(total, model)
+
+
+@contextmanager
+def same_random_states() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and PyTorch after a block, which collators may advance."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _with_canaries(dataset: Any, canaries: CanaryIndex) -> Iterator[list[Any]]:
+    """Yield lists of a training set's items, only those with canaries if the items have tokens already."""
+    items = (dataset[row] for row in range(len(dataset)))
+    chosen = (item for item in items if not _has_tokens(item) or canaries.find(_row(item["input_ids"])))
+    while some := list(islice(chosen, ENOUGH)):
+        yield some
+
+
+def _has_tokens(item: Any) -> bool:
+    return isinstance(item, Mapping) and "input_ids" in item
+
+
+def _row(values: Any) -> NDArray[np.int64]:
+    """Return tokens or labels, a tensor or a list, as (length,)."""
+    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values, dtype=np.int64).reshape(-1)
+
+
+def _tallied(batch: Mapping[str, Any], index: CanaryIndex) -> _Tally:
+    labels = batch.get("labels")
+    total = _Tally(labelled=labels is not None)
+    for place, ids in enumerate(batch["input_ids"]):
+        row = _row(ids)
+        for occurrence in index.find(row):
+            total += _one(occurrence, index, row, row if labels is None else _row(labels[place]))
+    return total
+
+
+def _one(occurrence: _Occurrence, index: CanaryIndex, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> _Tally:
+    places = list(occurrence.places.values())
+    trained = labels[places] != IGNORED
+    return _Tally(
+        seen=1,
+        cut=int(not index.is_whole(occurrence)),
+        masked=int(not trained.any()),
+        part_masked=int(trained.any() and not trained.all()),
+        shifted=bool((trained & (labels[places] != ids[places])).any()),
+    )
+
+
+def _judged(tally: _Tally, model: nn.Module | None) -> BatchCheck:
+    of, many = f"of {count_of(tally.seen, 'canary', 'canaries')}", tally.cut > MOST_CUT * tally.seen
+    cut = f"tokens are missing from {tally.cut} {of}"
+    problems = {
+        "no parameter of the model requires a gradient; load adapters as trainable (is_trainable=True)": _is_frozen(model),
+        "there are no labels, so that the model computes no loss; use a collator that adds them": not tally.labelled,
+        "no canary was found; add insert.jsonl to the training data, and check with the training's tokenizer": not tally.seen,
+        f"labels are -100 on all tokens of {tally.masked} {of}; unmask the part with the canary": tally.masked > 0,
+        f"labels are -100 on some tokens of {tally.part_masked} {of}; unmask the part with the canary": tally.part_masked > 0,
+        f"labels are other tokens than the inputs in some {of}; transformers' models shift labels themselves": tally.shifted,
+        f"{cut}; raise the maximal length, or make canaries of a shorter format": many,
+    }
+    remarks = (f"{cut}, as where texts are packed into blocks",) if tally.cut and not many else ()
+    found = tuple(text for text, holds in problems.items() if holds)
+    return BatchCheck(tally.seen, tally.cut, tally.masked, tally.part_masked, found, remarks)
+
+
+def _is_frozen(model: nn.Module | None) -> bool:
+    return model is not None and not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _digests(row: NDArray[np.integer], size: int, step: int) -> NDArray[np.uint64]:
+    """Return digests of each `size` tokens in a row (length,), from every `step`th place on."""
+    windows = np.lib.stride_tricks.sliding_window_view(row, size)[::step] if len(row) >= size else np.zeros((0, size), int)
+    digests = np.zeros(len(windows), dtype=np.uint64)
+    for column in windows.T:
+        digests = digests * MULTIPLIER + column.astype(np.uint64)
+    return digests

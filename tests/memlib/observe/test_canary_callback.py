@@ -1,0 +1,192 @@
+"""Canaries in transformers' own Trainer: planted memory is found, and the training is the same as without them being watched."""
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_models import save_trainable
+
+from memlib.data.canary_documents import ALL_FILE, INSERT_FILE, Coins, Form, read_coins, read_documents, write_canaries
+from memlib.data.canary_losses import read_losses, score_canaries
+from memlib.errors import UserError
+from memlib.observe.canary_callback import LOSSES_FILE, CanaryCallback
+from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
+from memlib.stats.canaries import audit_canaries
+
+transformers = pytest.importorskip("transformers")
+FORM = Form("id {l8}{d4}.")
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_trainable(tmp_path_factory.mktemp("model") / "gpt", positions=48)
+
+
+@pytest.fixture(scope="module")
+def canaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("canaries") / "c"
+    write_canaries(target, FORM, COUNT, repeats=1, guesses=(), secret=b"s" * 32, seed=1)
+    return target
+
+
+def texts_of(canaries: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (canaries / INSERT_FILE).read_text().splitlines()]
+
+
+def train(
+    folder: Path, texts: list[str], output: Path, callbacks: list[Any], *, steps: int, most: int = 48, dropout: float = 0.1,
+    collator: Any = None, **settings: Any,
+) -> Any:  # fmt: skip
+    """Train by the Trainer, and return it."""
+    tokenizer, _ = load_tokenizer(str(folder))
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
+    rows = [{"input_ids": tokenizer(text, truncation=True, max_length=most)["input_ids"]} for text in texts]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(output), max_steps=steps, per_device_train_batch_size=20, learning_rate=1e-2, report_to=[], seed=5,
+        save_strategy=settings.pop("save_strategy", "no"), use_cpu=True, disable_tqdm=True, logging_strategy="no", **settings,
+    )  # fmt: skip
+    collator = collator or transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=rows, data_collator=collator, processing_class=tokenizer, callbacks=callbacks
+    )
+    trainer.train(resume_from_checkpoint=settings.get("resume"))
+    return trainer
+
+
+def audited(canaries: Path, losses: Path) -> Any:
+    coins = read_coins(canaries)
+    scores = score_canaries(read_losses(losses), coins.canaries)
+    return scores, audit_canaries(scores.values, coins.inside, guesses=coins.guesses, redraws=999)
+
+
+def test_learned_canaries_are_found_and_no_secret_is_printed(
+    folder: Path, canaries: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries, every_steps=60)], steps=120, dropout=0.0)
+    file = tmp_path / LOSSES_FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert sorted(set(pq.read_table(file)["step"].to_pylist())) == [0, 60, 120]
+    scores, audit = audited(canaries, file)
+    assert (scores.step, scores.relative) == (120, True)
+    assert audit.test.p_value <= 0.01
+    assert audit.test.auc > 0.95
+    said = "".join(capfd.readouterr())
+    assert not any(document.text[3:15] in said for document in read_documents(canaries))
+
+
+def test_a_model_that_saw_other_canaries_does_not_know_these(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    """All canaries of the same kind are as likely as each other: the coins have no say."""
+    write_canaries(tmp_path / "other", FORM, COUNT, repeats=1, guesses=(), secret=b"t" * 32, seed=1)
+    callback = CanaryCallback(canaries, on_problem="warn")
+    with pytest.warns(UserWarning, match="no canary was found; add insert.jsonl"):
+        train(folder, texts_of(tmp_path / "other"), tmp_path, [callback], steps=60, dropout=0.0)
+    scores, _ = audited(canaries, tmp_path / LOSSES_FILE)
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(200):  # fair coins, tossed after the training
+        coins = rng.integers(0, 2, COUNT).astype(bool)
+        hits += audit_canaries(scores.values, coins, guesses=(4, 12, 32), redraws=99).test.p_value <= 0.05
+    assert hits <= 20  # 10 expected; more than 20 in 2 of 1,000 worlds
+
+
+def test_the_training_is_the_same_with_and_without_the_callback(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    """With dropout and shuffling, which draw random numbers in every step."""
+    weights, after = [], []
+    for callbacks in ([], [CanaryCallback(canaries, every_steps=1)]):
+        trainer = train(folder, texts_of(canaries), tmp_path / str(len(callbacks)), callbacks, steps=3)
+        weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+        after.append((torch.rand(1).item(), np.random.random(), random.random()))
+        assert trainer.model.training
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert after[0] == after[1]
+
+
+def test_masked_labels_end_the_training_before_its_first_step(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    def masked(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(item["input_ids"]) for item in items], batch_first=True)
+        return {"input_ids": ids, "labels": torch.full_like(ids, -100)}
+
+    with pytest.raises(UserError, match=r"labels are -100 on all tokens of 8 of 8 canaries") as raised:
+        train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, collator=masked)
+    assert len(str(raised.value).splitlines()) == 1
+    assert not (tmp_path / LOSSES_FILE).exists()
+
+
+def test_truncated_canaries_end_the_training(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokens are missing from 8 of 8 canaries; raise the maximal length"):
+        train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, most=10)
+
+
+def test_frozen_models_are_refused(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    """As adapters that were loaded for inference."""
+    peft = pytest.importorskip("peft")
+    base = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
+    callback, tokenizer = CanaryCallback(canaries), load_tokenizer(str(folder))[0]
+    rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts_of(canaries)]
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    loader = torch.utils.data.DataLoader(rows, collate_fn=collator)  # type: ignore[arg-type, var-annotated]
+    state, arguments = transformers.TrainerState(), transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[])
+    told = {"processing_class": tokenizer, "train_dataloader": loader}
+    callback.on_train_begin(arguments, state, None, model=adapted, **told)
+    adapted.requires_grad_(False)
+    with pytest.raises(UserError, match="no parameter of the model requires a gradient"):
+        CanaryCallback(canaries).on_train_begin(arguments, state, None, model=adapted, **told)
+
+
+def test_a_resumed_training_keeps_the_losses_of_the_base_model(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=2, save_strategy="steps", save_steps=2)
+    before = pq.read_table(tmp_path / LOSSES_FILE).filter(pc.field("step") == 0)
+    callback, checkpoint = CanaryCallback(canaries), tmp_path / "checkpoint-2"
+    tokenizer, _ = load_tokenizer(str(folder))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+        per_device_train_batch_size=20,
+    )  # fmt: skip
+    rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts_of(canaries)]
+    trainer = transformers.Trainer(
+        transformers.GPT2LMHeadModel.from_pretrained(folder), arguments, train_dataset=rows, callbacks=[callback],
+        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False), processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    table = pq.read_table(tmp_path / LOSSES_FILE)
+    assert sorted(set(table["step"].to_pylist())) == [0, 2, 4]
+    assert table.filter(pc.field("step") == 0).equals(before)
+
+
+def test_a_callback_reads_no_coins(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    (tmp_path / ALL_FILE).write_bytes((canaries / ALL_FILE).read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        train(folder, texts_of(canaries), tmp_path / "out", [CanaryCallback(tmp_path / ALL_FILE)], steps=1)
+    assert read_losses(tmp_path / "out" / LOSSES_FILE).num_rows == 2 * COUNT
+
+
+def test_a_trainer_without_a_tokenizer_is_told_to_name_it(canaries: Path) -> None:
+    with pytest.raises(UserError, match="the trainer has no tokenizer"):
+        CanaryCallback(canaries).on_train_begin(None, None, None, model=None)
+
+
+def test_streams_are_not_searched(folder: Path, canaries: Path, tmp_path: Path) -> None:
+    tokenizer, _ = load_tokenizer(str(folder))
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("a stream may be read only once")
+
+    callback = CanaryCallback(canaries)
+    callback._encoded = encode_canaries(read_documents(canaries), tokenizer)
+    with pytest.warns(UserWarning, match="the training data are a stream"):
+        callback._check(torch.utils.data.DataLoader(Stream()), None)
+
+
+def test_coins_fix_the_number_of_guesses(canaries: Path) -> None:
+    assert isinstance(read_coins(canaries), Coins)
+    assert read_coins(canaries).guesses == (4, 12, 32)

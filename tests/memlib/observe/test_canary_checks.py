@@ -1,0 +1,134 @@
+"""The preflight of canaries: batches that were made by hand, with one fault each."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memlib.errors import UserError
+from memlib.observe.canary_checks import ENOUGH, BatchCheck, CanaryIndex, check_batch, check_dataset, same_random_states
+
+RNG = np.random.default_rng(0)
+CANARIES = [tuple(row) for row in RNG.integers(10, 90, size=(20, 14)).tolist()]
+INDEX = CanaryIndex(CANARIES)
+
+
+def row(number: int, *, start: int = 0, stop: int = 14, length: int = 20) -> list[int]:
+    """A canary in other text (token 1), or a part of it."""
+    inner = [1, 1, *CANARIES[number][start:stop]]
+    return inner + [1] * (length - len(inner))
+
+
+def check(ids: list[list[int]], labels: Any = None, **settings: Any) -> BatchCheck:
+    return check_batch(
+        {"input_ids": torch.tensor(ids), "labels": torch.tensor(ids if labels is None else labels)}, INDEX, **settings
+    )
+
+
+def test_a_good_batch_has_no_problem() -> None:
+    result = check([row(0), row(5), [1] * 20], model=torch.nn.Linear(1, 1))
+    assert result == BatchCheck(seen=2, cut=0, masked=0, part_masked=0, problems=())
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels", "said"),
+    [
+        ([row(0)], [[-100] * 20], "labels are -100 on all tokens of 1 of 1 canary"),
+        ([row(0)], [[-100] * 8 + row(0)[8:]], "labels are -100 on some tokens of 1 of 1 canary"),
+        (
+            [row(0)],
+            [[*row(0)[1:], 1]],
+            "labels are other tokens than the inputs in some of 1 canary; transformers' models shift",
+        ),
+        ([row(0, stop=9), row(1)], None, "tokens are missing from 1 of 2 canaries; raise the maximal length"),
+        ([row(0, start=6)], None, "tokens are missing from 1 of 1 canary"),
+        ([[1] * 20], None, "no canary was found; add insert.jsonl"),
+        ([row(0, stop=4)], None, "no canary was found"),
+    ],
+)
+def test_each_fault_is_the_one_problem(ids: list[list[int]], labels: Any, said: str) -> None:
+    problems = check(ids, labels).problems
+    assert len(problems) == 1
+    assert problems[0].startswith(said)
+
+
+def test_a_missing_label_and_a_frozen_model_are_problems() -> None:
+    frozen = torch.nn.Linear(1, 1).requires_grad_(False)
+    result = check_batch({"input_ids": [row(0)]}, CANARIES, model=frozen)
+    assert [problem.split(";")[0] for problem in result.problems] == [
+        "no parameter of the model requires a gradient",
+        "there are no labels, so that the model computes no loss",
+    ]
+
+
+def test_a_few_cut_canaries_are_a_remark() -> None:
+    """As where texts are packed into blocks."""
+    result = check([row(number) for number in range(9)] + [row(9, stop=8)])
+    assert result.problems == ()
+    assert result.remarks == ("tokens are missing from 1 of 10 canaries, as where texts are packed into blocks",)
+
+
+def test_the_ends_of_a_canary_may_merge_with_the_text_around_it() -> None:
+    merged = row(3)
+    merged[2], merged[15] = 7, 8  # the first and the last token of the canary
+    assert check([merged]).problems == ()
+
+
+def test_parts_that_canaries_share_do_not_tell_them_apart() -> None:
+    shared = [[5, 6, 7, 8, 9, *own] for own in ([20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35])]
+    found = CanaryIndex(shared).find(np.array([1, *shared[1], 1]))
+    assert [occurrence.canary for occurrence in found] == [1]
+    with pytest.raises(UserError, match="cannot be told apart"):
+        CanaryIndex([[1, 2, 3, 4, 5]] * 2)
+
+
+def test_short_canaries_are_found_by_all_their_tokens() -> None:
+    index = CanaryIndex([[4, 5], [4, 6]])
+    assert [one.canary for one in index.find(np.array([9, 4, 6, 9]))] == [1]
+    assert index.find(np.array([9])) == []
+
+
+def collate(items: list[dict[str, list[int]]]) -> dict[str, Any]:
+    random.random(), np.random.random(), torch.rand(1)  # as collators that mask at random
+    ids = torch.tensor([item["input_ids"] for item in items])
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_a_data_set_is_searched_until_enough_canaries_are_found() -> None:
+    class Rows(list[dict[str, list[int]]]):
+        read = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            self.read += 1
+            return super().__getitem__(place)
+
+    rows = Rows({"input_ids": [1] * 20} if place % 5 else {"input_ids": row(place // 5 % 20)} for place in range(1000))
+    result = check_dataset(rows, collate, INDEX)
+    assert (result.seen, result.problems) == (ENOUGH, ())
+    assert rows.read <= 5 * ENOUGH
+    missing = check_dataset([{"input_ids": [1] * 20}] * 30, collate, INDEX)
+    assert missing.problems[0].startswith("no canary was found")
+
+
+def test_items_that_the_collator_tokenizes_are_searched() -> None:
+    def tokenized(items: list[str]) -> dict[str, Any]:
+        ids = [[int(token) for token in item.split()] for item in items]
+        return {"input_ids": ids, "labels": ids}
+
+    texts = [" ".join(map(str, row(number))) for number in range(20)]
+    assert check_dataset(["1 1"] * 50 + texts, tokenized, INDEX).problems == ()
+
+
+def test_random_states_are_as_before() -> None:
+    def states() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), torch.rand(1).item()
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = states()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    check_dataset([{"input_ids": row(0)}], collate, INDEX)
+    with same_random_states():
+        states()
+    assert states() == expected
