@@ -18,6 +18,7 @@ from rich.table import Table
 import memlib
 from flows.cli import start
 from flows.cli import store as stored
+from flows.cli.canaries import canaries
 from flows.cli.gate import check
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
@@ -347,14 +348,18 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "runs": stored.runs, "show": stored.show, "open": stored.open_page,
         "diff": stored.diff, "check": check,
     },
-    "Share": {"export": export, "ids": ids, "sign": stored.sign, "verify": stored.verify},
+    "Share": {"export": export, "ids": ids, "canaries": canaries, "sign": stored.sign, "verify": stored.verify},
     "Operate": {"gc": stored.gc, "completion": completion},
 }  # fmt: skip
 """The commands by group, in the order in which a user needs them."""
 for number, (title, commands) in enumerate(COMMANDS.items()):
     group = Group(title, sort_key=number)
     for place, (name, function) in enumerate(commands.items()):
-        app.command(function, name=name, group=group, sort_key=place)
+        if isinstance(function, App):  # which has commands of its own
+            function.group, function.sort_key = group, place
+            app.command(function)
+        else:
+            app.command(function, name=name, group=group, sort_key=place)
 
 
 def _interrupt(*_: object) -> None:
