@@ -295,9 +295,10 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
     """Return the texts; chats are rendered in a child process, as a chat template is a program."""
     if documents[0].prompt is None:
         return [one.text for one in documents]
-    from memlib.data.chats import render
+    from memlib.data.chats import Chat, render
 
-    return list(render(((one.canary, one.messages) for one in documents), model))
+    chats: list[tuple[str, Chat]] = [(one.canary, [*one.messages]) for one in documents]
+    return list(render(chats, model))
 
 
 def _checked_data(data: Path, encoded: Sequence[EncodedCanary]) -> tuple[tuple[str, ...], list[str]]:

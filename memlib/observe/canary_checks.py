@@ -4,6 +4,7 @@ Canaries that are masked, cut off or left out cannot be remembered, and an audit
 whatever the model remembers of other data. The checks look at a batch as the owner's collator makes it.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -20,7 +22,8 @@ from memlib.errors import UserError
 from memlib.observe.canary_likelihoods import EncodedCanary
 from memlib.sanitize import count_of
 
-GRAM = 4  # tokens in a row by which a part of a canary is recognized
+GRAM = 4  # tokens in a row by which a part of a canary is recognized, at least
+CHANCE = 1e-6  # probability of such tokens by chance in another canary, at most; rows of single digits need more of them
 IGNORED = -100  # label without a loss in PyTorch and transformers
 MOST_CUT = 0.2  # share of canaries that may be cut where texts are packed into blocks
 ENOUGH = 8  # canaries to look at
@@ -88,7 +91,7 @@ class CanaryIndex:
 
     def __init__(self, canaries: Sequence[Sequence[int]]) -> None:
         inner = [tuple(row[1:-1] if len(row) > 2 * GRAM else row) for row in canaries]
-        self._size = min(GRAM, min((len(row) for row in inner), default=0))
+        self._size = min(_recognizable(inner), min((len(row) for row in inner), default=0))
         places: dict[tuple[int, ...], tuple[int, int] | None] = {}
         for number, row in enumerate(inner):
             for offset in range(len(row) - self._size + 1):
@@ -241,6 +244,14 @@ def _judged(tally: _Tally, model: nn.Module | None) -> BatchCheck:
 
 def _is_frozen(model: nn.Module | None) -> bool:
     return model is not None and not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _recognizable(rows: Sequence[Sequence[int]]) -> int:
+    """Return the number of tokens in a row that are unlikely to recur by chance, by the entropy of the rows' tokens."""
+    tokens = [token for row in rows for token in row]
+    _, counts = np.unique(tokens, return_counts=True)
+    entropy = float(scipy.stats.entropy(counts)) if len(counts) > 1 else 1.0
+    return max(GRAM, math.ceil(math.log(max(1, len(tokens)) / CHANCE) / entropy))
 
 
 def _digests(row: NDArray[np.integer], size: int, step: int) -> NDArray[np.uint64]:

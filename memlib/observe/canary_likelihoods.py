@@ -24,19 +24,18 @@ class EncodedCanary:
 
     Attributes:
         canary: its id.
-        tokens: tokens of the whole document.
-        first, stop: the first token of its random part, and the one after its last.
+        tokens: tokens of the document up to the end of its random part.
+        first: the first token of its random part.
     """
 
     canary: str
     tokens: tuple[int, ...]
     first: int
-    stop: int
 
     @property
     def span(self) -> tuple[int, ...]:
         """Return the tokens of the random part."""
-        return self.tokens[self.first : self.stop]
+        return self.tokens[self.first :]
 
 
 def encode_canaries(
@@ -87,7 +86,7 @@ def measure_losses(model: nn.Module, canaries: Sequence[EncodedCanary], *, step:
             rows = order[start : start + batch_size]
             for row, value in zip(rows, _losses(model, [canaries[row] for row in rows]), strict=True):
                 sums[row] = value
-    tokens = [one.stop - one.first for one in canaries]
+    tokens = [len(one.span) for one in canaries]
     columns = {
         "canary": [one.canary for one in canaries],
         "loss_sum": sums,
@@ -144,12 +143,12 @@ def _losses(model: nn.Module, canaries: Sequence[EncodedCanary]) -> list[float]:
     for row, one in enumerate(canaries):
         ids[row, : len(one.tokens)] = torch.tensor(one.tokens)
         mask[row, : len(one.tokens)] = 1
-        scored[row, one.first - 1 : one.stop - 1] = True
+        scored[row, one.first - 1 : len(one.tokens) - 1] = True
     device = next(model.parameters()).device
     logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits[:, :-1]
     places = scored.to(logits.device)
     losses = F.cross_entropy(logits[places].float(), ids[:, 1:].to(logits.device)[places], reduction="none").double().cpu()
-    counts = [one.stop - one.first for one in canaries]
+    counts = [len(one.span) for one in canaries]
     return [float(part.sum()) for part in torch.split(losses, counts)]
 
 
@@ -176,4 +175,4 @@ def _encoded(canary: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
         raise UserError(
             "the tokenizer makes no token of a canary's random part that follows another one; use a longer format"
         )
-    return EncodedCanary(canary, tuple(ids), first, within[-1] + 1)
+    return EncodedCanary(canary, tuple(ids[: within[-1] + 1]), first)

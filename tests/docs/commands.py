@@ -189,7 +189,15 @@ def make_run(folder: Path) -> None:
     _run(shrunk("memlib run deja-vu --recipe smoke", settings), folder, {0}, python=False)
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"photos": make_photos, "run": make_run}
+def make_language_model(folder: Path) -> None:
+    """Save a small GPT-2 and a few training documents."""
+    from small_models import TEXT, save_trainable
+
+    save_trainable(folder / "my-model")
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": f"{part}."}) + "\n" for part in TEXT.split(". ") * 10))
+
+
+MAKERS: dict[str, Callable[[Path], None]] = {"photos": make_photos, "run": make_run, "language model": make_language_model}
 SOURCES = {
     "data": "",
     "tiny-imagenet-50.tar.xz": "tiny-imagenet-50.tar.xz",

@@ -90,6 +90,14 @@ def test_short_canaries_are_found_by_all_their_tokens() -> None:
     assert index.find(np.array([9])) == []
 
 
+def test_digits_of_other_numbers_are_not_taken_for_canaries() -> None:
+    """Tokens of single digits: any four of them stand in another number soon."""
+    digits = np.random.default_rng(1).integers(0, 10, size=(500, 20))
+    index = CanaryIndex(digits[:60].tolist())
+    assert all(index.find(row) == [] for row in digits[60:])
+    assert all([one.canary for one in index.find(row)] == [number] for number, row in enumerate(digits[:60]))
+
+
 def collate(items: list[dict[str, list[int]]]) -> dict[str, Any]:
     random.random(), np.random.random(), torch.rand(1)  # as collators that mask at random
     ids = torch.tensor([item["input_ids"] for item in items])

@@ -37,7 +37,7 @@ def test_losses_are_those_of_a_plain_loop(folder: Path, model: Any) -> None:
     for one, row in zip(encoded, table, strict=True):
         with torch.no_grad():
             scores = model.eval()(torch.tensor([one.tokens])).logits[0].log_softmax(dim=1)
-        expected = -sum(float(scores[place - 1, one.tokens[place]]) for place in range(one.first, one.stop))
+        expected = -sum(float(scores[place - 1, one.tokens[place]]) for place in range(one.first, len(one.tokens)))
         assert row["loss_sum"] == pytest.approx(expected, rel=1e-5)
         assert row["loss_mean"] == pytest.approx(expected / row["tokens"], rel=1e-5)
         assert (row["canary"], row["step"]) == (one.canary, 3)
@@ -54,7 +54,7 @@ def test_the_random_part_of_a_chat_is_that_of_the_last_answer(folder: Path) -> N
 
 def test_a_token_without_a_predecessor_has_no_loss(folder: Path) -> None:
     encoded = encode_canaries(documents(Form("{d4}")), load_tokenizer(str(folder))[0])
-    assert {(one.first, one.stop) for one in encoded} == {(1, 4)}
+    assert {(one.first, len(one.tokens)) for one in encoded} == {(1, 4)}
     with pytest.raises(UserError, match="makes no token of a canary's random part that follows another one"):
         encode_canaries([CanaryDocument("a", "7", (0, 1))], load_tokenizer(str(folder))[0])
 
