@@ -48,6 +48,8 @@ def groups_of(
         if images is None or images.ndim != 4:
             raise UserError("group.near compares images, and these examples are points; use pattern or path")
         links += near_links(entries, images, spec.near)
+    if spec.identical:
+        links += _links_by_name([entry["digest"] or None for entry in entries])
     return _components(len(entries), links)
 
 

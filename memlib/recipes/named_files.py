@@ -8,6 +8,7 @@ from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
 from memlib.specs.encoders import TimmEncoder, TorchvisionEncoder, TransformersEncoder
+from memlib.specs.members import WithMembers
 from memlib.specs.weights import InFile
 
 
@@ -51,6 +52,8 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         from memlib.data.splits import check_sets
 
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
+    elif isinstance(spec, WithMembers):
+        yield "members", lambda path: said_of_examples(path, "member", setting="target.members")
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
         from memlib.models.external.encoders import load_external_encoder
 

@@ -378,6 +378,8 @@ class GroupSpec(Spec):
     the images of one person as independent and rejects too often.
     """
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"identical"})
+
     pattern: str | None = Field(default=None, min_length=1)
     """Regular expression for example ids; the match of its first parentheses (or else its whole match) names the group, as
     in `(patient\\d+)`."""
@@ -386,11 +388,13 @@ class GroupSpec(Spec):
     near: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
     """Largest distance between two images that are joined into one group: the root mean square difference in grey levels of
     their 16 x 16 versions; 0 joins only images whose 16 x 16 versions are equal."""
+    identical: bool = False
+    """Join examples whose stored pixels, or coordinates, are equal, whatever their labels: copies of one record."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "GroupSpec":
-        if self.pattern is None and self.path is None and self.near is None:
-            raise ValueError("group needs at least one of pattern, path and near")
+        if self.pattern is None and self.path is None and self.near is None and not self.identical:
+            raise ValueError("group needs at least one of pattern, path, near and identical")
         if self.pattern is not None:
             try:
                 re.compile(self.pattern)

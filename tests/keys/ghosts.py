@@ -245,7 +245,8 @@ def _decode(spec: Mapping[str, Any], per_class: int, attempt: Attempt) -> None:
     for part, described in parts.items():
         classes = _classes(described)
         for number in range(per_class * len(classes)):
-            label, name = number % len(classes), f"{part}{number:06d}"
+            person = f"{number // 3:05d}/" if described.get("person_column") else ""
+            label, name = number % len(classes), f"{part}{person}{number:06d}"
             boxes = [size // 3, size // 3, size // 2, size // 2] if described.get("boxes", "none") != "none" else []
             rows.append(
                 {
@@ -292,6 +293,8 @@ def _write_files(folder: Path, form: str) -> None:
     (folder / "secrets.txt").write_text("".join(f"{fill(n)}\n" for n in range(1, 4)))
     sets = "".join(f"{number:06d},{'ABX'[number // 2 % 3]}\n" for number in range(120))
     (folder / "sets.csv").write_text(f"example_id,set\n{sets}")
+    (folder / "members.csv").write_text("example_id,member\n" + "".join(f"{number:06d},yes\n" for number in range(120)))
+    (folder / "outputs.csv").write_text("example_id,p0\n")
     (folder / "unseen.txt").write_text("".join(f"{fill(n)}\n" for n in range(5, 14)))
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").write_text("")

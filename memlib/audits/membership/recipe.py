@@ -17,6 +17,7 @@ from memlib.specs import (
 )
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.members import WithMembers
 from memlib.specs.observing import WEIGHTLESS
 
 MEMBERS, PRIVACY = "members", "privacy"
@@ -70,7 +71,7 @@ class ShadowsSpec(Spec):
     """Seed of the coins."""
 
 
-class TargetSpec(Spec):
+class TargetSpec(WithMembers):
     """The model under audit: by default memlib trains it, on examples that it draws by coins like those of the shadow
     models."""
 
@@ -78,9 +79,6 @@ class TargetSpec(Spec):
     """An external model with its weights, or a fitted estimator of scikit-learn that its factory returns."""
     outputs: OutputsSpec | None = None
     """Outputs of an external model on all examples of the pool."""
-    members: str | None = None
-    """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
-    be audited; examples that it does not list are left out."""
     drawn: Drawn = "unknown"
     """For an external model: how its training examples were chosen. coins: each example (or person) by an independent fair
     coin; fixed: a fixed number per class at random, as in a random hold-out; unknown: anything else. With `unknown`, members

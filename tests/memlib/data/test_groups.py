@@ -61,7 +61,7 @@ def test_joined_merges_groups_connected_by_a_link() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [({}, "needs at least one of pattern, path and near"), ({"pattern": "("}, "not a valid regular expression")],
+    [({}, "needs at least one of pattern, path, near and identical"), ({"pattern": "("}, "not a valid regular expression")],
 )
 def test_group_spec_refuses_empty_settings_and_invalid_patterns(spec: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
@@ -219,3 +219,13 @@ def test_near_copies_needs_two_roles_and_limits_the_pairs_it_reports() -> None:
     assert near_copies(make_splits([]), images) == []
     found = near_copies(make_splits(["train", "validation"] * 1000), images)
     assert 0 < len(found) <= 1000
+
+
+def test_identical_examples_are_one_group_whatever_their_labels() -> None:
+    entries = [
+        {"example_id": str(number), "digest": digest, "unreadable": None, "label": number}
+        for number, digest in enumerate(["a", "b", "a", "", ""])
+    ]
+    groups = groups_of(entries, None, GroupSpec(identical=True))
+    assert groups[0] == groups[2]
+    assert len(set(groups.tolist())) == 4  # unreadable examples have no digest and stay by themselves
