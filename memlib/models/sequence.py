@@ -55,13 +55,13 @@ class LanguageModel(nn.Module, ABC):
         """Return, for each place of a window, the scores of all symbols given the preceding ones.
 
         Args:
-            tokens: (batch, length) integers.
+            tokens: (batch, length) integers; -1 is padding at the end.
 
         Returns:
             (batch, length, num_symbols).
         """
         start = torch.full_like(tokens[:, :1], self.start)
-        return self.following(torch.cat([start, tokens[:, :-1]], dim=1).long())
+        return self.following(torch.cat([start, tokens[:, :-1]], dim=1).long().clamp(min=0))
 
     def kept_state(self) -> dict[str, Tensor]:
         """Return the weights to save, by name: all of them by default."""
