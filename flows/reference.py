@@ -64,6 +64,8 @@ def recipe_page() -> str:
     for audit in AUDITS.values():
         lines += [f"## {audit.name}", "", audit.question, ""]
         lines += _section("", audit.recipe)
+        for name, variant in audit.variants.items():
+            lines += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *_section("", variant)]
     lines += ["## resources", "", *_section("resources", Resources)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -59,6 +59,10 @@ def _none(recipe: Any) -> Iterable[str]:
     return ()
 
 
+def _recipe_itself(content: Params) -> str:
+    return ""
+
+
 def _unmeasured(findings: Findings) -> None:
     return None
 
@@ -109,6 +113,8 @@ class Audit:
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
         run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
+        variants: schemas of recipes with other data, which `recipe` reads as well, by what they are about.
+        variant_of: function that returns the variant that a recipe's content is of; "" for `recipe` itself.
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
 
@@ -133,12 +139,18 @@ class Audit:
     utility: Callable[[Findings], Finding | None] = _unmeasured
     exported: Callable[[Any, Any], Exported] | None = None
     run_of: Callable[[Params, str], str] = run_name
+    variants: Mapping[str, type[Spec]] = field(default_factory=dict)
+    variant_of: Callable[[Params], str] = _recipe_itself
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
 
     @property
     def field(self) -> str:
         """The audit's name in recipes, results and module names."""
         return self.name.replace("-", "_")
+
+    def schema(self, content: Params) -> type[Spec]:
+        """Return the schema of a recipe's content, whose keys are named in messages."""
+        return self.variants.get(self.variant_of(content), self.recipe)
 
     def level(self, findings: Findings) -> float | None:
         """Return the level of the tests that decide a run's verdict; None if there is none, or several."""

@@ -64,7 +64,7 @@ class AuditRequest:
         content, machines = _content(named or recipe, changes)
         source = partial(origin_of, named, changes)
         audit = _audit_of(content, f"recipe {named}" if named else "the recipe", expected, source)
-        spec = validate(audit.recipe, resolved(audit, content), origin=source)
+        spec = validate(audit.schema(content), resolved(audit, content), origin=source)
         if isinstance(resources, Resources):
             resources = resources.model_dump(mode="json", exclude_defaults=True)
         machines = merged(machines, dict(resources or {}))
