@@ -1,10 +1,14 @@
-"""The membership audit: who was in the training set? From data to report."""
+"""The membership audit: who was in the training set? From data, or documents, to report."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.last_stages import run_id
+from memlib.audits.membership.documents.corpus import MakeDocuments, ReadDocumentMembers, StoredDocuments, training_data
+from memlib.audits.membership.documents.models import ObserveDocuments, TrainDocuments
+from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.documents.stages import ReportDocuments, ScoreDocuments
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import (
     Answers,
@@ -24,15 +28,22 @@ from memlib.identity import derive_seed
 from memlib.observe.models import Trained
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import ClassifierSpec
+from memlib.specs import ClassifierSpec, PretrainedSpec
+from memlib.training.pretrained import Pretrained, TakeOver
 
-STAGES = (
+OF_EXAMPLES = (
     DecodeBlock, Decode, HoldOut, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe, Score, Report,
 )  # fmt: skip
+OF_DOCUMENTS = (
+    TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, ScoreDocuments, ReportDocuments,
+)  # fmt: skip
+STAGES = (*OF_EXAMPLES, *OF_DOCUMENTS)
 
 
 def absent(recipe: Recipe) -> set[type[Any]]:
     """Return the stages that a recipe leaves out."""
+    if isinstance(recipe, DocumentsRecipe):
+        return _absent_of_documents(recipe)
     is_net = isinstance(recipe.model, ClassifierSpec)
     is_small = is_net and recipe.model.stackable  # type: ignore[union-attr]
     used = {
@@ -43,11 +54,22 @@ def absent(recipe: Recipe) -> set[type[Any]]:
         FitEstimators: not is_net,
         Observe: is_net or recipe.target.trained is not None,
     }
-    return {stage for stage, is_used in used.items() if not is_used}
+    return {*OF_DOCUMENTS, *(stage for stage, is_used in used.items() if not is_used)}
+
+
+def _absent_of_documents(recipe: DocumentsRecipe) -> set[type[Any]]:
+    used = {
+        TakeOver: isinstance(recipe.model, PretrainedSpec),
+        ReadDocumentMembers: recipe.target.is_external,
+        TrainDocuments: recipe.trains,
+    }
+    return {*OF_EXAMPLES, *(stage for stage, is_used in used.items() if not is_used)}
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the audit from data to report; return the run's manifest, or None in a plan."""
+    if isinstance(recipe, DocumentsRecipe):
+        return _audit_documents(runner, recipe)
     shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
@@ -60,6 +82,41 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     scores = runner.run(Score(recipe, data, shadows, answers, target, members))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "target": target})
+
+
+def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | None:
+    """Run the audit of documents: read them, train models on documents drawn by coins, score all documents under each."""
+    base = runner.run(TakeOver(recipe.model)) if isinstance(recipe.model, PretrainedSpec) else None
+    corpus = runner.run(MakeDocuments(recipe.data, recipe.shortest, recipe.split.group, base))
+    data, external = training_data(corpus), recipe.target.trained
+    numbers = [*([] if external is not None else [TARGET]), *range(recipe.shadows.count)]
+    subsets = [Subsets(data, (number,), recipe.shadows.share, recipe.shadows.seed) for number in numbers]
+    members = None if recipe.target.members is None else runner.run(ReadDocumentMembers(data, recipe.target.members, corpus))
+    trained = runner.run_all([_language_model(recipe, each, corpus, base) for each in subsets])
+    epoch, share = 0 if recipe.training is None else recipe.training.epochs, recipe.score.lowest
+    observed = [ObserveDocuments(corpus, model, epoch, share) for model in trained]
+    others = [ObserveDocuments(corpus, model, 0, share) for model in (external, base) if model is not None]
+    found = runner.run_all([*observed, *others])
+    of_base = found.pop() if base is not None else None
+    target = found.pop() if external is not None else found.pop(0)
+    shadows = [each for each in subsets if each.numbers != (TARGET,)]
+    scores = runner.run(ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base))
+    report = runner.run(ReportDocuments(recipe, run_id(recipe, scores), scores, data, corpus))
+    return runner.publish(recipe, scores, report, {"documents": corpus, "target": target})
+
+
+def _language_model(
+    recipe: DocumentsRecipe, subsets: Subsets, corpus: Artifact[StoredDocuments], base: Artifact[Pretrained] | None
+) -> TrainDocuments:
+    """Return the training of one language model, from scratch or from a pretrained one."""
+    assert recipe.training is not None
+    (number,), data = subsets.numbers, subsets.data
+    (seed,) = _seeds(recipe.training.seed, subsets.numbers)
+    training = recipe.training.model_copy(update={"seed": seed})
+    return TrainDocuments(
+        name_of(number), recipe.model, training, 0, data.shard, data.splits, (TRAIN,), base=base, subsets=subsets,
+        corpus=corpus,
+    )  # fmt: skip
 
 
 def _external(runner: Runner, recipe: Recipe, data: TrainingData) -> tuple[Artifact[Any] | None, Artifact[Answers] | None]:

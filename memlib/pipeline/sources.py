@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact
 
-DATA_STAGES = ("decode", "secret/corpus")
+DATA_STAGES = ("decode", "secret/corpus", "documents")
 KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and their length
 
 

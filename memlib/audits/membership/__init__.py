@@ -10,6 +10,8 @@ depend on them, every other draw was as likely.
     inconclusive  neither
     descriptive   members were not drawn at random
 
+Documents of a language model are audited alike, by scores of their own tokens (`documents`).
+
 The same models give counterfactual memorization and influence (Feldman and Zhang 2020), and lower bounds of epsilon (Steinke
 2023).
 """
@@ -20,7 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit
-from memlib.audits.membership.recipe import HEADLINES, Recipe
+from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.recipe import HEADLINES, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.findings import Finding, Findings
 from memlib.tables import COMMON
@@ -52,7 +55,10 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     """Return the stored examples, and the rows of the examples of the pool by id."""
     from memlib.data.splits import TRAIN, select
     from memlib.data.stages import HoldOut, decode
+    from memlib.errors import UserError
 
+    if recipe.reads_texts:
+        raise UserError("documents are scored by models, not by supplied outputs; give target.trained")
     shard = decode(runner, recipe.data)
     members = select(runner.run(HoldOut(recipe.split, shard)).content, TRAIN)
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
@@ -69,4 +75,6 @@ AUDIT = Audit(
     queried=_queried,
     utility=_utility,
     columns=("auc", "true_alarms", "auc_of_models"),
+    variants={"documents": DocumentsRecipe},
+    variant_of=lambda content: "documents" if is_of_texts(content) else "",
 )

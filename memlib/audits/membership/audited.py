@@ -1,16 +1,19 @@
 """Everything that an audit computes before it writes tables: the pool, its units, the attacks, and all models in turn."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, survey_models
+from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, Signal, survey_models
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Pool, Units, units_of
+from memlib.data.blind_features import BlindFeatures
 from memlib.stats.counterfactual import Differences, influence, memorization
 from memlib.stats.multiplicity import holm
 
@@ -32,6 +35,8 @@ class Audited:
         is_drawn: whether the target's members were drawn at random, and nothing contradicts it.
     """
 
+    has_classes: ClassVar[bool] = True  # whether answers are right or wrong, as memorization and influence need
+
     recipe: Recipe
     pool: Pool
     rows: pa.Table
@@ -51,7 +56,17 @@ class Audited:
     @cached_property
     def rankings(self) -> Rankings:
         """The attacks on the target."""
-        return Rankings(self.units, self.recipe.score, self.is_drawn)
+        return Rankings(self.units, self.recipe.score, self.is_drawn, self.signals)
+
+    @property
+    def signals(self) -> Mapping[str, Signal]:
+        """The scores of attacks that do not follow from log odds, by attack."""
+        return {}
+
+    @property
+    def features(self) -> BlindFeatures | None:
+        """What is known of the examples without a model, if it was computed with them."""
+        return None
 
     @cached_property
     def survey(self) -> tuple[Scores, list[ModelResult]]:
@@ -92,7 +107,7 @@ class Audited:
     @property
     def has_influence(self) -> bool:
         """True if there are pairs to examine."""
-        return bool(len(self.examined)) and bool(self.held_out.num_rows)
+        return self.has_classes and bool(len(self.examined)) and bool(self.held_out.num_rows)
 
     def withdrawn(self) -> "Audited":
         """Return the audit without tests of the target, where the declared random draw is contradicted."""

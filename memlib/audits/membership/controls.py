@@ -1,7 +1,7 @@
 """Controls of a membership audit: can members be told without the model, and are the shadow models like the target?"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.verdict import BLIND
-from memlib.data.blind_features import blind_features
+from memlib.data.blind_features import BlindFeatures, blind_features
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
@@ -22,6 +22,8 @@ from memlib.stats.randomization import Design
 FOLDS, REDRAWS = 5, 999
 CONTRADICTED = 0.01  # p-value at which a declared random draw is taken for contradicted
 UNLIKE = 0.05  # level over all numbers of the likeness
+FEWEST_SHADOWS = 3  # with which a target can be compared
+OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same for tokens, of which many are answers at once
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,7 @@ def blind_baseline(audited: Audited, data: TrainingData) -> Blind | None:
     recipe, pool = audited.recipe, audited.pool
     if not recipe.score.blind or not recipe.target.is_external:
         return None
-    index = data.shard.content.index
-    places = pc.index_in(pa.array(pool.ids), value_set=index["example_id"].combine_chunks())
-    features = blind_features(index.take(places), data.images).by_group(pool.groups)
+    features = (audited.features or _features(pool.ids, data)).by_group(pool.groups)
     units, seed = audited.units, derive_seed(recipe.score.seed, "blind")
     numbers = np.arange(len(units))
     if not recipe.is_drawn:
@@ -64,6 +64,13 @@ def blind_baseline(audited: Audited, data: TrainingData) -> Blind | None:
     folds = folds_by_group(numbers, FOLDS, seed=seed)
     design = Design.of(units.member, units.labels)
     return Blind(tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed))
+
+
+def _features(ids: Sequence[str], data: TrainingData) -> BlindFeatures:
+    """Return the features of examples of the pool."""
+    index = data.shard.content.index
+    places = pc.index_in(pa.array(ids), value_set=index["example_id"].combine_chunks())
+    return blind_features(index.take(places), data.images)
 
 
 def control_findings(audited: Audited, blind: Blind | None) -> list[Finding]:
@@ -82,9 +89,11 @@ def _blind_rows(audited: Audited, blind: Blind) -> Iterator[Finding]:
 
 def _likeness_rows(audited: Audited) -> Iterator[Finding]:
     """Yield each number of the target beside the range of the same number of the shadow models."""
+    if len(audited.inside) < FEWEST_SHADOWS:
+        return
     ours = utility(audited.shadows.odds[:, 0], audited.shadows.correct, audited.inside)
     theirs = utility(audited.target.odds[:, 0], audited.target.correct, audited.member)
-    compared = likeness(ours, theirs)
+    compared = [row for row in likeness(ours, theirs) if audited.has_classes or row.name.startswith(OF_TOKENS)]
     for row in compared:
         word = "unlike" if is_out(row, UNLIKE / len(compared)) else "like"
         far = round(row.distance, 3) if math.isfinite(row.distance) else None

@@ -1,7 +1,7 @@
 """What each attack says of the target's members, and of the members of every shadow model in turn."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.membership.recipe import AttackName, Config
+from memlib.audits.membership.recipe import Config
 from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
 from memlib.stats.coins import CoinTest, coin_tests
@@ -36,9 +36,22 @@ class Ranking:
         test: the test of the target's coins; None if they were not drawn at random.
     """
 
-    attack: AttackName
+    attack: str
     scores: Scores
     test: CoinTest | None
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Scores that do not follow from log odds.
+
+    Attributes:
+        target: (num_units,), higher for members.
+        shadows: (num_models, num_units), the same of every shadow model.
+    """
+
+    target: Scores
+    shadows: Scores
 
 
 @dataclass(frozen=True)
@@ -49,18 +62,20 @@ class Rankings:
         units: examples or persons.
         config: attacks and tests.
         is_drawn: whether the target's members were drawn at random.
+        signals: scores of attacks that do not follow from log odds, by attack.
     """
 
     units: Units
     config: Config
     is_drawn: bool
+    signals: Mapping[str, Signal] = field(default_factory=dict)
 
     @cached_property
     def slope(self) -> float:
         """The slope a of RMIA's offline reference, fitted to shadow models before the target is looked at."""
         return fit_a(self.units.shadows, derive_seed(self.config.seed, "slope"))
 
-    def attack(self, name: AttackName) -> Attack[Any] | None:
+    def attack(self, name: str) -> Attack[Any] | None:
         """Return an attack with its settings; None for the gap, which reads right answers instead of log odds."""
         match name:
             case "lira" | "lira_offline":
@@ -69,7 +84,7 @@ class Rankings:
                 return Rmia()
             case "rmia_offline":
                 return Rmia(online=False, a=self.slope)
-            case "calibrated_loss":
+            case "calibrated_loss" | "ratio":  # without a pretrained model, to which a ratio compares
                 return CalibratedLoss()
             case "loss":
                 return Loss()
@@ -91,7 +106,9 @@ class Rankings:
         """The headline attack."""
         return next(ranking for ranking in self.all if ranking.attack == self.config.headline)
 
-    def _scores(self, name: AttackName) -> Scores:
+    def _scores(self, name: str) -> Scores:
+        if name in self.signals:
+            return self.signals[name].target
         attack = self.attack(name)
         if attack is None:
             return self.units.correct.astype(np.float64)
@@ -123,7 +140,14 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
     """
     units, config = rankings.units, rankings.config
     attack = rankings.attack(config.headline)
-    scores = units.shadows_correct.astype(np.float64) if attack is None else survey(units.shadows, attack)
+    if not units.shadows.num_models:
+        return units.shadows.inside.astype(np.float64), []
+    if config.headline in rankings.signals:
+        scores = rankings.signals[config.headline].shadows
+    elif attack is None:
+        scores = units.shadows_correct.astype(np.float64)
+    else:
+        scores = survey(units.shadows, attack)
     results = []
     for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
         design = Design.of(inside, units.labels)

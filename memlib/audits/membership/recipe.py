@@ -1,9 +1,9 @@
 """The recipe of a membership audit."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
 from memlib.specs import (
     ClassifierSpec,
@@ -13,6 +13,7 @@ from memlib.specs import (
     HoldOutSpec,
     OutputsSpec,
     Spec,
+    TextSource,
     TrainingSpec,
 )
 from memlib.specs.level import LevelSpec
@@ -40,6 +41,16 @@ AuditedModelSpec = Annotated[
     ),
 ]
 """A network or an estimator of scikit-learn; a recipe without a kind specifies a network."""
+
+
+TEXTS = {kind for source in get_args(get_args(TextSource)[0]) for kind in get_args(source.model_fields["kind"].annotation)}
+
+
+def is_of_texts(content: Any) -> bool:
+    """Return whether the content of a recipe names a source of text."""
+    for name in ("data", "source", "kind"):
+        content = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
+    return content in TEXTS
 
 
 class QueriesSpec(Spec):
@@ -162,12 +173,15 @@ class ReportSpec(Spec):
 
 
 class Recipe(Spec):
-    """A membership audit from data to report."""
+    """A membership audit from data to report; with a source of text, see `documents.recipe.DocumentsRecipe`."""
+
+    reads_texts: ClassVar[bool] = False
 
     audit: Literal["membership"] = "membership"
     title: str = "Membership audit"
     """Heading of the report."""
     data: DataSpec
+    """Images, points or tables; for documents, a source of text."""
     split: HoldOutSpec = HoldOutSpec()
     """The pool from which training sets are drawn (`train_per_class`; by default all examples), examples for early stopping,
     and held-out examples, on which the influence of memorized examples is measured."""
@@ -182,6 +196,16 @@ class Recipe(Spec):
     privacy: ClaimSpec | None = None
     """A claim of differential privacy that is tested."""
     report: ReportSpec = ReportSpec()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_texts(cls, content: Any, handler: ModelWrapValidatorHandler["Recipe"]) -> "Recipe":
+        """Read a recipe whose data are a text as that of documents."""
+        from memlib.audits.membership.documents.recipe import DocumentsRecipe  # which derives from this class
+
+        if cls is Recipe and is_of_texts(content):
+            return DocumentsRecipe.model_validate(content)
+        return handler(content)
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":

@@ -27,7 +27,6 @@ from memlib.report.page import (
     first_words,
     meaning_of,
 )
-from memlib.specs import ClassifierSpec
 
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED)
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
@@ -42,6 +41,14 @@ _METHOD = (
     "Offline attacks use only models that were not trained on the example. Thresholds are order statistics of the "
     "non-members, never quantiles of a fitted law. Tests redraw the target's coins within classes; all attacks share one "
     "level (max-T, Westfall and Young 1993)."
+)
+_OF_TEXTS = (
+    "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the document's "
+    "mean log probability with that under the pretrained model or, without one, with its mean under shadow models that were "
+    "not trained on it; Min-K%++ (Zhang et al. 2024) is the mean of the lowest log probabilities, standardized over the "
+    "vocabulary at each place; the zlib ratio (Carlini et al. 2021) divides by the compressed size. Shadow models are trained "
+    "like the target, each on documents drawn by independent coins. Thresholds are order statistics of the non-members. Tests "
+    "redraw the target's coins; all attacks share one level (max-T, Westfall and Young 1993)."
 )
 _NOT_SHOWN = (
     "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
@@ -90,10 +97,10 @@ def compose(
             _units_section(tables["units"], recipe),
             _blind_section(findings, recipe),
             _privacy_section(findings, recipe),
-            _memorization_section(findings, tables["examples"], show, recipe),
+            _memorization_section(findings, tables.get("examples"), show, recipe),
             _influence_section(findings, tables.get("influence"), show),
             _models_section(findings, tables["models"], recipe),
-            Section("What was run", _METHOD, facts_table(_facts(recipe, sizes, findings))),
+            Section("What was run", _OF_TEXTS if recipe.reads_texts else _METHOD, facts_table(_facts(recipe, sizes, findings))),
         ],
     )  # fmt: skip
 
@@ -108,10 +115,10 @@ def _advice(word: str, recipe: Recipe) -> str:
 def _model(recipe: Recipe) -> str:
     target = recipe.target
     if target.trained is not None:
-        return target.trained.model
+        return getattr(target.trained, "model", "") or getattr(target.trained, "path", "")
     if target.outputs is not None:
         return "an external model, by its outputs"
-    return recipe.model.architecture if isinstance(recipe.model, ClassifierSpec) else recipe.model.kind
+    return getattr(recipe.model, "architecture", recipe.model.kind)
 
 
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
@@ -231,7 +238,7 @@ def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
 
 def _units_section(units: pa.Table, recipe: Recipe) -> Section:
     persons = recipe.split.group is not None
-    noun = "persons" if persons else "examples"
+    noun = "persons" if persons else "documents" if recipe.reads_texts else "examples"
     top = units.slice(0, LISTED).to_pylist()
     members = sum(row["member"] for row in top)
     cells = [
@@ -322,8 +329,10 @@ def _claimed(claim: Finding | None, recipe: Recipe) -> str:
 
 
 def _memorization_section(
-    findings: Findings, examples: pa.Table, show: Callable[[str], NDArray[np.uint8] | None], recipe: Recipe
-) -> Section:
+    findings: Findings, examples: pa.Table | None, show: Callable[[str], NDArray[np.uint8] | None], recipe: Recipe
+) -> Section | None:
+    if examples is None:
+        return None
     mean, count = findings.first("memorization_mean"), findings.first("memorized_examples")
     top = examples.slice(0, recipe.report.gallery).to_pylist()
     pictures = [
@@ -374,8 +383,10 @@ def _influence_section(
     )
 
 
-def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Section:
-    row = findings.first("auc_of_models")
+def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Section | None:
+    row = findings.get("auc_of_models")
+    if row is None:
+        return None
     measures = findings.all("likeness")
     cells = [
         (
@@ -397,8 +408,9 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
 def _facts(recipe: Recipe, sizes: Mapping[str, int], findings: Findings) -> Mapping[str, str]:
     """Return the facts about the run for the last section."""
     training = recipe.training
+    noun = "documents" if recipe.reads_texts else "examples"
     facts = {
-        "pool": f"{sizes[TRAIN]:,} examples" + (f"; {sizes[HELD_OUT]:,} held out" if sizes[HELD_OUT] else ""),
+        "pool": f"{sizes[TRAIN]:,} {noun}" + (f"; {sizes[HELD_OUT]:,} held out" if sizes[HELD_OUT] else ""),
         "model": ", ".join(f"{key} {value}" for key, value in recipe.model.model_dump(mode="json").items() if key != "kind"),
         "shadow models": f"{recipe.shadows.count}, each trained on an example with probability {recipe.shadows.share:g}",
         "queries": str(recipe.queries.count),

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.rankings import mean_odds, true_alarms
-from memlib.audits.membership.recipe import ATTACKS
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
+from memlib.audits.membership.verdict import NAMES
 from memlib.data.inclusion import TARGET
 from memlib.stats.membership import log_p
 from memlib.stats.operating import auc, roc
@@ -39,7 +39,8 @@ def unit_rows(audited: Audited) -> pa.Table:
         "above_nonmembers": above_nonmembers(head, units.member),
     }
     found = {ranking.attack: ranking.scores for ranking in rankings.all}
-    columns |= {name: found[name] if name in found else pa.nulls(len(units), pa.float64()) for name in ATTACKS}
+    scored = [column.name for column in UNITS.columns if column.name in NAMES]
+    columns |= {name: found[name] if name in found else pa.nulls(len(units), pa.float64()) for name in scored}
     table = pa.table([columns[name] for name in UNITS.arrow.names], names=UNITS.arrow.names).cast(UNITS.arrow)
     return table.take(pa.array(np.argsort(-head, kind="stable")))
 

@@ -90,7 +90,8 @@ class Score(ScoresStage):
             audited = audited.withdrawn()
         write_table(summarize(audited, control_findings(audited, blind)), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(unit_rows(audited), UNITS, attempt.path(UNITS_FILE))
-        write_table(example_rows(audited), EXAMPLES, attempt.path(EXAMPLES_FILE))
+        if audited.has_classes:
+            write_table(example_rows(audited), EXAMPLES, attempt.path(EXAMPLES_FILE))
         write_table(model_rows(audited), MODELS, attempt.path(MODELS_FILE))
         write_table(curves(audited), CURVES, attempt.path(CURVES_FILE))
         if audited.has_influence:
@@ -156,7 +157,7 @@ class Report(PageStage):
         return compose(self.recipe, tables, show, self._sizes(), attempt.path("figures"))
 
     def _has(self, name: str) -> bool:
-        return name != "influence" or INFLUENCE_FILE in self.scores.files
+        return f"{name}.parquet" in self.scores.files
 
     def _sizes(self) -> Mapping[str, int]:
         """Return the number of examples of each role."""

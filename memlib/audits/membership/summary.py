@@ -41,7 +41,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rows.append(_utility(audited))
     rows += _model_rows(audited)
     rows += _levels(audited)
-    rows += _memorization_rows(audited)
+    rows += _memorization_rows(audited) if audited.has_classes else []
     rows += more
     if not audited.is_drawn:
         rows = [untested(row) if row.family in HEADLINES else row for row in rows]
@@ -122,6 +122,8 @@ def _utility(audited: Audited) -> Finding:
 def _model_rows(audited: Audited) -> Iterator[Finding]:
     """Yield the headline attack on all shadow models in turn: the range of its AUC, and twice the mean of the p-values."""
     results, config = audited.survey[1], audited.recipe.score
+    if not results:
+        return
     values = np.array([result.auc for result in results])
     low, high = np.quantile(values, [0.025, 0.975])
     params = {"attack": config.headline, "models": len(results)}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
@@ -58,9 +59,14 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         """The pool and the content of the file."""
         return {"splits": self.data.splits.key, "members": named_digest(self.path, setting="target.members")}
 
+    @property
+    def pool(self) -> pa.Table:
+        """The examples that the file may list, rows of tables.SPLITS."""
+        return self.data.members(TRAIN)
+
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write members.npy: 1 for members, 0 for non-members, -1 for examples that are not listed."""
-        members = self.data.members(TRAIN)
+        members = self.pool
         ids = members["example_id"].to_pylist()
         listed = said_of_examples(self.path, "member", setting="target.members")
         values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)

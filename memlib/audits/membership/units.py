@@ -65,6 +65,7 @@ class Units:
         correct: (num_units,) the target's share of right answers.
         shadows: the log odds and the training sets of the shadow models.
         shadows_correct: (num_models, num_units) their shares of right answers.
+        word: the word for units, in the plural; by default examples or persons.
     """
 
     names: Sequence[str]
@@ -76,6 +77,7 @@ class Units:
     correct: NDArray[np.float32]
     shadows: Shadows
     shadows_correct: NDArray[np.float32]
+    word: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -88,7 +90,7 @@ class Units:
     @property
     def noun(self) -> str:
         """The word for units, in the plural."""
-        return "persons" if self.are_persons else "examples"
+        return self.word or ("persons" if self.are_persons else "examples")
 
 
 def units_of(
@@ -134,5 +136,6 @@ def _shares(correct: NDArray[np.bool_], pool: Pool) -> NDArray[np.float32]:
     """Return each unit's share of right answers, (num_models, num_units)."""
     if not pool.has_groups:
         return correct.astype(np.float32)
-    sums = np.stack([np.bincount(pool.groups, weights=row) for row in correct])
-    return (sums / np.bincount(pool.groups)).astype(np.float32)
+    sizes = np.bincount(pool.groups)
+    sums = [np.bincount(pool.groups, weights=row) for row in correct]
+    return (np.array(sums).reshape(len(correct), len(sizes)) / sizes).astype(np.float32)

@@ -28,6 +28,9 @@ NAMES = {
     "calibrated_loss": "the calibrated loss",
     "loss": "the loss",
     "gap": "right answers alone",
+    "ratio": "the log ratio to the reference",
+    "min_k": "Min-K%++",
+    "zlib": "the zlib ratio",
 }
 FEW_SHADOWS = 16
 BLIND = "blind_auc"
@@ -41,7 +44,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
             "the target's training examples were not drawn at random (target.drawn), so nothing is tested: members may "
             "differ from non-members in more than membership"
         )
-    if target.is_external:
+    if target.is_external and recipe.shadows.count:
         yield (
             "the shadow models are trained by memlib; where they are unlike the target (see its likeness), attacks are "
             "weaker than they could be"
@@ -54,10 +57,22 @@ def limits(recipe: Recipe) -> Iterator[str]:
             f"with {score.redraws} redraws no p-value lies below {smallest:.2g}, but the level is {level:.2g}: raise "
             "score.redraws"
         )
-    if recipe.shadows.count < FEW_SHADOWS:
+    if recipe.reads_texts:
+        yield from _text_limits(recipe)
+    elif recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
     if recipe.privacy is not None:
         yield from _claim_limits(recipe)
+
+
+def _text_limits(recipe: Recipe) -> Iterator[str]:
+    if recipe.target.is_external:
+        yield (
+            "documents are scored in windows of data.window tokens, each from its own start; a target that was trained on "
+            "other windows may remember more of them"
+        )
+    if not recipe.shadows.count:
+        yield "without shadow models, how the attacks do on other models trained like the target is not known"
 
 
 def _claim_limits(recipe: Recipe) -> Iterator[str]:

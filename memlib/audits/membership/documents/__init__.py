@@ -1,0 +1,1 @@
+"""Membership of documents: which texts was a language model trained on?"""

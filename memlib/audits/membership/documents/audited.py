@@ -1,0 +1,135 @@
+"""Documents with the scores of all models, as the attacks of a membership audit take them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.rankings import Scores, Signal
+from memlib.audits.membership.shadows import Answers
+from memlib.audits.membership.units import Pool, Units, units_of
+from memlib.data.blind_features import BlindFeatures
+from memlib.observe.token_scores import TokenScores, zlib_ratio
+from memlib.stats.membership import by_person
+
+
+@dataclass(frozen=True)
+class DocumentsAudited(Audited):
+    """Documents with the scores of all models.
+
+    The log odds are those of the geometric mean of a document's token probabilities, so that their log p is its mean log
+    probability per token; "right answers" are the share of tokens that a model predicts.
+
+    Attributes:
+        scores: (num_documents,) of the target and (num_models, num_documents) of the shadow models, by attack.
+        known: what is known of the documents without a model.
+    """
+
+    has_classes: ClassVar[bool] = False
+
+    scores: Mapping[str, Signal]
+    known: BlindFeatures
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        recipe: DocumentsRecipe,
+        pool: Pool,
+        rows: pa.Table,
+        member: NDArray[np.bool_],
+        listed: NDArray[np.bool_],
+        inside: NDArray[np.bool_],
+        target: TokenScores,
+        shadows: Sequence[TokenScores],
+        base: TokenScores | None,
+        compressed: NDArray[np.int64],
+        known: BlindFeatures,
+        nobody: pa.Table,
+    ) -> Self:
+        """Return the listed documents with their scores.
+
+        Args:
+            recipe: attacks, tests and claim.
+            pool, rows: the listed documents.
+            member, listed: (num_documents,) whether the target was trained on them, and whether they are audited.
+            inside: (num_models, num_documents) training sets of the shadow models.
+            target, shadows: their scores of all documents.
+            base: the scores of the pretrained model; None without one.
+            compressed: (num_documents,) bytes of the compressed texts.
+            known: features of all documents.
+            nobody: rows of tables.SPLITS, none.
+        """
+        signals = {
+            name: Signal(score[0][listed], score[1:][:, listed])
+            for name, score in signals_of([target, *shadows], base, compressed).items()
+        }
+        return cls(
+            recipe=recipe, pool=pool, rows=rows, member=member[listed], target=answers_of([target]).of(listed),
+            shadows=answers_of(shadows, len(listed)).of(listed), inside=inside[:, listed], held_out=nobody,
+            is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]),
+        )  # fmt: skip
+
+    @cached_property
+    def units(self) -> Units:
+        """The documents, or persons, that are told apart."""
+        found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, self.recipe.score.persons)
+        return replace(found, word="documents" if self.recipe.split.group is None else "persons")
+
+    @property
+    def signals(self) -> Mapping[str, Signal]:
+        """The scores of units."""
+        return {
+            name: Signal(self._by_unit(signal.target), self._by_unit(signal.shadows)) for name, signal in self.scores.items()
+        }
+
+    @property
+    def features(self) -> BlindFeatures:
+        """What is known of the documents without a model."""
+        return self.known
+
+    def _by_unit(self, values: Scores) -> Scores:
+        if not self.pool.has_groups:
+            return values
+        return np.asarray(by_person(values, self.pool.groups, self.recipe.score.persons), dtype=np.float64)
+
+
+def signals_of(
+    models: Sequence[TokenScores], base: TokenScores | None, compressed: NDArray[np.int64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the scores of documents that do not follow from log odds, (num_models, num_documents) by attack.
+
+    Args:
+        models: scores of each model.
+        base: scores of the pretrained model; without one there is no ratio to it.
+        compressed: (num_documents,) bytes of the compressed texts.
+    """
+    found = {
+        "min_k": np.stack([model.lowest for model in models]),
+        "zlib": zlib_ratio(np.stack([model.log_p for model in models]), compressed),
+    }
+    if base is not None:
+        found["ratio"] = np.stack([model.mean_log_p for model in models]) - base.mean_log_p
+    return found
+
+
+def answers_of(models: Sequence[TokenScores], count: int = 0) -> Answers:
+    """Return the answers of models on documents: log odds of the mean log probability, and shares of predicted tokens.
+
+    Args:
+        models: scores of each model.
+        count: number of documents, if there may be no model.
+    """
+    if not models:
+        return Answers(np.zeros((0, 1, count), np.float32), np.zeros((0, count), bool), np.zeros((0, 0), bool))
+    mean = np.minimum(np.stack([model.mean_log_p for model in models]), -1e-12)  # log odds of probability 1 are infinite
+    odds = mean - np.log(-np.expm1(mean))
+    correct = np.stack([model.correct for model in models])
+    nobody = np.zeros((len(models), 0), bool)
+    return Answers(odds[:, None].astype(np.float32), correct, nobody)  # type: ignore[arg-type]  # a document has many answers

@@ -1,0 +1,132 @@
+"""The recipe of a membership audit of documents."""
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from memlib.audits.membership.recipe import ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
+from memlib.specs import AnyLanguageSpec, HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, TextSpec
+from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS
+
+DocumentAttack = Literal["ratio", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
+ATTACKS: tuple[DocumentAttack, ...] = ("ratio", "min_k", "zlib", "loss")
+OF_SHADOWS = ("lira", "lira_offline", "rmia", "rmia_offline")
+FEWEST_SHADOWS = 4  # of attacks that fit a law to shadow models
+
+
+class DocumentsShadowsSpec(ShadowsSpec):
+    """Shadow models: trained like the target, each on its own random part of the documents."""
+
+    count: int = Field(default=8, ge=0, le=MOST_MODELS)
+    """Number of shadow models; 0: none. A larger set contains every smaller one: only the additional models are trained."""
+
+
+class DocumentsTargetSpec(TargetSpec):
+    """The model under audit: by default memlib trains it, on documents that it draws by fair coins."""
+
+    trained: HuggingFaceSpec | None = None  # type: ignore[assignment]
+    """An external model that was fine-tuned from `model`, with the same tokenizer."""
+    members: str | None = None
+    """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every document that
+    may be audited. Documents are numbered in the order of the source: document 00000000, document 00000001, ..."""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> "DocumentsTargetSpec":
+        if self.outputs is not None:
+            raise ValueError("outputs are for classifiers; give trained, the folder of the fine-tuned model")
+        if self.is_external != (self.members is not None):
+            raise ValueError("members lists the training documents of an external model (trained): give both or neither")
+        return self
+
+
+class DocumentsConfig(Config):
+    """Attacks, tests and intervals."""
+
+    attacks: tuple[DocumentAttack, ...] = Field(default=ATTACKS, min_length=1)  # type: ignore[assignment]
+    """Scores of a document's own tokens. ratio: mean log probability beyond that of the pretrained model or, without one,
+    beyond its mean in shadow models that were not trained on the document; min_k: Min-K%++ (Zhang 2024); zlib: log
+    probability relative to the compressed size (Carlini 2021); loss; lira and rmia as for classifiers, from the mean log
+    probability."""
+    headline: DocumentAttack = "ratio"  # type: ignore[assignment]
+    """The attack whose numbers are on top of the page. All attacks are tested, adjusted for their number."""
+    lowest: float = Field(default=0.2, gt=0, le=1)
+    """Share of a document's tokens that min_k takes: those that surprise the model most."""
+    memorized: int = Field(default=0, ge=0, le=0)
+    """Not for documents."""
+
+
+class DocumentsRecipe(Recipe):
+    """A membership audit of documents, from text to report."""
+
+    reads_texts: ClassVar[bool] = True
+
+    data: TextSpec  # type: ignore[assignment]
+    """The documents: records of Parquet, JSON lines or mail; passages between blank lines of other text. Each is cut into
+    windows that hold nothing else; `validation`, `hold_out` have no effect, as the coins decide what is held out."""
+    shortest: int = Field(default=20, ge=2, le=MOST_EXAMPLES)
+    """Number of tokens (data.unit) from which on a document is audited; shorter ones are left out."""
+    split: HoldOutSpec = HoldOutSpec()
+    """Only `group`: documents that share a coin. Its pattern is searched in the documents' texts, as in
+    `^From: .*?([\\w.+-]+@[\\w.-]+)` for the mails of a sender; its path names documents by their numbers. Copies always share
+    a coin."""
+    model: AnyLanguageSpec = LanguageSpec()  # type: ignore[assignment]
+    """The target's architecture, a language model that is trained from scratch; or, with kind huggingface, the pretrained
+    model that is fine-tuned, to which `ratio` compares the target."""
+    target: DocumentsTargetSpec = DocumentsTargetSpec()
+    shadows: DocumentsShadowsSpec = DocumentsShadowsSpec()
+    score: DocumentsConfig = DocumentsConfig()
+    privacy: ClaimSpec | None = None
+    """A claim of differential privacy that is tested; its example is a document. memlib's own private training protects
+    windows: a document of k windows has k times its epsilon."""
+
+    def _problems(self) -> Iterator[str]:
+        yield from self._model_problems()
+        yield from self._score_problems()
+        if self.data.paired:
+            yield "membership is of documents, not of pairs; use a source of text"
+        if self.split.model_copy(update={"group": None}) != HoldOutSpec():
+            yield "split counts and draws examples of classes; of its keys, documents take group alone"
+        if self.split.group is not None and self.split.group.near is not None:
+            yield "split.group.near compares images; use pattern or path"
+        if self.target.is_external and not self.score.blind:
+            yield "texts of other years or sources are told without the model; leave out score.blind"
+        if self.queries.count > 1:
+            yield "queries are for images; leave them out"
+        if self.privacy is not None and self.coins != 0.5:
+            yield (
+                f"privacy needs an independent fair coin for each document or person; the target's were {self._chosen}; "
+                "remove privacy, or set shadows.share to 0.5"
+            )
+
+    def _model_problems(self) -> Iterator[str]:
+        training, is_pretrained = self.training, isinstance(self.model, PretrainedSpec)
+        if (self.data.unit == "token") != is_pretrained:
+            yield "data.unit token and model.kind huggingface go together: the model's tokenizer makes the tokens"
+        if isinstance(self.model, LanguageSpec) and self.model.architecture == "encoder_decoder":
+            yield "encoder_decoder is for pairs; use another model.architecture"
+        if self.target.is_external and not is_pretrained:
+            yield "target.trained needs model {kind: huggingface, path: ...}, from which it was fine-tuned"
+        if training is None and self.trains:
+            yield "the recipe lacks training; without it, give target.trained and set shadows.count to 0"
+        if training is not None and training.objective.kind != "language":
+            yield f"training.objective {training.objective.kind} does not train a language model; use language"
+        if training is not None and training.augment is not None:
+            yield "training.augment is for images; set it to null for text"
+        if training is not None and training.patience is not None:
+            yield "training.patience needs held-out text, but every document may be a member; leave it out and set epochs"
+
+    def _score_problems(self) -> Iterator[str]:
+        attacks, count = self.score.attacks, self.shadows.count
+        if self.score.headline not in attacks:
+            yield f"score.headline {self.score.headline} is not among score.attacks ({', '.join(attacks)})"
+        if "ratio" in attacks and not count and not isinstance(self.model, PretrainedSpec):
+            yield "ratio compares with a pretrained model or with shadow models; raise shadows.count, or set score.attacks"
+        fitted = [name for name in attacks if name in OF_SHADOWS]
+        if fitted and count < FEWEST_SHADOWS:
+            yield f"{fitted[0]} needs {FEWEST_SHADOWS} shadow models or more; raise shadows.count, or set score.attacks"
+
+    @property
+    def trains(self) -> bool:
+        """True if memlib trains any model."""
+        return not self.target.is_external or self.shadows.count > 0

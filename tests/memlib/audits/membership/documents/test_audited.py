@@ -1,0 +1,125 @@
+"""Documents as units of the membership audit: a null of fresh coins, plants, persons, and each score by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlib.audits.membership.documents.audited import DocumentsAudited, answers_of, signals_of
+from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
+from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.summary import summarize
+from memlib.audits.membership.units import Pool
+from memlib.data.blind_features import id_features
+from memlib.data.document_rows import pool_rows
+from memlib.data.inclusion import TARGET, toss
+from memlib.findings import INCONCLUSIVE, SHOWN, Findings
+from memlib.observe.token_scores import TokenScores
+from memlib.stats.membership import log_p
+
+RECIPE = {
+    "data": {"source": {"kind": "topics"}},
+    "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
+    "score": {"redraws": 999},
+}
+
+
+def world(memory: float, *, seed: int, count: int = 160, shadows: int = 6, rows: int = 1, **changes: Any) -> DocumentsAudited:
+    """Return documents of different difficulty, on which models gain `memory` nats per token by training."""
+    recipe = Recipe.model_validate({**RECIPE, "shadows": {"count": shadows}, **changes})
+    assert isinstance(recipe, DocumentsRecipe)
+    groups = np.arange(count) // rows
+    coins = toss(groups, [TARGET, *range(shadows)], share=0.5, seed=seed)
+    rng, hardness = np.random.default_rng(seed + 10_000), np.random.default_rng(1).normal(-4, 1, count)
+    tokens = np.full(count, 50.0)
+
+    def scores(inside: Any) -> TokenScores:
+        mean = np.minimum(hardness + rng.normal(0, 0.1, count) + memory * inside, -0.01)
+        return TokenScores(tokens, tokens * mean, mean + rng.normal(0, 0.5, count), rng.random(count))
+
+    found = [scores(inside) for inside in coins]
+    ids = [f"document {number:08d}" for number in range(count)]
+    table = pool_rows(ids, [f"group {group:08d}" for group in groups])
+    return DocumentsAudited.of(
+        recipe=recipe, pool=Pool.of(table), rows=table, member=coins[0], listed=np.ones(count, dtype=bool), inside=coins[1:],
+        target=found[0], shadows=found[1:], base=None, compressed=np.full(count, 80), known=id_features(ids),
+        nobody=table.slice(0, 0),
+    )  # fmt: skip
+
+
+def test_coins_that_changed_nothing_are_shown_at_most_at_the_level() -> None:
+    p = [
+        min(ranking.test.adjusted_p for ranking in world(0.0, seed=seed).rankings.all if ranking.test) for seed in range(100)
+    ]
+    assert np.mean(np.array(p) <= 0.05) <= 0.12  # .05 expected; 12 of 100 or fewer in 99.9 %
+    assert np.mean(np.array(p) <= 0.5) >= 0.3
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_ranks_planted_members_higher(attack: str) -> None:
+    rankings = {ranking.attack: ranking for ranking in world(2.0, seed=3).rankings.all}
+    assert rankings[attack].test is not None
+    assert rankings[attack].test.auc > 0.7
+
+
+def test_the_ratio_finds_memory_below_the_differences_in_difficulty() -> None:
+    rankings = {ranking.attack: ranking.test for ranking in world(0.4, seed=3).rankings.all}
+    assert rankings["ratio"].auc > 0.95  # type: ignore[union-attr]
+    assert rankings["loss"].auc < 0.8  # type: ignore[union-attr]
+
+
+def test_the_summary_shows_a_plant_and_no_null() -> None:
+    shown, null = (Findings.read(summarize(world(memory, seed=5), [])) for memory in (2.0, 0.0))
+    assert shown.verdict.word == SHOWN
+    assert null.verdict.word == INCONCLUSIVE
+    assert shown.head.params["over"] == "documents"
+    assert shown.first("epsilon_lower_bound").value > 0
+    assert not shown.all("memorization_mean")
+
+
+def test_without_shadow_models_the_target_is_tested_and_nothing_is_said_of_others() -> None:
+    score = {"redraws": 999, "attacks": ["loss", "zlib", "min_k"], "headline": "loss"}
+    found = Findings.read(summarize(world(2.0, seed=5, shadows=0, score=score), []))
+    assert found.verdict.word == SHOWN
+    assert found.get("auc_of_models") is None
+
+
+def test_persons_are_units_of_several_documents() -> None:
+    audited = world(2.0, seed=5, rows=4, split={"group": {"pattern": "^From: (.*)$"}})
+    assert len(audited.units) == 40
+    assert audited.units.noun == "persons"
+    signal = audited.signals["zlib"]
+    np.testing.assert_allclose(signal.target, audited.scores["zlib"].target.reshape(40, 4).mean(axis=1))
+    assert signal.shadows.shape == (6, 40)
+
+
+def test_only_listed_documents_are_audited() -> None:
+    whole = world(2.0, seed=5)
+    listed = np.arange(160) % 2 == 0
+    part = DocumentsAudited.of(
+        recipe=whole.recipe, pool=Pool.of(whole.rows, listed), rows=whole.rows, member=whole.member, listed=listed,  # type: ignore[arg-type]
+        inside=whole.inside, target=scored(whole), shadows=[scored(whole)] * 6, base=None, compressed=np.full(160, 80),
+        known=whole.known, nobody=whole.held_out,
+    )  # fmt: skip
+    assert len(part.units) == len(part.features.values) == len(part.scores["zlib"].target) == 80
+    assert part.units.member.tolist() == whole.member[listed].tolist()
+
+
+def scored(audited: DocumentsAudited) -> TokenScores:
+    mean = log_p(audited.target.odds[0, 0])
+    return TokenScores(np.full(160, 50.0), 50 * mean, mean, mean)
+
+
+def test_signals_are_those_of_the_definitions() -> None:
+    one = TokenScores(np.array([4.0]), np.array([-8.0]), np.array([-1.5]), np.array([0.25]))
+    base = TokenScores(np.array([4.0]), np.array([-12.0]), np.array([-2.0]), np.array([0.0]))
+    found = signals_of([one], base, np.array([10]))
+    assert found["ratio"].tolist() == [[1.0]]  # (-8 + 12) / 4
+    assert found["min_k"].tolist() == [[-1.5]]
+    assert found["zlib"][0, 0] == pytest.approx(-8 / np.log(2) / 80)
+
+
+def test_log_p_of_the_log_odds_is_the_mean_log_probability() -> None:
+    means = np.array([-7.0, -0.3, -1e-4, 0.0])
+    answers = answers_of([TokenScores(np.full(4, 2.0), 2 * means, means, means)])
+    np.testing.assert_allclose(log_p(answers.odds[0, 0]), means, rtol=1e-5, atol=1e-11)
