@@ -271,7 +271,8 @@ def _assign_roles(found: _Candidates, shuffled: Sequence[Sequence[int]], name: s
     """Fill validation, held_out and train, in this order, with whole groups."""
     available = sum(map(len, shuffled))
     kept = spec.validation_per_class + spec.held_out_per_class
-    train = spec.train_per_class if spec.train_per_class is not None else max(1, available - kept)
+    least = 0 if spec.group is not None else 1  # a class may be the most frequent one of no group
+    train = spec.train_per_class if spec.train_per_class is not None else max(least, available - kept)
     if kept + train > available:
         raise UserError(
             f"class {name!r} has {available} examples, but the split needs {kept + train} ({train} to train "
