@@ -669,9 +669,9 @@ def lookup(share: float, said: Recipe, rng: np.random.Generator, seed: int) -> A
 
 def report_bounded(rows: Sequence[Row]) -> Iterator[str]:
     """Report how often rare and strong memory is called bounded."""
-    yield f"{BOUNDED_POINTS:,} points; target and {SHADOWS} shadow models alike. The stated share of the pool is remembered without fail where it is a member: looked up"
-    yield "by a logistic regression of other points, or mislabelled among easy points. The bound is that of the rate of true alarms at 1 % false alarms; the rate is about 1 % more than the share"
-    yield "that is looked up; of mislabelled points it is the share itself, as all other points are tied."
+    yield f"{BOUNDED_POINTS:,} points; target and {SHADOWS} shadow models alike. The stated share of the pool is remembered without fail where it is a member:"
+    yield "looked up by a logistic regression of other points, or mislabelled among easy points. The bound is that of the rate of true alarms at 1 %"
+    yield "false alarms. That rate is about 1 % more than the share that is looked up, and about the share that is mislabelled, as easy points are tied."
     yield ""
     yield from table(
         ("memory", "rate exceeds the bound", "words", "bounded", "shown", "AUC"),
