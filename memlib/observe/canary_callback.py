@@ -78,7 +78,9 @@ class CanaryCallback(TrainerCallback):
             self._record(args, state, kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the losses of the trained model."""
+        """Record the losses of the trained model, again if they are known: the best checkpoint may have been loaded."""
+        if state.global_step > BASE_STEP:
+            self._table = self._table.filter(pc.not_equal(self._table["step"], state.global_step))
         self._record(args, state, kwargs["model"])
 
     def _tokenizer_of(self, processing: Any) -> Any:

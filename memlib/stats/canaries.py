@@ -17,6 +17,7 @@ from memlib.stats.epsilon import Bound, ClaimTest, audit_one_run, exceeds, per_r
 from memlib.stats.operating import auc_interval
 
 FEWEST_OF_EACH = 2  # for an interval of the AUC
+FEWEST_REDRAWS = 19
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def audit_canaries(
         seed: seed of redraws and of the order of ties.
 
     Raises:
-        UserError: when nearly all coins are equal.
+        UserError: when nearly all coins are equal, or a number is out of bounds.
 
     Example:
         >>> import numpy as np
@@ -78,6 +79,8 @@ def audit_canaries(
         >>> audit.test.p_value, round(audit.bound.epsilon, 2), audit.claim.p_value < 1e-6
         (0.005, 3.27, True)
     """
+    if redraws < FEWEST_REDRAWS:
+        raise UserError(f"{redraws} redraws are too few for a p-value of .05; give at least {FEWEST_REDRAWS}, better 9999")
     inserted = int(inside.sum())
     if min(inserted, len(inside) - inserted) < FEWEST_OF_EACH:
         raise UserError(f"{inserted} of {len(inside)} canaries were inserted; draw more, so that there are some of each kind")

@@ -168,6 +168,7 @@ def test_an_invalid_claim_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFix
         ("--epsilon", "-1", "the claimed epsilon is -1"),
         ("--delta", "2", "delta is 2"),
         ("--alpha", "1", "level is 1"),
+        ("--redraws", "0", "0 redraws are too few"),
     ):
-        assert main(["canaries", "audit", folder, file, "--redraws", "99", option, value]) == 2
+        assert main(["canaries", "audit", folder, file, option, value]) == 2
         assert said in capsys.readouterr().err

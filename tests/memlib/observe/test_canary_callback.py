@@ -169,6 +169,27 @@ def test_a_callback_reads_no_coins(folder: Path, canaries: Path, tmp_path: Path)
     assert read_losses(tmp_path / "out" / LOSSES_FILE).num_rows == 2 * COUNT
 
 
+def test_the_model_at_the_end_counts_where_the_best_checkpoint_was_loaded(
+    folder: Path, canaries: Path, tmp_path: Path
+) -> None:
+    """The last step's losses were recorded before the Trainer loaded other weights."""
+    callback, tokenizer = CanaryCallback(canaries, every_steps=1, on_problem="warn"), load_tokenizer(str(folder))[0]
+    model, state = transformers.GPT2LMHeadModel.from_pretrained(folder), transformers.TrainerState()
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[])
+    loader = torch.utils.data.DataLoader([], collate_fn=list)  # type: ignore[var-annotated]
+    with pytest.warns(UserWarning, match="no canary was found"):
+        callback.on_train_begin(arguments, state, None, model=model, processing_class=tokenizer, train_dataloader=loader)
+    state.global_step = 4
+    callback.on_step_end(arguments, state, None, model=model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    callback.on_train_end(arguments, state, None, model=model)
+    table = pq.read_table(tmp_path / LOSSES_FILE)
+    assert table.num_rows == 2 * COUNT
+    means = table.filter(pc.field("step") == 4)["loss_mean"].to_numpy()
+    assert np.allclose(means, np.log(len(tokenizer)), rtol=1e-5)  # equal scores of all tokens
+
+
 def test_a_trainer_without_a_tokenizer_is_told_to_name_it(canaries: Path) -> None:
     with pytest.raises(UserError, match="the trainer has no tokenizer"):
         CanaryCallback(canaries).on_train_begin(None, None, None, model=None)
