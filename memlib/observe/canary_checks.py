@@ -178,7 +178,7 @@ def check_dataset(
 def same_random_states() -> Iterator[None]:
     """Restore the random states of Python, NumPy and PyTorch after a block, which collators may advance."""
     python, numpy = random.getstate(), np.random.get_state()
-    cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices=cuda):
             yield
