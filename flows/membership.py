@@ -126,7 +126,7 @@ def _external(runner: Runner, recipe: Recipe, data: TrainingData) -> tuple[Artif
         return None, None
     members = runner.run(ReadMembers(data, target.members))
     if target.outputs is not None:
-        return members, runner.run(ReadOutputs(data, target.outputs))
+        return members, runner.run(ReadOutputs(data, target.outputs, members))
     assert target.trained is not None
     return members, runner.run(Observe(data, target.trained, 0, recipe.queries))
 

@@ -29,7 +29,7 @@ from memlib.data.stages import TrainingData
 from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.models.estimators import fit_estimator
-from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec, NeighborsSpec
+from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec, NearestSpec
 from memlib.stats.likelihood import CLIP, log_odds
 from memlib.tables import INDEX, SPLITS
 
@@ -190,17 +190,17 @@ class Innocent:
     shadows: EstimatorSpec = FOREST
 
 
-NEAREST = NeighborsSpec(kind="neighbors", k=1)
+NEAREST = NearestSpec(kind="nearest", k=1)
 INNOCENTS = {
     "like its shadows": Innocent(),
     "logistic regression": Innocent(LogisticSpec(kind="logistic")),
-    "overfitted: nearest neighbor": Innocent(NEAREST),
+    "overfitted: nearest neighbour": Innocent(NEAREST),
     "underfitted: nearly constant": Innocent(LogisticSpec(kind="logistic", c=1e-6)),
     "persons of 1 to 60 points": Innocent(persons=True),
-    "persons, nearest neighbor": Innocent(NEAREST, persons=True),
+    "persons, nearest neighbour": Innocent(NEAREST, persons=True),
     "no model saw the pool": Innocent(all_innocent=True),
     "no model saw the pool, persons": Innocent(persons=True, all_innocent=True),
-    "no model saw the pool, nearest neighbors": Innocent(NEAREST, all_innocent=True, shadows=NEAREST),
+    "no model saw the pool, nearest neighbours": Innocent(NEAREST, all_innocent=True, shadows=NEAREST),
 }
 
 
@@ -423,7 +423,7 @@ def private_margins(rng: np.random.Generator, inside: Bools, noise: float, bug: 
     """Train logistic regressions by DP gradient descent on all examples at once, and return margins of the true class.
 
     An example has a few common coordinates and one of its own, so that a model can remember it without confusion. Each
-    example's gradient is clipped; noise is added to their sum over the members. Neighbors differ by one example.
+    example's gradient is clipped; noise is added to their sum over the members. Neighbours differ by one example.
 
     Args:
         rng: of data and noise.

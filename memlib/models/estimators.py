@@ -19,7 +19,7 @@ from memlib.specs import (
     EstimatorSpec,
     ForestSpec,
     LogisticSpec,
-    NeighborsSpec,
+    NearestSpec,
     SvmSpec,
     XGBoostSpec,
 )
@@ -53,9 +53,9 @@ class FittedEstimator:
 
     Example:
         >>> import numpy as np
-        >>> from memlib.specs import NeighborsSpec
+        >>> from memlib.specs import NearestSpec
         >>> points, labels = np.array([[0.0], [1.0], [5.0]]), np.array([0, 0, 1])
-        >>> fitted = fit_estimator(NeighborsSpec(kind="neighbors", k=1), points, labels, num_classes=2, seed=0)
+        >>> fitted = fit_estimator(NearestSpec(kind="nearest", k=1), points, labels, num_classes=2, seed=0)
         >>> fitted.log_odds(points, labels).round(2).tolist()  # log (1.5 / 0.5)
         [1.1, 1.1, 1.1]
     """
@@ -123,7 +123,7 @@ def fit_estimator(
     _check_labels(labels, len(points), num_classes)
     _check_rows(spec, len(points))
     present, positions = np.unique(labels, return_inverse=True)
-    fixed = len(present) == 1 and not isinstance(spec, ForestSpec | NeighborsSpec)  # these can be fitted on one class
+    fixed = len(present) == 1 and not isinstance(spec, ForestSpec | NearestSpec)  # these can be fitted on one class
     model = None if fixed else _fitted(spec, np.asarray(points, dtype=np.float64), positions, seed=seed)
     return FittedEstimator(spec.kind, points.shape[1], num_classes, present, _has_converged(spec, model), model)
 
@@ -166,7 +166,7 @@ def build(spec: EstimatorSpec, seed: int) -> _Classifier:
                 max_iter=spec.iterations, learning_rate=spec.learning_rate, max_leaf_nodes=spec.max_leaf_nodes,
                 min_samples_leaf=spec.min_samples_leaf, l2_regularization=spec.l2, early_stopping=False, random_state=seed,
             )  # fmt: skip
-        case NeighborsSpec():
+        case NearestSpec():
             model = KNeighborsClassifier(spec.k, weights=spec.weights, n_jobs=1)
         case SvmSpec():
             model = SVC(C=spec.c, gamma=spec.gamma, random_state=seed)
@@ -267,7 +267,7 @@ def _check_labels(labels: NDArray[np.int64], count: int, num_classes: int) -> No
 def _check_rows(spec: EstimatorSpec, count: int) -> None:
     if not count:
         raise UserError(f"the estimator {spec.kind} has no training examples; raise the share of members")
-    if isinstance(spec, NeighborsSpec) and spec.k > count:
+    if isinstance(spec, NearestSpec) and spec.k > count:
         raise UserError(f"k is {spec.k}, but a training set has only {count:,} examples; lower k")
     if isinstance(spec, SvmSpec) and count > MOST_ROWS_OF_SVM:
         raise UserError(

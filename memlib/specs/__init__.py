@@ -39,7 +39,7 @@ from memlib.specs.estimators import (
     EstimatorSpec,
     ForestSpec,
     LogisticSpec,
-    NeighborsSpec,
+    NearestSpec,
     SvmSpec,
     XGBoostSpec,
 )
@@ -147,7 +147,7 @@ __all__ = [
     "MailSource",
     "ModelSpec",
     "Needs",
-    "NeighborsSpec",
+    "NearestSpec",
     "NetsSpec",
     "NpzSource",
     "ObjectiveSpec",

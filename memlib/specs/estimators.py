@@ -62,12 +62,12 @@ class BoostingSpec(_Estimator):
     """Strength of the L2 penalty on the values of leaves."""
 
 
-class NeighborsSpec(_Estimator):
+class NearestSpec(_Estimator):
     """A vote of the nearest training points, which the estimator stores (instance-based)."""
 
     stores_examples: ClassVar[bool] = True
 
-    kind: Literal["neighbors"]
+    kind: Literal["nearest"]
     k: int = Field(default=5, ge=1, le=MOST_EXAMPLES)
     """Number of neighbours."""
     weights: Literal["uniform", "distance"] = "uniform"
@@ -103,6 +103,6 @@ class XGBoostSpec(_Estimator):
 
 
 EstimatorSpec = Annotated[
-    ForestSpec | LogisticSpec | BoostingSpec | NeighborsSpec | SvmSpec | XGBoostSpec, Field(discriminator="kind")
+    ForestSpec | LogisticSpec | BoostingSpec | NearestSpec | SvmSpec | XGBoostSpec, Field(discriminator="kind")
 ]
 """Classifiers of points that are fitted by scikit-learn, or by XGBoost through the same interface."""

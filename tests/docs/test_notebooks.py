@@ -30,7 +30,14 @@ def test_every_notebook_runs_and_has_outputs(path: Path, tmp_path: Path) -> None
 
 
 def test_there_is_a_notebook_for_each_audit_and_it_keeps_its_outputs() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"deja_vu", "unique_feature", "self_influence", "forgetting", "membership", "exposure"}
+    assert {path.stem for path in NOTEBOOKS} == {
+        "deja_vu",
+        "unique_feature",
+        "self_influence",
+        "forgetting",
+        "membership",
+        "exposure",
+    }
     for path in NOTEBOOKS:
         cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells), f"{path.stem}: python tests/docs/test_notebooks.py"

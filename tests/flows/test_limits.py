@@ -40,6 +40,7 @@ def test_limits_name_tests_that_cannot_reject_and_bounds_out_of_reach(recipe: st
 
 
 WITHOUT_VERDICT = {"forgetting_table_1_rho", "forgetting_table_2_rho"}  # the paper's tables; plan says so
+OF_OTHERS = {"membership_own_model", "membership_outputs"}  # models that were trained elsewhere have limits of their own
 
 
 def test_shipped_recipes_have_no_limits() -> None:
@@ -48,7 +49,7 @@ def test_shipped_recipes_have_no_limits() -> None:
         audit = AUDITS[str(content["audit"]).replace("_", "-")]
         if stages_of(audit):
             said = list(audit.limits(validate(audit.recipe, content)))
-            assert len(said) == (name in WITHOUT_VERDICT), (name, said)
+            assert bool(said) == (name in WITHOUT_VERDICT | OF_OTHERS), (name, said)
 
 
 def test_plan_prints_what_the_recipe_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ class Audited:
 
     @cached_property
     def units(self) -> Units:
-        """The examples, or persons, that are told apart."""
+        """The examples, or persons, whose membership is asked."""
         combined = self.recipe.score.persons
         return units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
 
@@ -65,7 +65,7 @@ class Audited:
 
     @property
     def features(self) -> BlindFeatures | None:
-        """What is known of the examples without a model, if it was computed with them."""
+        """Features of the examples without a model, if they were computed with them."""
         return None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What each attack says of the target's members, and of the members of every shadow model in turn."""
+"""Scores of each attack for the members of the target, and of every shadow model in turn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

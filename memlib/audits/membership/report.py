@@ -275,7 +275,7 @@ def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
         )
     return Section(
         "Without the model",
-        f"From ids, sizes, dates and content alone, members are told from non-members with an AUC of {blind.value:.2f} "
+        f"From ids, sizes, dates and content alone, members can be told from non-members with an AUC of {blind.value:.2f} "
         f"({_interval(blind)}). {outcome}",
         TableView(("features", "AUC"), families, folded="By kind of feature"),
     )

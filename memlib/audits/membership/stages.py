@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from memlib.data.stages import TrainingData
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place
 from memlib.pipeline.tables import Tables
+from memlib.stats.likelihood import rounded
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, write_table
 
@@ -107,24 +108,41 @@ class Score(ScoresStage):
             listed = np.ones(len(own), dtype=bool)
         else:
             own, listed = self.members.content == 1, self.members.content != UNLISTED
+        target, shadows = comparable(target.of(listed), shadows.of(listed), self.target.facts.get("decimals"))
         return Audited(
             recipe=self.recipe,
             pool=Pool.of(rows, listed),
             rows=rows.filter(pa.array(listed)),
             member=own[listed],
-            target=target.of(listed),
-            shadows=shadows.of(listed),
+            target=target,
+            shadows=shadows,
             inside=inside[:, listed],
             held_out=self.data.members(HELD_OUT),
             is_drawn=self.recipe.is_drawn,
         )
 
 
+def comparable(target: Answers, shadows: Answers, decimals: int | None) -> tuple[Answers, Answers]:
+    """Return answers on one scale: shadow models rounded as the target is, and its log odds within their range.
+
+    An external model may be certain (p = 1), where the auditor's own models are smoothed: its certainty then counts as the
+    largest of theirs. No ranking changes but by ties.
+
+    Args:
+        target, shadows: answers on the same examples.
+        decimals: decimals to which the target's probabilities are rounded; None: they are not.
+    """
+    if decimals is not None:
+        shadows = replace(shadows, odds=rounded(shadows.odds.astype(np.float64), decimals).astype(np.float32))
+    within = np.clip(target.odds, shadows.odds.min(), shadows.odds.max())
+    return replace(target, odds=within), shadows
+
+
 @dataclass(frozen=True)
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 14)
+    declared: ClassVar[Declared] = Declared("report", 1)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

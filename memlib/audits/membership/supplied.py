@@ -1,4 +1,4 @@
-"""What the owner of an external target supplies: the list of its training examples, and its outputs."""
+"""The list of training examples and the outputs that the owner of an external target supplies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memlib.observe.supplied_outputs import read_outputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
 from memlib.specs import OutputsSpec
-from memlib.stats.likelihood import decimals_of, log_odds, odds_of
+from memlib.stats.likelihood import decimals_of, log_odds, odds_of, rounded
 from memlib.store import Attempt
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class ReadOutputs(Stage[Answers]):
     Attributes:
         data: the pool.
         outputs: file, columns and kind.
+        members: the owner's list; only examples that it names need outputs.
     """
 
     declared: ClassVar[Declared] = Declared("read_outputs", 1)
@@ -136,6 +137,7 @@ class ReadOutputs(Stage[Answers]):
 
     data: TrainingData
     outputs: OutputsSpec
+    members: Artifact[NDArray[np.int8]]
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -151,19 +153,26 @@ class ReadOutputs(Stage[Answers]):
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise UserError(f"cannot read outputs from {self.outputs.path} ({str(error).splitlines()[0]})") from error
-        return {"splits": self.data.splits.key, "outputs": digest}
+        return {"splits": self.data.splits.key, "members": self.members.key, "outputs": digest}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write the answers; those on held-out examples are unknown."""
-        members = self.data.members(TRAIN)
+        """Write the answers; those on held-out and on unlisted examples are unknown."""
+        listed = self.members.content != UNLISTED
+        members = self.data.members(TRAIN).filter(pa.array(listed))
         labels = column(members, "label")
         supplied = read_outputs(self.outputs, members, self.data.num_classes)
         odds, probabilities = log_odds(supplied.scores, labels), supplied.probabilities
-        if probabilities is not None and decimals_of(probabilities) is not None:  # rounded rows do not sum to 1
-            odds = odds_of(probabilities[np.arange(len(labels)), labels])
-        correct = supplied.scores.argmax(axis=1) == labels
-        none = np.zeros((1, self.data.members(HELD_OUT).num_rows), dtype=bool)
-        Answers(odds[None, None].astype(np.float32), correct[None], none).write(attempt)
+        decimals = None if probabilities is None else decimals_of(probabilities)
+        if probabilities is not None and decimals is not None:  # rounded rows do not sum to 1
+            odds = rounded(odds_of(probabilities[np.arange(len(labels)), labels]), decimals)
+        attempt.facts |= {"decimals": decimals}
+        of_pool = Answers(
+            np.zeros((1, 1, len(listed)), dtype=np.float32),
+            np.zeros((1, len(listed)), dtype=bool),
+            np.zeros((1, self.data.members(HELD_OUT).num_rows), dtype=bool),
+        )
+        of_pool.odds[0, 0, listed], of_pool.correct[0, listed] = odds, supplied.scores.argmax(axis=1) == labels
+        of_pool.write(attempt)
 
     @classmethod
     def open(cls, artifact: Artifact[Answers]) -> Answers:

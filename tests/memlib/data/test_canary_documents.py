@@ -47,7 +47,9 @@ def test_insert_holds_the_documents_whose_coin_is_in_and_all_holds_no_coin(tmp_p
 def test_all_files_and_their_folder_are_private(tmp_path: Path) -> None:
     folder = write(tmp_path / "c")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys((INSERT_FILE, ALL_FILE, COINS_FILE), 384)
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
+        (INSERT_FILE, ALL_FILE, COINS_FILE), 384
+    )
 
 
 def test_chats_have_the_random_part_in_the_answer(tmp_path: Path) -> None:

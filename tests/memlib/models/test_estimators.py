@@ -17,10 +17,10 @@ from memlib.stats.likelihood import CLIP, log_odds
 
 ADAPTER: TypeAdapter[EstimatorSpec] = TypeAdapter(EstimatorSpec)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "forest": {"trees": 20}, "logistic": {}, "boosting": {"iterations": 10}, "neighbors": {"k": 4}, "svm": {},
+    "forest": {"trees": 20}, "logistic": {}, "boosting": {"iterations": 10}, "nearest": {"k": 4}, "svm": {},
 }  # fmt: skip
 KINDS = sorted(OPTIONS)
-SMOOTHED = {"forest": 20, "neighbors": 4}  # votes
+SMOOTHED = {"forest": 20, "nearest": 4}  # votes
 
 
 def spec_of(kind: str, **options: Any) -> EstimatorSpec:
@@ -83,7 +83,7 @@ def test_unanimous_votes_of_two_classes_are_smoothed_by_half_a_vote() -> None:
     points, labels = np.array([[0.0], [0.1], [9.0], [9.1]]), np.array([0, 0, 1, 1])
     forest = fit_estimator(spec_of("forest", trees=100, bootstrap=False), points, labels, num_classes=2, seed=1)
     assert np.allclose(forest.log_odds(points, labels), np.log(100.5 / 0.5))
-    near = fit_estimator(spec_of("neighbors", k=3), points, labels, num_classes=2, seed=1)
+    near = fit_estimator(spec_of("nearest", k=3), points, labels, num_classes=2, seed=1)
     assert np.allclose(near.log_odds(points, labels), np.log(2.5 / 1.5))  # two of three
 
 
@@ -157,7 +157,7 @@ POINTS, LABELS = blobs(3)
         (lambda: fitted("forest").class_scores(np.zeros((2, 4, 4, 3))), "use a source of points"),
         (lambda: fitted("forest").log_odds(POINTS, LABELS[:-1]), r"120 points have labels of shape \(119,\)"),
         (lambda: fitted("forest").log_odds(POINTS, LABELS + 1), "labels lie in 1 to 3; with 3 classes they must be 0 to 2"),
-        (lambda: fitted("neighbors", k=121), "k is 121, but a training set has only 120 examples"),
+        (lambda: fitted("nearest", k=121), "k is 121, but a training set has only 120 examples"),
         (
             lambda: fit_estimator(spec_of("svm"), POINTS[:0], LABELS[:0], num_classes=3, seed=0),
             "svm has no training examples",
@@ -224,7 +224,7 @@ def test_xgboost_agrees_with_its_probabilities() -> None:
 
 def test_estimators_that_store_people_are_marked() -> None:
     marked = {kind for kind in (*KINDS, "xgboost") if spec_of(kind).is_instance_based}
-    assert marked == {"neighbors", "svm"}
+    assert marked == {"nearest", "svm"}
 
 
 def test_specs_refuse_what_no_estimator_can_be() -> None:

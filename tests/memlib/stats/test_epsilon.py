@@ -146,7 +146,7 @@ def test_numbers_of_guesses_beyond_the_canaries_are_refused(guesses: Sequence[in
         audit_one_run(np.arange(10.0), np.arange(10) % 2 == 0, guesses=guesses, delta=0.0, level=LEVEL, seed=0)
 
 
-def test_scores_that_are_no_numbers_and_other_numbers_of_coins_are_refused() -> None:
+def test_scores_that_are_not_finite_and_wrong_numbers_of_coins_are_refused() -> None:
     with pytest.raises(UserError, match="1 NaN"):
         audit_one_run([0.0, math.nan], [True, False], guesses=(1,), delta=0.0, level=LEVEL, seed=0)
     with pytest.raises(UserError, match="2 scores but 3 coins"):
@@ -375,7 +375,7 @@ def test_claim_about_many_runs_is_refuted_exactly_up_to_the_bound(splits: int) -
         assert exceeds(bound, bound.ceiling - 1e-6).smallest_p <= LEVEL < exceeds(bound, bound.ceiling + 1e-6).smallest_p
 
 
-def test_claim_that_is_no_number_is_refused() -> None:
+def test_claim_that_is_not_finite_is_refused() -> None:
     bound = many_runs_epsilon([1.0], [0.0], delta=0.0, level=LEVEL, thresholds=[0.5])
     for claimed in (-1.0, math.nan):
         with pytest.raises(UserError, match="claimed epsilon"):

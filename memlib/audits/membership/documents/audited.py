@@ -78,7 +78,7 @@ class DocumentsAudited(Audited):
 
     @cached_property
     def units(self) -> Units:
-        """The documents, or persons, that are told apart."""
+        """The documents, or persons, whose membership is asked."""
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, self.recipe.score.persons)
         return replace(found, word="documents" if self.recipe.split.group is None else "persons")
 
@@ -91,7 +91,7 @@ class DocumentsAudited(Audited):
 
     @property
     def features(self) -> BlindFeatures:
-        """What is known of the documents without a model."""
+        """Features of the documents without a model."""
         return self.known
 
     def _by_unit(self, values: Scores) -> Scores:

@@ -66,7 +66,7 @@ class StoredDocuments:
 
     @property
     def features(self) -> BlindFeatures:
-        """What is known of the documents without a model: their texts and their places in the source."""
+        """Features of the documents without a model: their texts and their places in the source."""
         described = json.loads(self._artifact.path(FEATURE_NAMES).read_text())
         texts = BlindFeatures(np.load(self._artifact.path(FEATURES)), tuple(described["names"]), tuple(described["families"]))
         return joined([id_features(self.table["example_id"].to_pylist()), texts])

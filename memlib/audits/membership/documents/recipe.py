@@ -90,7 +90,7 @@ class DocumentsRecipe(Recipe):
         if self.split.group is not None and self.split.group.near is not None:
             yield "split.group.near compares images; use pattern or path"
         if self.target.is_external and not self.score.blind:
-            yield "texts of other years or sources are told without the model; leave out score.blind"
+            yield "texts of other years or sources can be told without the model; leave out score.blind"
         if self.queries.count > 1:
             yield "queries are for images; leave them out"
         if self.privacy is not None and self.coins != 0.5:

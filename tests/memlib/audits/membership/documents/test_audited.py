@@ -77,7 +77,7 @@ def test_the_summary_shows_a_plant_and_no_null() -> None:
     assert not shown.all("memorization_mean")
 
 
-def test_without_shadow_models_the_target_is_tested_and_nothing_is_said_of_others() -> None:
+def test_without_shadow_models_only_the_target_is_tested() -> None:
     score = {"redraws": 999, "attacks": ["loss", "zlib", "min_k"], "headline": "loss"}
     found = Findings.read(summarize(world(2.0, seed=5, shadows=0, score=score), []))
     assert found.verdict.word == SHOWN
