@@ -43,12 +43,13 @@ _METHOD = (
     "level (max-T, Westfall and Young 1993)."
 )
 _OF_TEXTS = (
-    "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the document's "
-    "mean log probability with that under the pretrained model or, without one, with its mean under shadow models that were "
-    "not trained on it; Min-K%++ (Zhang et al. 2024) is the mean of the lowest log probabilities, standardized over the "
-    "vocabulary at each place; the zlib ratio (Carlini et al. 2021) divides by the compressed size. Shadow models are trained "
-    "like the target, each on documents drawn by independent coins. Thresholds are order statistics of the non-members. Tests "
-    "redraw the target's coins; all attacks share one level (max-T, Westfall and Young 1993)."
+    "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the "
+    "document's mean log probability with that under the pretrained model or, without one, with its mean under shadow "
+    "models that were not trained on it; Min-K%++ (Zhang et al. 2024) is the mean of the lowest log probabilities, "
+    "standardized over the vocabulary at each place; the zlib ratio (Carlini et al. 2021) divides by the compressed size. "
+    "Shadow models are trained like the target, each on documents drawn by independent coins. Thresholds are order "
+    "statistics of the non-members. Tests redraw the target's coins; all attacks share one level (max-T, Westfall and Young "
+    "1993)."
 )
 _NOT_SHOWN = (
     "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
@@ -81,6 +82,7 @@ def compose(
     findings = Findings.read(tables["summary"])
     word = findings.verdict.word
     lead, rest = first_words(findings.verdict.explanation, LEAD_WORDS)
+    method = _OF_TEXTS if recipe.reads_texts else _METHOD
     return Content(
         meaning=meaning_of(
             word,
@@ -100,7 +102,7 @@ def compose(
             _memorization_section(findings, tables.get("examples"), show, recipe),
             _influence_section(findings, tables.get("influence"), show),
             _models_section(findings, tables["models"], recipe),
-            Section("What was run", _OF_TEXTS if recipe.reads_texts else _METHOD, facts_table(_facts(recipe, sizes, findings))),
+            Section("What was run", method, facts_table(_facts(recipe, sizes, findings))),
         ],
     )  # fmt: skip
 

@@ -151,9 +151,8 @@ def _levels(audited: Audited) -> Iterator[Finding]:
     for ranking in audited.rankings.all:
         if ranking.attack in ("rmia", "rmia_offline"):
             _, levels = rmia(ranking.scores, ~audited.units.member)
-            params = {"attack": ranking.attack, "gamma": 1}
-            if ranking.attack == "rmia_offline":
-                params |= {"a": audited.rankings.slope}  # type: ignore[dict-item]
+            slope = {"a": audited.rankings.slope} if ranking.attack == "rmia_offline" else {}
+            params = {"attack": ranking.attack, "gamma": 1, **slope}
             yield diagnostic("rmia_levels", params, levels, n=len(audited.units))
 
 

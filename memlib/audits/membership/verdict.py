@@ -194,10 +194,10 @@ def _blind(findings: Findings) -> Iterator[str]:
     blind = findings.get(BLIND)
     if blind is not None:
         yield (
-            "Without the model, from ids, sizes, dates and content alone, members can be told from non-members with an AUC of "
-            f"{blind.value:.2f} ({format_interval(blind, '{:.2f}'.format)}). An attack that does better than that shows no "
-            "memory either: a model of other data of the members' kind does so, too. The audit neither shows nor excludes "
-            "that these examples were used."
+            "Without the model, from ids, sizes, dates and content alone, members can be told from non-members with an AUC "
+            f"of {blind.value:.2f} ({format_interval(blind, '{:.2f}'.format)}). An attack that does better than that shows "
+            "no memory either: a model of other data of the members' kind does so, too. The audit neither shows nor "
+            "excludes that these examples were used."
         )
 
 
