@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from memlib.audits.membership.rankings import Rankings
+from memlib.audits.membership.rankings import Rankings, survey_halves
 from memlib.audits.membership.recipe import PRIVACY, ClaimSpec, Recipe
 from memlib.audits.membership.units import Units
 from memlib.findings import Finding, Interval, estimate, tested
@@ -51,13 +50,12 @@ def compare(claim: ClaimSpec, units: Units) -> Comparison:
     return Comparison(claimed * most)
 
 
-def privacy_findings(rankings: Rankings, recipe: Recipe, survey: NDArray[np.float64]) -> Iterator[Finding]:
+def privacy_findings(rankings: Rankings, recipe: Recipe) -> Iterator[Finding]:
     """Yield lower bounds of epsilon and the test of the claim; nothing unless every unit had a fair coin of its own.
 
     Args:
         rankings: the attacks on the target.
         recipe: coins and claim.
-        survey: (num_models, num_units) scores of the headline attack on every shadow model.
     """
     units, count = rankings.units, len(rankings.units)
     if recipe.coins != 0.5 or not guesses_of(count):
@@ -74,7 +72,7 @@ def privacy_findings(rankings: Rankings, recipe: Recipe, survey: NDArray[np.floa
     if recipe.privacy is not None:
         yield from _claim(bound, recipe.privacy, units)
     yield from _gaussian(bound, units)
-    yield from _many_runs(rankings, survey, delta=delta, error=error, seed=seed)
+    yield from _many_runs(rankings, delta=delta, error=error, seed=seed)
 
 
 def _claim(bound: Bound, claim: ClaimSpec, units: Units) -> Iterator[Finding]:
@@ -106,21 +104,20 @@ def _gaussian(bound: Bound, units: Units) -> Iterator[Finding]:
     )
 
 
-def _many_runs(
-    rankings: Rankings, survey: NDArray[np.float64], *, delta: float, error: float, seed: int
-) -> Iterator[Finding]:
+def _many_runs(rankings: Rankings, *, delta: float, error: float, seed: int) -> Iterator[Finding]:
     """Yield the bound for the one unit that the first half of the models tells best, from the other half of the models.
 
     It is about the way in which the models are trained, not about the target.
     """
-    half = len(survey) // 2
     inside = rankings.units.shadows.inside
+    half = len(inside) // 2
     enough = np.minimum(inside[half:].sum(axis=0), (~inside[half:]).sum(axis=0)) >= FEWEST_RUNS
     chosen = [unit for unit in np.flatnonzero(enough).tolist() if 0 < inside[:half, unit].sum() < half]
     if not chosen:
         return
-    best = max(chosen, key=lambda unit: auc(survey[:half, unit], inside[:half, unit]))
-    rest, member = survey[half:, best], inside[half:, best]
+    first, second = survey_halves(rankings, half)
+    best = max(chosen, key=lambda unit: auc(first[:, unit], inside[:half, unit]))
+    rest, member = second[:, best], inside[half:, best]
     bound = split_epsilon(rest[member], rest[~member], delta=delta, level=error, seed=seed)
     params = {
         "unit_id": rankings.units.names[best], "delta": delta, "models": len(rest), "ceiling": round(bound.ceiling, 4)

@@ -148,6 +148,9 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
         scores = units.shadows_correct.astype(np.float64)
     else:
         scores = survey(units.shadows, attack)
+        if units.are_persons and config.headline in NEEDS_OWN_SPREAD:
+            of_persons = Shadows(scores[:, None], units.shadows.inside, units.shadows.pools)
+            scores = survey(of_persons, Lira(online=False))
     results = []
     for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
         design = Design.of(inside, units.labels)
@@ -155,6 +158,22 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
         alarms = tuple(true_alarms(row, inside, rate) for rate in config.false_alarms)
         results.append(ModelResult(auc(row, inside), p, alarms))
     return scores, results
+
+
+def survey_halves(rankings: Rankings, count: int) -> tuple[Scores, Scores]:
+    """Return headline scores of the first `count` shadow models, each against the others of them, and of the rest against
+    these.
+
+    The second scores depend on each of the later models alone, given the first ones, so that these are independent trials.
+    """
+    units, name = rankings.units, rankings.config.headline
+    attack, shadows = rankings.attack(name), units.shadows
+    if name in rankings.signals or attack is None:
+        known = rankings.signals[name].shadows if name in rankings.signals else units.shadows_correct.astype(np.float64)
+        return known[:count], known[count:]
+    first = Shadows(shadows.odds[:count], shadows.inside[:count], shadows.pools)
+    summary = attack.summarize(first)
+    return survey(first, attack), np.stack([attack.score(summary, odds) for odds in shadows.odds[count:]])
 
 
 def whole_ranks(scores: Scores) -> NDArray[np.int64]:

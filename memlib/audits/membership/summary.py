@@ -37,7 +37,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     ordered = sorted(rankings.all, key=lambda ranking: ranking.attack != audited.recipe.score.headline)
     rows: list[Finding] = [row for ranking in ordered for row in _attack_rows(ranking, audited)]
     if audited.is_drawn:
-        rows += privacy_findings(rankings, audited.recipe, audited.survey[0])
+        rows += privacy_findings(rankings, audited.recipe)
     rows.append(_utility(audited))
     rows += _model_rows(audited)
     rows += _levels(audited)

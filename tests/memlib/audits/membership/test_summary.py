@@ -5,6 +5,7 @@ import pytest
 import scipy
 
 from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.rankings import survey_halves
 from memlib.audits.membership.recipe import MEMBERS
 from memlib.audits.membership.summary import summarize
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
@@ -137,3 +138,27 @@ def test_memorization_counts_are_those_of_the_tables() -> None:
     count = found.first("memorized_examples")
     assert count.value == (audited.memorization_p <= 0.05).sum() > 0
     assert findings_of(world(200, seed=9, shadows={"count": 64})).first("memorized_examples").value <= 2
+
+
+def test_many_models_bound_the_epsilon_of_training() -> None:
+    found = findings_of(world(100, memory=8.0, shadows={"count": 128}))
+    bound = found.first("epsilon_of_training")
+    assert 0.5 < bound.value <= bound.params["ceiling"]
+    assert findings_of(world(100, shadows={"count": 128}, seed=3)).first("epsilon_of_training").value < 0.5
+
+
+def test_later_models_are_scored_against_the_first_ones_alone() -> None:
+    audited = world(50, memory=1.0, shadows={"count": 20})
+    first, second = survey_halves(audited.rankings, 12)
+    other = world(50, memory=1.0, shadows={"count": 13})
+    assert np.allclose(survey_halves(other.rankings, 12)[1][0], second[0])
+    assert first.shape == (12, 50)
+
+
+def test_persons_with_few_rows_have_no_more_alarms_in_shadow_models() -> None:
+    rows = np.tile([1, 60], 150)
+    score = {"redraws": 999, "attacks": ["rmia"], "headline": "rmia"}
+    audited = world(rows=rows, seed=8, score=score)
+    scores, few = audited.survey[0], audited.units.sizes == 1
+    flagged = scores > np.quantile(scores, 0.9, axis=1, keepdims=True)
+    assert 0.06 < flagged[:, few].mean() < 0.14
