@@ -4,26 +4,23 @@
 
 A peer is a checkout of https://github.com/aidotse/LeakPro or of https://github.com/privacytrustlab/ml_privacy_meter. Peers
 are compared where a checkout is named. Their files are loaded as they are, without their packages: modules of LeakPro that
-only train and report models are empty stubs, and its attacks get the arrays that they otherwise read from files.
+only train and report models are empty stubs, its progress bar is left out, and its attacks get the arrays that they otherwise
+read from files.
 
 Signals are random. Half of the models were trained on each example; none on the 10,000 references z of RMIA, because both
-peers assume that. Times are CPU seconds of one thread. memlib is measured first, so that its peak memory is its own.
+peers assume that. Times are CPU seconds of one thread. memlib is measured first, so that its peak memory is its own; its
+sizes take turns, and its times are medians. Peers run once.
 
 Prints the time of a plan of 1,000 shadows; for each attack, memlib's time and the exponents of its growth with examples and
-models, for one target and for every model as the target once; the peers' times; and the differences between scores on a part
-of the arrays in float64, where definitions agree.
+models, for one target and for every model as the target once; the time of the probabilities of all log odds alone, without
+which there is no RMIA; the peers' times; and the differences between scores on a part of the arrays in float64.
 """
-
-import os
-
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(name, "1")
-os.environ["TQDM_DISABLE"] = "1"
 
 import argparse
 import dataclasses
 import importlib.util
 import logging
+import os
 import resource
 import statistics
 import sys
@@ -31,13 +28,14 @@ import tempfile
 import time
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import scipy.stats
+import torch
 from numpy.typing import NDArray
 
 import memlib
@@ -115,16 +113,14 @@ def every_rmia(signals: Signals, online: bool) -> Values:
 ONE = {"LiRA": lira, "RMIA": rmia_of}
 EVERY = {"LiRA": every_lira, "RMIA": every_rmia}
 Run = Callable[[Signals, bool], Values]
+Times = dict[tuple[str, bool], float]  # by attack and online
 
 
-def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    """Return the median CPU time of repeated work."""
-    times = []
-    for _ in range(repeats):
-        started = time.process_time()
-        work()
-        times.append(time.process_time() - started)
-    return statistics.median(times)
+def seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time of some work."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def peak() -> float:
@@ -145,36 +141,52 @@ def plan() -> None:
         planned = memlib.plan("membership_smoke", store=store, changes=changes)
         passed = time.perf_counter() - started
         parts = sum(len(list(parts)) for _, parts in planned.by_stage())
-    print(f"plan of membership_smoke with 1,000 shadows in parts of 8: {parts} artifacts, {passed:.1f} s, peak {peak():.2f} GiB")
+    print(
+        f"plan of membership_smoke with 1,000 shadows in parts of 8: {parts} artifacts, {passed:.1f} s, peak {peak():.2f} GiB"
+    )
 
 
-def growth(options: argparse.Namespace, runs: dict[str, Run], repeats: int) -> dict[tuple[str, bool], float]:
+def probabilities(odds: Floats) -> None:
+    """Compute the probabilities of log odds, some examples at a time so that they stay in a cache."""
+    block = max(64, 2**17 // len(odds))
+    for start in range(0, odds.shape[1], block):
+        1 / (1 + np.exp(-odds[:, start : start + block].astype(np.float64)))
+
+
+def growth(options: argparse.Namespace, runs: Mapping[str, Run], rounds: int) -> Times:
     """Print memlib's times and exponents, and return the times at full size."""
     examples = [options.examples // part for part in (8, 4, 2, 1)]
     models = [options.models // part for part in (4, 2, 1)]
     sizes = [(count, options.models) for count in examples] + [(options.examples, count) for count in models[:-1]]
-    times: dict[tuple[str, bool], dict[tuple[int, int], float]] = {(name, online): {} for name in runs for online in SIDES}
-    for size in sizes:
+    times: dict[tuple[str, bool, int, int], list[float]] = {}
+    for size in sizes * rounds:
         signals = draw(*size, options.references * size[0] // options.examples, np.float32)
-        for name, online in times:
-            times[name, online][size] = seconds(partial(runs[name], signals, online), repeats)
-    full = (options.examples, options.models)
-    for (name, online), found in times.items():
-        by_examples = [found[count, options.models] for count in examples]
-        by_models = [found[options.examples, count] for count in models]
-        print(
-            f"  {name} {SIDES[online]}: {found[full]:.3g} s; exponent of examples {exponent(examples, by_examples):.2f} "
-            f"({', '.join(f'{value:.3g}' for value in by_examples)} s), of models {exponent(models, by_models):.2f} "
-            f"({', '.join(f'{value:.3g}' for value in by_models)} s)"
-        )
+        for name, run in runs.items():
+            for online in SIDES:
+                times.setdefault((name, online, *size), []).append(seconds(partial(run, signals, online)))
+    median = {key: statistics.median(values) for key, values in times.items()}
+    full: Times = {}
+    for name in runs:
+        for online, side in SIDES.items():
+            full[name, online] = median[name, online, options.examples, options.models]
+            by_examples = [median[name, online, count, options.models] for count in examples]
+            by_models = [median[name, online, options.examples, count] for count in models]
+            exponents = f"{line('examples', examples, by_examples)}; {line('models', models, by_models)}"
+            print(f"  {name} {side}: {full[name, online]:.3g} s; {exponents}")
     print(f"  peak {peak():.2f} GiB", flush=True)
-    return {key: found[full] for key, found in times.items()}
+    return full
+
+
+def line(kind: str, sizes: list[int], times: list[float]) -> str:
+    """Return the exponent of times in words."""
+    return f"exponent of {kind} {exponent(sizes, times):.2f} ({', '.join(f'{value:.3g}' for value in times)} s)"
 
 
 def load(name: str, path: Path) -> types.ModuleType:
     """Load a module from its file, without the packages around it."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -196,6 +208,7 @@ class LeakPro:
             vars(sys.modules[name]).update(contents)
         load("leakpro.attacks.utils.utils", folder / "leakpro/attacks/utils/utils.py")
         attacks = [load(f"leakpro_{name}", folder / f"leakpro/attacks/mia_attacks/{name}.py") for name in ("lira", "rmia")]
+        vars(attacks[0])["tqdm"] = lambda numbers, **_: numbers
         self.lira, self.rmia = attacks[0].AttackLiRA, attacks[1].AttackRMIA
 
     @staticmethod
@@ -218,9 +231,11 @@ class LeakPro:
         """Return the attack, ready to run."""
         return self.ready_lira(signals, online) if attack == "LiRA" else self.ready_rmia(signals, online)
 
-    def ready(self, kind: type, signals: Signals, configuration: dict[str, object], **attributes: object) -> typing.Any:
+    def ready(
+        self, kind: typing.Any, signals: Signals, configuration: Mapping[str, object], **attributes: object
+    ) -> typing.Any:
         attack = kind.__new__(kind)
-        attack.configs = kind.AttackConfig(num_shadow_models=len(signals.odds), **configuration)  # type: ignore[attr-defined]
+        attack.configs = kind.AttackConfig(num_shadow_models=len(signals.odds), **configuration)
         everyone = np.arange(signals.examples)
         attack.audit_dataset = {"in_members": everyone, "out_members": everyone[:0]}  # so that scores keep their order
         vars(attack).update(attack.configs.model_dump(), out_indices=~signals.inside[:, : signals.examples], **attributes)
@@ -238,8 +253,18 @@ class LeakPro:
         handler = types.SimpleNamespace(
             train_indices=rows, test_indices=rows[:0], target_model=None, get_labels=lambda chosen: labels[chosen]
         )
-        configuration = {"online": online, "temperature": 1.0, "gamma": 1.0, "offline_a": OFFLINE_A, "z_data_sample_fraction": 1.0}
-        arrays = {"logits_theta": logits[-1], "logits_shadow_models": logits[:-1], "shadow_models": [None] * len(signals.odds)}
+        configuration = {
+            "online": online,
+            "temperature": 1.0,
+            "gamma": 1.0,
+            "offline_a": OFFLINE_A,
+            "z_data_sample_fraction": 1.0,
+        }
+        arrays = {
+            "logits_theta": logits[-1],
+            "logits_shadow_models": logits[:-1],
+            "shadow_models": [None] * len(signals.odds),
+        }
         attack = self.ready(self.rmia, signals, configuration, **arrays, handler=handler, epsilon=1e-6, load_for_optuna=True)
         attack.ground_truth_indices = labels[: signals.examples]
         attack.attack_data_indices = rows[signals.examples :]
@@ -282,7 +307,7 @@ def open_peer(folder: Path) -> Peer:
     sys.exit(f"{folder} is a checkout of neither LeakPro nor ml_privacy_meter")
 
 
-def compare(peer: Peer, signals: Signals, one: dict[tuple[str, bool], float], every: dict[tuple[str, bool], float]) -> None:
+def compare(peer: Peer, signals: Signals, one: Times, every: Times) -> None:
     """Print the peer's times beside memlib's."""
     for (attack, online), own in one.items():
         score = peer.scores(signals, attack, online)
@@ -330,20 +355,27 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=60_000)
     parser.add_argument("--models", type=int, default=256)
     parser.add_argument("--references", type=int, default=REFERENCES)
-    parser.add_argument("--repeats", type=int, default=3, help="of memlib's scores of one target")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of memlib's sizes for one target; half as many for every target"
+    )
     parser.add_argument("--peer", type=Path, action="append", default=[], help="folder of a checkout")
     options = parser.parse_args()
     peers = [open_peer(folder) for folder in options.peer]
+    torch.set_num_threads(1)
     plan()
-    print(f"{options.examples:,} examples, {options.models} models, {options.references:,} references; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{options.examples:,} examples, {options.models} models, {options.references:,} references; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     print("memlib, one target")
-    one = growth(options, ONE, options.repeats)
+    one = growth(options, ONE, options.rounds)
     print("memlib, every model as the target once")
-    every = growth(options, EVERY, repeats=1)
+    every = growth(options, EVERY, (options.rounds + 1) // 2)
     if not peers:
         print("no peer compared: --peer names a checkout")
     signals = draw(options.examples, options.models, options.references, np.float32)
     some = draw(options.examples // 10, options.models, options.references // 10, np.float64)
+    print(f"probabilities alone: {statistics.median(seconds(partial(probabilities, signals.odds)) for _ in range(5)):.3g} s")
     for peer in peers:
         print(f"{peer.name}, one target ({peer.note})")
         compare(peer, signals, one, every)
