@@ -233,7 +233,8 @@ def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
         "Scores of members and non-members",
         FigureView(
             save_figure(figure, folder, "scores"),
-            f"Distribution of the score of {NAMES[recipe.score.headline]} among members and among non-members.",
+            f"Distribution of the score of {NAMES[recipe.score.headline]} among members and among non-members; the "
+            "outermost steps hold all scores beyond them.",
         ),
     )
 

@@ -158,7 +158,7 @@ def _thinned(rates: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _histogram(audited: Audited) -> Iterator[dict[str, Any]]:
     scores, member = audited.rankings.head.scores, audited.units.member
-    low, high = np.quantile(scores, [0.002, 0.998])
+    low, high = np.quantile(scores, [0.03, 0.97])  # scores have long tails
     edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
     for name, side in (("members", member), ("non-members", ~member)):
         counts, _ = np.histogram(np.clip(scores[side], edges[0], edges[-1]), edges)
