@@ -5,6 +5,7 @@ from typing import Any
 
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.last_stages import run_id
+from memlib.audits.membership.columns import Columns, ReadColumns
 from memlib.audits.membership.documents.corpus import MakeDocuments, ReadDocumentMembers, StoredDocuments, training_data
 from memlib.audits.membership.documents.models import ObserveDocuments, TrainDocuments
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
@@ -21,9 +22,10 @@ from memlib.audits.membership.shadows import (
 )
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
+from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import TRAIN
-from memlib.data.stages import Decode, DecodeBlock, HoldOut, TrainingData, decode
+from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
 from memlib.identity import derive_seed
 from memlib.observe.models import Trained
 from memlib.pipeline.stage import Artifact, Runner
@@ -32,7 +34,8 @@ from memlib.specs import ClassifierSpec, PretrainedSpec
 from memlib.training.pretrained import Pretrained, TakeOver
 
 OF_EXAMPLES = (
-    DecodeBlock, Decode, HoldOut, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe, Score, Report,
+    DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe,
+    QueryTarget, Score, Report,
 )  # fmt: skip
 OF_DOCUMENTS = (
     TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, ScoreDocuments, ReportDocuments,
@@ -47,6 +50,8 @@ def absent(recipe: Recipe) -> set[type[Any]]:
     is_net = isinstance(recipe.model, ClassifierSpec)
     is_small = is_net and recipe.model.stackable  # type: ignore[union-attr]
     used = {
+        ReadColumns: bool(recipe.score.subgroup or recipe.score.hidden),
+        QueryTarget: recipe.queries_target,
         ReadMembers: recipe.target.is_external,
         ReadOutputs: recipe.target.outputs is not None,
         TrainSubsets: is_small,
@@ -73,13 +78,17 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     shard = decode(runner, recipe.data)
     splits = runner.run(HoldOut(recipe.split, shard))
     data = TrainingData(shard, splits)
+    columns = _columns(runner, recipe, shard)
     members, target = _external(runner, recipe, data)
     groups = _groups(recipe, trains_target=target is None)
-    answers = _answers(runner, recipe, data, groups)
+    subsets = [Subsets(data, group, recipe.shadows.share, recipe.shadows.seed) for group in groups]
+    models = _trained(runner, recipe, subsets)
+    answers = _answers(runner, recipe, data, subsets, models)
     if target is None:
         target, *answers = answers
-    shadows = [Subsets(data, group, recipe.shadows.share, recipe.shadows.seed) for group in groups if group != (TARGET,)]
-    scores = runner.run(Score(recipe, data, shadows, answers, target, members))
+    shadows = [each for each in subsets if each.numbers != (TARGET,)]
+    queried = _queried(runner, recipe, data, subsets, models, columns)
+    scores = runner.run(Score(recipe, data, shadows, answers, target, members, columns=columns, queried=queried))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "target": target})
 
@@ -139,24 +148,56 @@ def _groups(recipe: Recipe, *, trains_target: bool) -> list[tuple[int, ...]]:
     return [(TARGET,), *shadows] if trains_target else shadows
 
 
+def _columns(runner: Runner, recipe: Recipe, shard: Artifact[Shard]) -> Artifact[Columns] | None:
+    """Read the columns of a table that the scores name."""
+    score = recipe.score
+    if not score.subgroup and not score.hidden:
+        return None
+    return runner.run(ReadColumns(recipe.data, shard, score.subgroup, score.hidden))
+
+
+def _trained(runner: Runner, recipe: Recipe, subsets: Sequence[Subsets]) -> Sequence[Trained]:
+    """Train the networks of each group, each on its own subset of the pool; estimators are fitted where they are queried."""
+    if not isinstance(recipe.model, ClassifierSpec):
+        return ()
+    training = recipe.training
+    assert training is not None
+    if not recipe.model.stackable:
+        return runner.run_all([_large(recipe, each) for each in subsets])
+    return runner.run_all(
+        [TrainSubsets(each, recipe.model, training, _seeds(training.seed, each.numbers)) for each in subsets]
+    )
+
+
 def _answers(
-    runner: Runner, recipe: Recipe, data: TrainingData, groups: Sequence[tuple[int, ...]]
+    runner: Runner, recipe: Recipe, data: TrainingData, subsets: Sequence[Subsets], models: Sequence[Trained]
 ) -> list[Artifact[Answers]]:
-    """Train the models of each group, each on its own subset of the pool, and query them."""
-    subsets = [Subsets(data, group, recipe.shadows.share, recipe.shadows.seed) for group in groups]
+    """Query the models of each group."""
     if not isinstance(recipe.model, ClassifierSpec):
         kind, seed = recipe.model, recipe.shadows.seed
         return runner.run_all([FitEstimators(each, kind, _seeds(seed, each.numbers)) for each in subsets])
-    training = recipe.training
-    assert training is not None
-    models: Sequence[Trained]
-    if recipe.model.stackable:
-        models = runner.run_all(
-            [TrainSubsets(each, recipe.model, training, _seeds(training.seed, each.numbers)) for each in subsets]
-        )
-    else:
-        models = runner.run_all([_large(recipe, each) for each in subsets])
-    return runner.run_all([Observe(data, each, training.epochs, recipe.queries) for each in models])
+    assert recipe.training is not None
+    return runner.run_all([Observe(data, each, recipe.training.epochs, recipe.queries) for each in models])
+
+
+def _queried(
+    runner: Runner, recipe: Recipe, data: TrainingData, subsets: Sequence[Subsets], models: Sequence[Trained],
+    columns: Artifact[Columns] | None,
+) -> Artifact[TargetAnswers] | None:  # fmt: skip
+    """Query the target of a table for its outputs and for its hidden columns."""
+    if not recipe.queries_target:
+        return None
+    return runner.run(QueryTarget(data, _target(recipe, subsets, models), columns if recipe.score.hidden else None))
+
+
+def _target(recipe: Recipe, subsets: Sequence[Subsets], models: Sequence[Trained]) -> Refitted | Loaded:
+    """Return the target: an external model, or the first of the models that memlib trains."""
+    if recipe.target.trained is not None:
+        return Loaded(recipe.target.trained, 0)
+    if not isinstance(recipe.model, ClassifierSpec):
+        return Refitted(subsets[0], recipe.model, _seeds(recipe.shadows.seed, subsets[0].numbers)[0])
+    assert recipe.training is not None
+    return Loaded(models[0], recipe.training.epochs)
 
 
 def _large(recipe: Recipe, subsets: Subsets) -> TrainSubset:

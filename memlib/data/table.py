@@ -1,7 +1,7 @@
 """Examples in the rows of a table: numeric and categorical columns become the coordinates of a point."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,6 +45,38 @@ class Column:
     def __str__(self) -> str:
         count = "" if self.categories is None else f" ({len(self.categories)})"
         return f"{self.name}{count}" + (f", {self.missing:,} missing" if self.missing else "")
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """The coordinates of a categorical column in a point.
+
+    Attributes:
+        start: place of the first category's coordinate.
+        categories: its values, one coordinate each.
+        has_missing: True if one more coordinate is 1 where the value is missing.
+    """
+
+    start: int
+    categories: tuple[str, ...]
+    has_missing: bool
+
+    @property
+    def places(self) -> slice:
+        """The column's coordinates."""
+        return slice(self.start, self.start + len(self.categories) + self.has_missing)
+
+    def codes(self, points: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the number of each point's value, -1 where it is missing: (num_points,)."""
+        codes: NDArray[np.int64] = points[:, self.places].argmax(axis=1)
+        return np.where(codes < len(self.categories), codes, -1)
+
+    def replaced(self, points: NDArray[np.float32], code: int) -> NDArray[np.float32]:
+        """Return the points with the column set to one of its values."""
+        changed = points.copy()
+        changed[:, self.places] = 0
+        changed[:, self.start + code] = 1
+        return changed
 
 
 class Table:
@@ -155,10 +187,54 @@ class Table:
         point = np.concatenate([column.coordinates[index] for column in self._columns])
         return Example(self._ids[index], point, self.labels[index], NO_BOXES)
 
+    @property
+    def attributes(self) -> Mapping[str, Mapping[str, str]]:
+        """The values of every column of the file as text, by column and example id; missing values are left out."""
+        return _ColumnTexts(self._table, self._ids)
+
+    def one_hot(self, name: str) -> OneHot:
+        """Return the coordinates of a categorical column.
+
+        Raises:
+            UserError: for a column of numbers, or one that is not among the columns that are used.
+        """
+        widths = [column.coordinates.shape[1] for column in self._columns]
+        for column, start in zip(self._columns, np.cumsum([0, *widths]).tolist(), strict=False):
+            if column.name == name and column.categories is None:
+                raise UserError(
+                    f"{self._spec.path}: column {name} holds numbers; if they stand for categories, list it in "
+                    "data.source.categorical"
+                )
+            if column.name == name and column.categories is not None:
+                return OneHot(start, column.categories, bool(column.missing))
+        raise UserError(
+            f"{self._spec.path} has no column {name!r} among those that are used: "
+            f"{', '.join(column.name for column in self._columns[:MOST_NAMED])}"
+        )
+
     def content_digest(self) -> str:
         """Return a digest of the file."""
         name = self._path.rpartition("/")[2]
         return listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+
+
+class _ColumnTexts(Mapping[str, Mapping[str, str]]):
+    """The values of a table's columns as text, by column and example id; a column is converted when it is asked for."""
+
+    def __init__(self, table: pa.Table, ids: list[str]) -> None:
+        self._table, self._ids = table, ids
+
+    def __getitem__(self, name: str) -> Mapping[str, str]:
+        if name not in self._table.column_names:
+            raise KeyError(name)
+        values = zip(self._ids, self._table[name].to_pylist(), strict=True)
+        return {example: str(value) for example, value in values if value is not None and value == value}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.column_names)
+
+    def __len__(self) -> int:
+        return len(self._table.column_names)
 
 
 def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:

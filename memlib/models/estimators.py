@@ -93,6 +93,18 @@ class FittedEstimator:
         best: NDArray[np.int64] = self.class_scores(points).argmax(axis=1)
         return best
 
+    def probabilities(self, points: Points) -> Scores:
+        """Return probabilities (num_points, num_classes) as the estimator states them: votes are not smoothed.
+
+        Raises:
+            UserError: when the points have another number of coordinates than the training examples.
+        """
+        _check_points(points, self.dim)
+        found = np.zeros((len(points), self.num_classes))
+        given = np.asarray(points, dtype=np.float64)
+        found[:, self.present] = 1.0 if self.model is None else stated_probabilities(self.model, given)
+        return found
+
     def _present_scores(self, points: Scores) -> tuple[Scores, float]:
         """Return the scores of the present classes, and that of an absent one."""
         if self.model is None or not len(points):
@@ -187,6 +199,33 @@ def _xgboost(spec: XGBoostSpec, seed: int) -> _Classifier:
         tree_method="hist", n_jobs=1, random_state=seed,
     )  # fmt: skip
     return model
+
+
+def stated_probabilities(model: Any, points: Scores) -> Scores:
+    """Return a fitted classifier's own probabilities (num_points, num_present), or the softmax of its margins."""
+    with _one_core():
+        if hasattr(model, "predict_proba"):
+            return np.asarray(model.predict_proba(points), dtype=np.float64)
+        return np.exp(log_softmax(margins_of(model, points)))
+
+
+def stores_examples(model: Any) -> bool:
+    """Return whether a fitted classifier contains training examples as they are: neighbours, support vectors, processes."""
+    return any(hasattr(_last_of(model), name) for name in ("_fit_X", "support_vectors_", "X_train_"))
+
+
+def parameters_of(model: Any) -> int | None:
+    """Return the number of coefficients of a fitted linear classifier; None for any other."""
+    last = _last_of(model)
+    if stores_examples(last) or not hasattr(last, "coef_"):
+        return None
+    return int(np.size(last.coef_) + np.size(last.intercept_))
+
+
+def _last_of(model: Any) -> Any:
+    """Return the last step of a pipeline, or the model itself."""
+    steps = getattr(model, "steps", None)
+    return steps[-1][1] if steps else model
 
 
 def votes_of(model: Any) -> int | None:

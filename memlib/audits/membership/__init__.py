@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Return whether a finding with these params is part of the brief listing: the headline attack, and what has no
     attack."""
-    return params.get("attack", headline.get("attack")) == headline.get("attack") and "word" not in params
+    is_detail = bool(params.keys() & {"word", "slice", "structure"})
+    return params.get("attack", headline.get("attack")) == headline.get("attack") and not is_detail
 
 
 def _limits(recipe: Recipe) -> Iterable[str]:

@@ -58,6 +58,21 @@ class Audited:
         """The attacks on the target."""
         return Rankings(self.units, self.recipe.score, self.is_drawn, self.signals)
 
+    @cached_property
+    def row_scores(self) -> Scores:
+        """The headline attack on single examples, whosever they are: (num_examples,)."""
+        if not self.pool.has_groups:
+            return self.rankings.head.scores
+        alone, config = replace(self.pool, groups=np.arange(len(self.pool.groups))), self.recipe.score
+        units = units_of(alone, self.target, self.shadows, self.member, self.inside, config.persons)
+        headline = config.model_copy(update={"attacks": (config.headline,)})
+        return Rankings(units, headline, False, self.row_signals).head.scores
+
+    @property
+    def row_signals(self) -> Mapping[str, Signal]:
+        """The signals of single examples, by attack."""
+        return {}
+
     @property
     def signals(self) -> Mapping[str, Signal]:
         """The scores of attacks that do not follow from log odds, by attack."""

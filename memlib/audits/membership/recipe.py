@@ -13,6 +13,7 @@ from memlib.specs import (
     HoldOutSpec,
     OutputsSpec,
     Spec,
+    TableSource,
     TextSource,
     TrainingSpec,
 )
@@ -23,10 +24,14 @@ from memlib.specs.observing import WEIGHTLESS
 
 MEMBERS, PRIVACY = "members", "privacy"
 HEADLINES = (MEMBERS, PRIVACY)
+SLICES, COLUMNS = "slices", "hidden columns"  # families of tests of their own; no headlines
 ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
 AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap"]
 ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
 Drawn = Literal["coins", "fixed", "unknown"]
+
+
+TABLES = ("table", "breast_cancer")  # kinds of sources whose rows are about persons, with columns
 
 
 def _kind_of(given: Any) -> Any:
@@ -140,6 +145,12 @@ class Config(LevelSpec):
     """Number of redraws of the target's coins, from which p-values are computed."""
     memorized: int = Field(default=50, ge=0, le=MOST_DRAWS)
     """Number of the most memorized examples for which the influence on held-out examples is examined; 0: none."""
+    subgroup: str | None = Field(default=None, min_length=1)
+    """Of a table: the column by whose values the headline attack is also tested, slice by slice, as it is by class; any column
+    of the file, also one that the model does not see."""
+    hidden: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Of a table: categorical columns that are hidden one at a time and guessed from the model's answers. Tested is whether
+    they are guessed better of members than of non-members (attribute inference)."""
     blind: bool = True
     """Also tell members from non-members without the model, by ids, sizes, dates and content."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
@@ -234,6 +245,27 @@ class Recipe(Spec):
                 f"privacy needs an independent fair coin for each example or person; the target's were {self._chosen}; "
                 "remove privacy, or set shadows.share to 0.5"
             )
+        yield from self._column_problems()
+
+    def _column_problems(self) -> Iterator[str]:
+        """Yield problems with the columns that the scores name."""
+        score, source = self.score, self.data.source
+        named = [name for name in ("subgroup", "hidden") if getattr(score, name)]
+        if named and not isinstance(source, TableSource):
+            yield f"score.{named[0]} names columns of a table, and data.source is of kind {source.kind}; remove it"
+            return
+        if score.hidden and self.target.outputs is not None:
+            yield "target.outputs holds one answer per example, and a hidden column takes one per value; remove score.hidden"
+        if len(set(score.hidden)) < len(score.hidden):
+            yield f"score.hidden names a column twice ({', '.join(score.hidden)})"
+        used = source.columns if isinstance(source, TableSource) else ()
+        if unused := [name for name in score.hidden if used and name not in used]:
+            yield f"score.hidden names {unused[0]!r}, which is not in data.source.columns, so the model does not see it"
+
+    @property
+    def queries_target(self) -> bool:
+        """True if the target of a table is queried for its structural risk and hidden columns."""
+        return self.data.source.kind in TABLES and self.target.outputs is None
 
     @property
     def _chosen(self) -> str:

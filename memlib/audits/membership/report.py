@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import MEMBERS, Recipe
+from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
 from memlib.audits.membership.verdict import BLIND, NAMES
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.findings import Finding, Findings
@@ -97,10 +98,14 @@ def compose(
             _attacks_section(findings, tables["curves"], folder),
             _scores_section(recipe, tables["curves"], folder),
             _units_section(tables["units"], recipe),
+            slices_section(findings, recipe),
+            persons_section(findings),
+            hidden_section(findings),
             _blind_section(findings, recipe),
             _privacy_section(findings, recipe),
             _memorization_section(findings, tables.get("examples"), show, recipe),
             _influence_section(findings, tables.get("influence"), show),
+            structure_section(findings),
             _models_section(findings, tables["models"], recipe),
             Section("What was run", method, facts_table(_facts(recipe, sizes, findings))),
         ],
@@ -354,10 +359,22 @@ def _memorization_section(
         "Memorization of an example is the difference between the shares of right answers of models that were and were not "
         f"trained on it (Feldman and Zhang 2020). On average over {mean.n:,} examples it is {mean.value:.3f}; of "
         f"{int(count.value):,} examples it is shown (adjusted over all of them). Shown below: the most memorized ones, "
-        f"selected from {examples.num_rows:,}.",
+        f"selected from {examples.num_rows:,}.{_agreement(findings)}",
         PicturesView(pictures)
         if pictures
         else TableView(("id", "class", "right, with", "right, without", "adjusted p"), cells),
+    )
+
+
+def _agreement(findings: Findings) -> str:
+    """Return how memorization and the attack agree."""
+    found = findings.get("memorization_rank_correlation")
+    if found is None:
+        return ""
+    attack = NAMES[found.params["attack"]]
+    return (
+        f" Memorization and the score that {attack} gives on average to models that were trained on them order the "
+        f"{found.n:,} {found.params['over']} with a rank correlation (Spearman) of {found.value:.2f}."
     )
 
 

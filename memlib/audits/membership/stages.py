@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.columns import Columns
 from memlib.audits.membership.controls import blind_baseline, control_findings
+from memlib.audits.membership.hidden import target_findings
+from memlib.audits.membership.persons import person_findings
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.rows import curves, example_rows, influence_rows, model_rows, unit_rows
 from memlib.audits.membership.shadows import Answers, Subsets
+from memlib.audits.membership.slices import slice_findings
 from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
+from memlib.audits.membership.target import TargetAnswers
 from memlib.audits.membership.units import Pool
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
+from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place
 from memlib.pipeline.tables import Tables
@@ -49,6 +55,8 @@ class Score(ScoresStage):
         answers: the answers of the shadow models.
         target: the answers of the target.
         members: the training examples of an external target.
+        columns: the subgroup column of a table.
+        queried: more answers of the target on a table.
     """
 
     declared: ClassVar[Declared] = Declared("score_membership", 1)
@@ -61,6 +69,8 @@ class Score(ScoresStage):
     answers: Sequence[Artifact[Answers]]
     target: Artifact[Answers]
     members: Artifact[NDArray[np.int8]] | None
+    columns: Artifact[Columns] | None = field(default=None, kw_only=True)
+    queried: Artifact[TargetAnswers] | None = field(default=None, kw_only=True)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -80,7 +90,8 @@ class Score(ScoresStage):
             "shard": self.data.shard.key, "splits": self.data.splits.key, "answers": [each.key for each in self.answers],
             "target": self.target.key,
         }  # fmt: skip
-        return inputs | ({} if self.members is None else {"members": self.members.key})
+        more = {"members": self.members, "columns": self.columns, "queried": self.queried}
+        return inputs | {name: artifact.key for name, artifact in more.items() if artifact is not None}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
@@ -89,7 +100,8 @@ class Score(ScoresStage):
         if blind is not None and blind.contradicts:
             attempt.warn(blind.warning)
             audited = audited.withdrawn()
-        write_table(summarize(audited, control_findings(audited, blind)), SUMMARY, attempt.path(SUMMARY_FILE))
+        more = [*control_findings(audited, blind), *self._details(audited)]
+        write_table(summarize(audited, more), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(unit_rows(audited), UNITS, attempt.path(UNITS_FILE))
         if audited.has_classes:
             write_table(example_rows(audited), EXAMPLES, attempt.path(EXAMPLES_FILE))
@@ -97,6 +109,14 @@ class Score(ScoresStage):
         write_table(curves(audited), CURVES, attempt.path(CURVES_FILE))
         if audited.has_influence:
             write_table(influence_rows(audited), INFLUENCE, attempt.path(INFLUENCE_FILE))
+
+    def _details(self, audited: Audited) -> list[Finding]:
+        """Return the findings on slices, persons, hidden columns and structure."""
+        rows = slice_findings(audited, {} if self.columns is None else self.columns.content.subgroup)
+        rows += person_findings(audited)
+        if self.queried is not None:
+            rows += target_findings(audited, self.data.members(TRAIN), self.queried.content)
+        return rows
 
     def audited(self) -> Audited:
         """Return the pool with all answers; of an external target, the part of it that the owner's list names."""

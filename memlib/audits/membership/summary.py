@@ -164,6 +164,7 @@ def _memorization_rows(audited: Audited) -> Iterator[Finding]:
     params = {"models": models}
     yield diagnostic("memorization_mean", params, float(found.difference[known].mean()), n=int(known.sum()))
     yield diagnostic("memorized_examples", {**params, "level": SHOWN}, int((p_adjusted <= SHOWN).sum()), n=int(known.sum()))
+    yield from _agreement(audited)
     if audited.has_influence:
         pairs, adjusted = audited.influence
         p = pairs.p_values()
@@ -171,3 +172,22 @@ def _memorization_rows(audited: Audited) -> Iterator[Finding]:
         yield diagnostic("influence_pairs", {**params, "level": SHOWN}, int((adjusted <= SHOWN).sum()), n=p.size)
         single = {**params, "unadjusted": 0.001, "expected": round(0.001 * p.size, 4)}
         yield diagnostic("influence_pairs_unadjusted", single, int((p <= 0.001).sum()), n=p.size)
+
+
+def _agreement(audited: Audited) -> Iterator[Finding]:
+    """Yield the rank correlation of memorization with the headline attack's mean score over models trained on the unit."""
+    units, own = audited.units, not audited.recipe.target.is_external
+    scores, inside = audited.survey[0], units.shadows.inside
+    if own:
+        scores = np.concatenate([audited.rankings.head.scores[None], scores])
+        inside = np.concatenate([units.member[None], inside])
+    counts = inside.sum(axis=0)
+    mean = np.where(inside, scores, 0.0).sum(axis=0) / np.maximum(counts, 1)
+    groups, sizes = audited.pool.groups, units.sizes
+    memory = np.bincount(groups, weights=audited.memorization.difference) / sizes  # of a person: the mean of her examples
+    known = (counts > 0) & np.isfinite(memory)
+    if known.sum() < 3 or np.ptp(memory[known]) == 0 or np.ptp(mean[known]) == 0:
+        return
+    value = float(scipy.stats.spearmanr(memory[known], mean[known]).statistic)
+    params = {"attack": audited.recipe.score.headline, "models": len(inside), "over": units.noun}
+    yield diagnostic("memorization_rank_correlation", params, value, n=int(known.sum()))

@@ -90,6 +90,11 @@ class DocumentsAudited(Audited):
         }
 
     @property
+    def row_signals(self) -> Mapping[str, Signal]:
+        """The scores of single documents."""
+        return self.scores
+
+    @property
     def features(self) -> BlindFeatures:
         """Features of the documents without a model."""
         return self.known

@@ -83,6 +83,7 @@ class DocumentsRecipe(Recipe):
     def _problems(self) -> Iterator[str]:
         yield from self._model_problems()
         yield from self._score_problems()
+        yield from self._column_problems()
         if self.data.paired:
             yield "membership is of documents, not of pairs; use a source of text"
         if self.split.model_copy(update={"group": None}) != HoldOutSpec():

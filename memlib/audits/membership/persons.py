@@ -1,0 +1,30 @@
+"""Rows of persons: how much they resemble one another, and how much too narrow intervals over rows would be."""
+
+import numpy as np
+
+from memlib.audits.membership.audited import Audited
+from memlib.findings import Finding, Interval, diagnostic, estimate
+from memlib.stats.blind import area_interval
+from memlib.stats.clusters import intraclass_correlation
+from memlib.stats.operating import auc
+
+
+def person_findings(audited: Audited) -> list[Finding]:
+    """Return the intraclass correlation of the headline attack's scores of single rows, and their AUC with two intervals.
+
+    Both intervals are of one number, the AUC over rows: one takes rows for independent, the other one persons.
+    """
+    if not audited.units.are_persons:
+        return []
+    scores, member, groups = audited.row_scores, audited.member, audited.pool.groups
+    value, count, persons = auc(scores, member), len(scores), len(audited.units)
+    by_row, by_person = area_interval(scores, member), area_interval(scores, member, groups=groups)
+    params = {"attack": audited.recipe.score.headline, "persons": persons, "rows": count}
+    correlation = intraclass_correlation(scores, groups, member.astype(np.int64))
+    ratio = (by_person[1] - by_person[0]) / (by_row[1] - by_row[0])
+    return [
+        diagnostic("intraclass_correlation", params, correlation, n=count),
+        estimate("auc_of_rows", params, value, n=persons, interval=Interval(*by_person, "persons")),
+        diagnostic("auc_of_rows_alone", params, value, n=count, interval=Interval(*by_row, "rows")),
+        diagnostic("interval_width_ratio", params, ratio, n=persons),
+    ]

@@ -1,0 +1,260 @@
+"""More queries of the target, of a table alone: its outputs, and its answers with a column replaced by each of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.membership.columns import Columns
+from memlib.audits.membership.shadows import Subsets, flat_points
+from memlib.data.splits import TRAIN, column
+from memlib.data.stages import TrainingData
+from memlib.data.table import OneHot
+from memlib.observe.models import Trained, forward_of, load_logits, load_net, model_key, single
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
+from memlib.specs import EstimatorSpec, ExternalClassifierSpec
+from memlib.store import Attempt, Ref
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.observe.models import Take
+    from memlib.observe.outputs import Forward
+
+OUTPUTS_FILE = "outputs.npy"
+Points = NDArray[np.float32]
+Query = Callable[[Points], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A target in memory.
+
+    Attributes:
+        scores: function that returns class scores (num_points, num_classes), exact where the target is sure.
+        probabilities: function that returns its probabilities (num_points, num_classes) as it states them.
+        parameters: number of fitted parameters; None if it is not known.
+        instance_based: True if it contains training examples as they are.
+    """
+
+    scores: Query
+    probabilities: Query
+    parameters: int | None
+    instance_based: bool
+
+
+@dataclass(frozen=True)
+class Refitted:
+    """An estimator that memlib trains: it is fitted again on its training set, as estimators are never stored.
+
+    Attributes:
+        subsets: its training set.
+        model: kind and settings.
+        seed: seed of the fit.
+    """
+
+    subsets: Subsets
+    model: EstimatorSpec
+    seed: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Training set, kind and seed."""
+        return {**self.subsets.spec, "model": self.model.model_dump(mode="json"), "seed": self.seed}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The pool."""
+        return self.subsets.inputs
+
+    def open(self, data: TrainingData, device: torch.device) -> Opened:
+        """Fit the estimator."""
+        from memlib.models.estimators import fit_estimator, parameters_of
+
+        (rows, labels), classes = self.subsets.seen_by(0), data.num_classes
+        fitted = fit_estimator(self.model, flat_points(data)[rows], labels, num_classes=classes, seed=self.seed)
+        parameters = parameters_of(fitted.model)
+        return Opened(fitted.class_scores, fitted.probabilities, parameters, self.model.is_instance_based)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network that memlib trained, or an external model.
+
+    Attributes:
+        models: the only network of an artifact, or the external model.
+        epoch: the last epoch of a model that memlib trained.
+    """
+
+    models: Trained | ExternalClassifierSpec
+    epoch: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The checkpoint."""
+        return {"epoch": self.epoch}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model."""
+        return {"models": model_key(self.models)}
+
+    def open(self, data: TrainingData, device: torch.device) -> Opened:
+        """Load the model."""
+        if isinstance(self.models, ExternalClassifierSpec):
+            return _external(self.models, data.num_classes, device)
+        from memlib.training.augment import prepare
+
+        net = load_net(self.models, 0, epoch=self.epoch)
+        scores = _scores(forward_of(self.models, epoch=self.epoch, device=device), prepare, device)
+        return Opened(scores, lambda points: _softmax(scores(points)), _count(net), False)
+
+
+def _external(spec: ExternalClassifierSpec, num_classes: int, device: torch.device) -> Opened:
+    from memlib.models.estimators import parameters_of, stated_probabilities, stores_examples
+    from memlib.models.external.estimators import EstimatorModule
+
+    module, take = load_logits(spec, spec.weights, num_classes)
+    inner = module.model
+    scores = _scores(single(module, device), take, device)
+    if not isinstance(inner, EstimatorModule):
+        return Opened(scores, lambda points: _softmax(scores(points)), _count(module), False)
+    model = inner.estimator
+
+    def stated(points: Points) -> NDArray[Any]:
+        return stated_probabilities(model, points.astype(np.float64))  # classes in the model's own order
+
+    return Opened(scores, stated, parameters_of(model), stores_examples(model))
+
+
+def _scores(forward: Forward, take: Take, device: torch.device) -> Query:
+    from memlib.observe.outputs import class_scores
+
+    return lambda points: class_scores(forward, points, num_nets=1, device=device, take=take)[0]
+
+
+def _count(net: torch.nn.Module) -> int:
+    return sum(each.numel() for each in net.parameters())
+
+
+def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
+    from memlib.models.estimators import log_softmax
+
+    return np.exp(log_softmax(scores.astype(np.float64)))
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """The target's answers to the examples of the pool with one column hidden.
+
+    Attributes:
+        odds: (num_pool, num_values) log odds of the true class with the column set to each value.
+        values: (num_pool,) number of the true value; -1 where it is missing.
+    """
+
+    odds: NDArray[np.float32]
+    values: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TargetAnswers:
+    """More answers of the target on the pool, in order of example id.
+
+    Attributes:
+        outputs: (num_pool, num_classes) probabilities as the target states them.
+        guesses: answers by hidden column.
+        parameters: number of fitted parameters; None if it is not known.
+        instance_based: True if the target contains training examples as they are.
+    """
+
+    outputs: NDArray[np.float64]
+    guesses: Mapping[str, Guesses]
+    parameters: int | None
+    instance_based: bool
+
+
+@dataclass(frozen=True)
+class QueryTarget(Stage[TargetAnswers]):
+    """Query the target on a table: its outputs, and its answers with each hidden column set to each of its values.
+
+    Attributes:
+        data: the examples.
+        target: the model.
+        columns: the hidden columns; None if there are none.
+    """
+
+    declared: ClassVar[Declared] = Declared("query_target", 1)
+    title: ClassVar[str] = "query the target"
+    place: ClassVar[Place] = "anywhere"
+
+    data: TrainingData
+    target: Refitted | Loaded
+    columns: Artifact[Columns] | None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The target."""
+        return self.target.spec
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, the target and the columns."""
+        columns = {} if self.columns is None else {"columns": self.columns.key}
+        return {"shard": self.data.shard.key, "splits": self.data.splits.key, **self.target.inputs, **columns}
+
+    @property
+    def where(self) -> Place:
+        """CPU cores for an estimator."""
+        return "cores" if isinstance(self.target, Refitted) else "anywhere"
+
+    @property
+    def near(self) -> Ref | None:
+        """The model, if memlib trained and stored it."""
+        models = None if isinstance(self.target, Refitted) else self.target.models
+        return None if models is None or isinstance(models, ExternalClassifierSpec) else models.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write outputs.npy, and for each hidden column its odds and values."""
+        opened, pool = self.target.open(self.data, device), self.data.members(TRAIN)
+        points, labels = flat_points(self.data)[column(pool, "row")], column(pool, "label")
+        np.save(attempt.path(OUTPUTS_FILE), opened.probabilities(points))
+        hidden = {} if self.columns is None else self.columns.content.hidden
+        for number, place in enumerate(hidden.values()):
+            np.save(attempt.path(_odds_file(number)), _guessed(opened.scores, place, points, labels))
+            np.save(attempt.path(_values_file(number)), place.codes(points))
+            attempt.progress(number + 1, len(hidden))
+        attempt.facts |= {
+            "hidden": list(hidden), "parameters": opened.parameters, "instance_based": opened.instance_based
+        }  # fmt: skip
+
+    @classmethod
+    def open(cls, artifact: Artifact[TargetAnswers]) -> TargetAnswers:
+        """Return the answers."""
+        facts = artifact.facts
+        guesses = {
+            name: Guesses(np.load(artifact.path(_odds_file(number))), np.load(artifact.path(_values_file(number))))
+            for number, name in enumerate(facts["hidden"])
+        }
+        outputs = np.load(artifact.path(OUTPUTS_FILE))
+        return TargetAnswers(outputs, guesses, facts["parameters"], facts["instance_based"])
+
+
+def _guessed(scores: Query, place: OneHot, points: Points, labels: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the log odds of the true class with a column set to each of its values, (num_points, num_values)."""
+    from memlib.stats.likelihood import log_odds
+
+    found = [log_odds(scores(place.replaced(points, code)), labels) for code in range(len(place.categories))]
+    return np.stack(found, axis=1).astype(np.float32)
+
+
+def _odds_file(number: int) -> str:
+    return f"odds_{number}.npy"
+
+
+def _values_file(number: int) -> str:
+    return f"values_{number}.npy"
