@@ -146,8 +146,8 @@ class Config(LevelSpec):
     memorized: int = Field(default=50, ge=0, le=MOST_DRAWS)
     """Number of the most memorized examples for which the influence on held-out examples is examined; 0: none."""
     subgroup: str | None = Field(default=None, min_length=1)
-    """Of a table: the column by whose values the headline attack is also tested, slice by slice, as it is by class; any column
-    of the file, also one that the model does not see."""
+    """Of a table: the column by whose values the headline attack is also tested, slice by slice, as it is by class; any
+    column of the file, also one that the model does not see."""
     hidden: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Of a table: categorical columns that are hidden one at a time and guessed from the model's answers. Tested is whether
     they are guessed better of members than of non-members (attribute inference)."""
