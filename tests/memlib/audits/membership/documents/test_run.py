@@ -50,7 +50,7 @@ def run(recipe: Recipe, store: Path) -> Findings:
     return Findings.read(pq.read_table(manifest.results["summary"]))
 
 
-def test_documents_that_a_model_learnt_are_told_and_those_of_an_untrained_one_are_not(texts: Path, tmp_path: Path) -> None:
+def test_documents_of_a_trained_model_are_shown_and_those_of_an_untrained_one_are_not(texts: Path, tmp_path: Path) -> None:
     learnt, untrained = (run(recipe_of(texts, epochs), tmp_path) for epochs in (20, 0))
     assert learnt.verdict.word == SHOWN
     assert all(row.value > 0.8 for row in learnt.all("auc"))
