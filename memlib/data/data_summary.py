@@ -47,6 +47,7 @@ def preview(source: Source) -> list[str]:
     count = len(source)
     rows: list[dict[str, Any]] = []
     oddities: Counter[str] = Counter()
+    coordinates = 0
     for place in np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(int).tolist():
         try:
             example = source[place]
@@ -55,6 +56,7 @@ def preview(source: Source) -> list[str]:
             continue
         height, width = example.image.shape[:2] if example.image.ndim > 1 else (0, 0)
         oddities.update(example.oddities)
+        coordinates = example.image.size
         rows.append(
             {
                 "unreadable": None,
@@ -72,7 +74,8 @@ def preview(source: Source) -> list[str]:
     if not summary["images"]:
         reasons = Counter(row["unreadable"] for row in rows)
         return [f"{head} none can be read: {'; '.join(f'{count} {reason}' for reason, count in reasons.most_common(3))}"]
-    return [f"{head} {'; '.join([*described(summary)[1:], *warnings(summary)])}"]
+    said = "; ".join([*described(summary)[1:], *warnings(summary)])
+    return [f"{head} {said or f'points with {coordinates:,} coordinates'}"]
 
 
 def understood(index: pa.Table, oddities: Mapping[str, int], source: Source | None = None) -> Understood:

@@ -178,7 +178,7 @@ class Table:
         used = {column.name for column in self._columns}
         named = (self._spec.label_column, self._spec.id_column, self._spec.person_column)
         if unused := [name for name in self._table.column_names if name not in used and name not in named]:
-            yield f"columns that are not used: {', '.join(unused[:MOST_NAMED])}"
+            yield f"columns that are not used: {', '.join(name or '(without a name)' for name in unused[:MOST_NAMED])}"
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -391,6 +391,11 @@ class GroupSpec(Spec):
     identical: bool = False
     """Join examples whose stored pixels, or coordinates, are equal, whatever their labels: copies of one record."""
 
+    @property
+    def joins_copies_alone(self) -> bool:
+        """True if only copies are joined, so that a group is one record rather than a person."""
+        return self.pattern is None and self.path is None
+
     @model_validator(mode="after")
     def _says_something(self) -> "GroupSpec":
         if self.pattern is None and self.path is None and self.near is None and not self.identical:

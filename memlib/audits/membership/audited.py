@@ -51,7 +51,8 @@ class Audited:
     def units(self) -> Units:
         """The examples, or persons, whose membership is asked."""
         combined = self.recipe.score.persons
-        return units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
+        found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
+        return replace(found, word=self.recipe.group_noun) if found.are_persons else found
 
     @cached_property
     def rankings(self) -> Rankings:

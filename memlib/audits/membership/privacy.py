@@ -45,7 +45,8 @@ def compare(claim: ClaimSpec, units: Units) -> Comparison:
     most = int(units.sizes.max())
     if per_record(1.0, most, delta=claim.delta) is None:
         return Comparison(
-            claimed, f"the coins are of persons with up to {most} examples each, and the claim is about examples with a delta"
+            claimed,
+            f"the coins are of {units.noun} with up to {most} examples each, and the claim is about examples with a delta",
         )
     return Comparison(claimed * most)
 

@@ -268,6 +268,17 @@ class Recipe(Spec):
         return self.data.source.kind in TABLES and self.target.outputs is None
 
     @property
+    def group_noun(self) -> str:
+        """The word for units that have several examples, in the plural."""
+        group = self.split.group
+        return "records" if group is not None and group.joins_copies_alone else "persons"
+
+    @property
+    def reads_losses(self) -> bool:
+        """True if the owner of the target supplies losses, which do not tell its answers."""
+        return self.target.outputs is not None and self.target.outputs.kind == "losses"
+
+    @property
     def _chosen(self) -> str:
         return f"drawn with probability {self.coins:g}" if self.coins is not None else f"drawn {self.target.drawn}"
 

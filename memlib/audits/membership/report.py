@@ -246,7 +246,7 @@ def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
 
 def _units_section(units: pa.Table, recipe: Recipe) -> Section:
     persons = recipe.split.group is not None
-    noun = "persons" if persons else "documents" if recipe.reads_texts else "examples"
+    noun = recipe.group_noun if persons else "documents" if recipe.reads_texts else "examples"
     top = units.slice(0, LISTED).to_pylist()
     members = sum(row["member"] for row in top)
     cells = [

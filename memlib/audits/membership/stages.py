@@ -129,6 +129,8 @@ class Score(ScoresStage):
         else:
             own, listed = self.members.content == 1, self.members.content != UNLISTED
         target, shadows = comparable(target.of(listed), shadows.of(listed), self.target.facts.get("decimals"))
+        if self.recipe.reads_losses:
+            target, shadows = more_likely_right(target), more_likely_right(shadows)
         return Audited(
             recipe=self.recipe,
             pool=Pool.of(rows, listed),
@@ -156,6 +158,14 @@ def comparable(target: Answers, shadows: Answers, decimals: int | None) -> tuple
         shadows = replace(shadows, odds=rounded(shadows.odds.astype(np.float64), decimals).astype(np.float32))
     within = np.clip(target.odds, shadows.odds.min(), shadows.odds.max())
     return replace(target, odds=within), shadows
+
+
+def more_likely_right(answers: Answers) -> Answers:
+    """Return answers that count as right where the true class has more than half of the probability.
+
+    Losses do not tell which class is the most probable one; with this rule they are compared with shadow models alike.
+    """
+    return replace(answers, correct=answers.odds[:, 0] > 0)
 
 
 @dataclass(frozen=True)

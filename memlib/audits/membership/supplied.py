@@ -117,8 +117,8 @@ def _refuse_divided(values: NDArray[np.int8], groups: NDArray[np.int64], ids: li
         at = int(np.flatnonzero(differs)[0])
         one, other = sorted(ids[int(places[place])] for place in (at, at + 1))
         raise UserError(
-            f"{path} separates a group of split.group: of {one!r} and {other!r} only one is a member; membership of persons "
-            "can be tested only if all examples of a person are members, or none"
+            f"{path} separates a group of split.group: of {one!r} and {other!r} only one is a member; membership "
+            "can be tested only if all examples of a group (a person, copies of a record) are members, or none"
         )
 
 

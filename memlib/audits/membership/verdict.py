@@ -51,6 +51,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
     if target.outputs is not None:
         yield "the target's outputs are supplied by its owner, who can forge them"
+    if recipe.reads_losses:
+        yield (
+            "losses do not tell the target's answers: an answer counts as right where the true class has more than half of "
+            "the probability"
+        )
     smallest, level = 1 / (1 + score.redraws), score.level
     if recipe.is_drawn and smallest > level:
         yield (

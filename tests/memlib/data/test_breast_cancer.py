@@ -3,6 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
+from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
 from memlib.specs import DataSpec
 
@@ -25,3 +26,8 @@ def test_rows_are_standardized_points_with_their_classes() -> None:
         source.content_digest()
         == open_source(DataSpec.model_validate({"source": {"kind": "breast_cancer"}}).source).content_digest()
     )
+
+
+def test_a_preview_gives_the_number_of_coordinates() -> None:
+    source = open_source(DataSpec.model_validate({"source": {"kind": "breast_cancer"}}).source)
+    assert preview(source) == ["569 examples of 2 classes; in a sample of 50: points with 30 coordinates"]

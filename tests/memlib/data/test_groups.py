@@ -229,3 +229,18 @@ def test_identical_examples_are_one_group_whatever_their_labels() -> None:
     groups = groups_of(entries, None, GroupSpec(identical=True))
     assert groups[0] == groups[2]
     assert len(set(groups.tolist())) == 4  # unreadable examples have no digest and stay by themselves
+
+
+def test_copies_are_joined_beside_other_rules() -> None:
+    entries = [
+        {"example_id": name, "digest": digest, "unreadable": None, "label": 0}
+        for name, digest in [("a/1", "x"), ("a/2", "y"), ("b/1", "y"), ("c/1", "z")]
+    ]
+    groups = groups_of(entries, None, GroupSpec(identical=True, pattern="^(.+)/")).tolist()
+    assert groups == [0, 0, 0, 1]  # a by name, b by a copy of a's
+
+
+def test_only_copies_are_no_persons() -> None:
+    assert GroupSpec(identical=True, near=2).joins_copies_alone
+    assert not GroupSpec(identical=True, pattern="^p").joins_copies_alone
+    assert not GroupSpec(path="groups.csv").joins_copies_alone

@@ -74,6 +74,8 @@ def test_numbers_can_stand_for_categories_and_files_have_no_header(tmp_path: Pat
     other = write(tmp_path / "b.csv", columns=("pain",))
     assert other.point_dim == 1  # type: ignore[attr-defined]
     assert "columns that are not used: person, visit, age, sex, zip" in preview(other)[0]
+    unnamed = write(tmp_path / "c.csv", ",age,label\n0,5,a\n1,6,b\n", columns=("age",), label_column="label")
+    assert "columns that are not used: (without a name)" in preview(unnamed)[0]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import RandomForestClassifier
 
 import memlib
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.stages import comparable
+from memlib.audits.membership.stages import comparable, more_likely_right
+from memlib.data.splits import TRAIN, column
+from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
 from memlib.findings import DESCRIPTIVE, SHOWN
+from memlib.running.runners import PlainRunner
 from memlib.runs.run import Run
+from memlib.specs import DataSpec, HoldOutSpec
+from memlib.store import Store
 
 POINTS, LABELS = load_breast_cancer(return_X_y=True)
 IDS = [f"{row:07d}" for row in range(len(LABELS))]
@@ -42,10 +49,17 @@ def coins() -> NDArray[np.bool_]:
     return np.random.default_rng(0).random(len(LABELS)) < 0.5
 
 
+@pytest.fixture(scope="module")
+def shadows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which the shadow models of all tests are fitted once."""
+    return tmp_path_factory.mktemp("shared") / "store"
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coins: NDArray[np.bool_]) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coins: NDArray[np.bool_], shadows: Path) -> Path:
     """Records, the list of members, and the outputs of a forest that was trained on them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMLIB_STORE", str(shadows))
     features = {f"f{column}": POINTS[:, column].tolist() for column in range(POINTS.shape[1])}
     write_csv(tmp_path / "records.csv", {"id": IDS, "outcome": [NAMES[label] for label in LABELS], **features})
     write_csv(tmp_path / "members.csv", {"example_id": IDS, "member": ["yes" if coin else "no" for coin in coins]})
@@ -60,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coins: NDArray[np.bo
 def audited(**changes: Any) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return memlib.run({**RECIPE, **changes}, store="store", quiet=True)
+        return memlib.run({**RECIPE, **changes}, quiet=True)
 
 
 def with_target(**changes: Any) -> dict[str, Any]:
@@ -91,7 +105,7 @@ def test_a_declared_draw_that_ids_contradict_is_not_tested(folder: Path) -> None
     half = len(IDS) // 2
     write_csv(folder / "members.csv", {"example_id": IDS, "member": ["yes"] * half + ["no"] * (len(IDS) - half)})
     with pytest.warns(UserWarning, match="members can be told without the model"):
-        run = memlib.run({**RECIPE, **with_target(drawn="fixed")}, store="store", quiet=True)
+        run = memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
     assert run.verdict.word == DESCRIPTIVE
 
 
@@ -133,7 +147,8 @@ def test_a_divided_person_is_refused(folder: Path) -> None:
         audited(split={"group": {"pattern": r"^(\d{6})"}})
 
 
-def test_outputs_without_some_examples_are_refused_before_any_training(folder: Path) -> None:
+def test_outputs_without_some_examples_are_refused_before_any_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLIB_STORE", "store")
     lines = (folder / "outputs.csv").read_text().splitlines()
     (folder / "outputs.csv").write_text("\n".join(lines[:-2]) + "\n")
     with pytest.raises(UserError, match="no outputs for 2 of the 569 audited examples"):
@@ -190,6 +205,92 @@ def test_a_certain_target_is_compared_within_the_range_of_its_shadows() -> None:
     shadows = Answers(np.array([[[-1.0, 2.0]]], np.float32), np.ones((1, 2), bool), np.ones((1, 0), bool))
     target = Answers(np.array([[[-30.0, 30.0]]], np.float32), np.ones((1, 2), bool), np.ones((1, 0), bool))
     assert comparable(target, shadows, None)[0].odds.ravel().tolist() == [-1, 2]
+
+
+NETS: dict[str, Any] = {
+    "audit": "membership",
+    "data": {"source": {"kind": "digits"}, "image_size": 8, "channels": 1},
+    "split": {"train_per_class": 20},
+    "model": {"architecture": "mlp", "widths": [32]},
+    "training": {
+        "objective": {"kind": "supervised"}, "epochs": 60, "batch_size": 25, "augment": None,
+        "optimizer": {"learning_rate": 0.005, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+    },
+    "target": {
+        "trained": {"model": "their_net:build", "weights": "model.safetensors"}, "members": "members.csv", "drawn": "coins"
+    },
+    "shadows": {"count": 16},
+    "queries": {"shift": 1},
+    "score": {"redraws": 999, "memorized": 0},
+    "report": {"gallery": 0},
+}  # fmt: skip
+
+
+def train_their_net(images: NDArray[np.uint8], labels: NDArray[np.int64], seed: int) -> None:
+    """Train a network on images (num_images, height, width, 1) until it knows them, and write the factory and its weights."""
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    inputs, targets = torch.tensor(images).permute(0, 3, 1, 2) / 255, torch.tensor(labels)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(net(inputs), targets))
+        optimizer.step()
+    safetensors.torch.save_file(net.state_dict(), "model.safetensors")
+    Path("their_net.py").write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))\n"
+    )
+
+
+def pool_of_digits(store: str) -> tuple[list[str], NDArray[np.uint8], NDArray[np.int64]]:
+    """Return ids, images and labels of the pool, in order of example id."""
+    runner = PlainRunner(Store(store))
+    shard = decode(runner, DataSpec.model_validate(NETS["data"]))
+    data = TrainingData(shard, runner.run(HoldOut(HoldOutSpec.model_validate(NETS["split"]), shard)))
+    members = data.members(TRAIN)
+    return members["example_id"].to_pylist(), data.images[column(members, "row")], column(members, "label")
+
+
+def test_members_of_a_network_are_found_by_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shadows: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMLIB_STORE", str(shadows))
+    monkeypatch.syspath_prepend(tmp_path)
+    ids, images, labels = pool_of_digits(str(shadows))
+    coins = np.random.default_rng(3).random(len(ids)) < 0.5
+    train_their_net(images[coins], labels[coins], seed=3)
+    write_csv(tmp_path / "members.csv", {"example_id": ids, "member": ["in" if coin else "out" for coin in coins]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = memlib.run(NETS, quiet=True)
+    assert run.verdict.word == SHOWN
+    units = run.tables["units"]
+    found = dict(zip(units["unit"].to_pylist(), units["member"].to_pylist(), strict=True))
+    assert found == dict(zip(ids, coins.tolist(), strict=True))
+    accuracy = {
+        row["params"]: row["value"]
+        for row in run.summary.to_pylist()
+        if row["metric"] == "likeness" and "accuracy" in row["params"]
+    }
+    assert any("members" in name and value == 1 for name, value in accuracy.items())
+
+
+def test_losses_of_the_owner_count_as_right_where_the_class_is_more_likely_than_not(folder: Path) -> None:
+    odds = np.array([[[-1.0, 0.5, 3.0]]], np.float32)
+    answers = Answers(odds, np.ones((1, 3), bool), np.ones((1, 0), bool))
+    assert more_likely_right(answers).correct.tolist() == [[False, True, True]]
+    own = [float(line.split(",")[1 + label]) for line, label in zip(outputs_of(folder), LABELS, strict=True)]
+    write_csv(folder / "outputs.csv", {"example_id": IDS, "scores": [-float(np.log(max(p, 1e-4))) for p in own]})
+    with pytest.warns(UserWarning, match="losses do not tell the target's answers"):
+        run = memlib.run({**RECIPE, **with_target(outputs={"path": "outputs.csv", "kind": "losses"})}, quiet=True)
+    assert run.verdict.word == SHOWN
+
+
+def outputs_of(folder: Path) -> list[str]:
+    """Return the rows of the supplied outputs, without their heading."""
+    return (folder / "outputs.csv").read_text().splitlines()[1:]
 
 
 def test_unlisted_examples_need_no_outputs(folder: Path, coins: NDArray[np.bool_]) -> None:

@@ -47,6 +47,15 @@ def test_bounded_needs_both_limits() -> None:
     assert narrow.verdict.word == INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("group", "noun"), [({"identical": True}, "records"), ({"pattern": "^p"}, "persons"), (None, "examples")]
+)
+def test_units_are_called_what_they_are(group: dict[str, object] | None, noun: str) -> None:
+    rows = None if group is None else np.repeat([1, 2], 60)
+    found = findings_of(world(180, rows=rows, split={"group": group}))
+    assert found.head.params["over"] == noun
+
+
 def test_few_examples_are_inconclusive() -> None:
     found = findings_of(world(60, seed=5))
     assert found.verdict.word == INCONCLUSIVE
