@@ -165,3 +165,30 @@ def test_self_influence_of_a_table_is_highest_for_a_wrong_label(tmp_path: Path) 
     units = run.units.to_pylist()
     strongest = max(units, key=lambda unit: unit["self_influence"])
     assert strongest["example_id"] == "0000007"
+
+
+def test_a_hidden_column_is_replaced_by_each_of_its_values(tmp_path: Path) -> None:
+    source: Any = write(tmp_path / "a.csv", ROWS.replace("9,3,40,m", "9,3,40,?"), id_column="visit", person_column="person")
+    points = np.array([source[row].image for row in range(4)])
+    column = source.one_hot("sex")
+    assert (column.categories, column.has_missing) == (("f", "m"), True)
+    assert column.codes(points).tolist() == [0, 0, 1, -1]
+    changed = column.replaced(points, 1)
+    assert column.codes(changed).tolist() == [1, 1, 1, 1]
+    assert (changed[:, column.places].sum(axis=1) == 1).all()
+    others = np.delete(np.arange(points.shape[1]), np.arange(points.shape[1])[column.places])
+    assert (changed[:, others] == points[:, others]).all()
+
+
+@pytest.mark.parametrize(("name", "fault"), [("pain", "holds numbers"), ("outcome", "no column 'outcome'"), ("x", "no column")])
+def test_columns_without_categories_cannot_be_hidden(tmp_path: Path, name: str, fault: str) -> None:
+    source: Any = write(tmp_path / "a.csv")
+    with pytest.raises(UserError, match=fault):
+        source.one_hot(name)
+
+
+def test_values_of_columns_are_known_by_example_id(tmp_path: Path) -> None:
+    source: Any = write(tmp_path / "a.csv", id_column="visit", person_column="person", columns=["age"])
+    assert source.attributes["zip"] == {"7/1": "007", "7/2": "007", "9/1": "010", "9/3": "010"}
+    assert "9/1" not in source.attributes["age"]
+    assert "height" not in source.attributes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from memlib.errors import UserError
-from memlib.models.estimators import FittedEstimator, fit_estimator
+from memlib.models.estimators import FittedEstimator, fit_estimator, parameters_of, stores_examples
 from memlib.specs import EstimatorSpec
 from memlib.stats.likelihood import CLIP, log_odds
 
@@ -231,3 +231,29 @@ def test_specs_refuse_what_no_estimator_can_be() -> None:
     for wrong in ({"kind": "forest", "trees": 0}, {"kind": "svm", "gamma": -1}, {"kind": "tree"}, {"kind": "svm", "k": 2}):
         with pytest.raises(ValidationError):
             ADAPTER.validate_python(wrong)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "svm"])
+def test_stated_probabilities_are_the_librarys(kind: str) -> None:
+    model, (points, _) = fitted(kind), blobs(3, 30)
+    assert np.allclose(model.probabilities(points), model.model.predict_proba(points), atol=1e-12)
+
+
+def test_stated_probabilities_of_an_absent_class_are_zero() -> None:
+    points, labels = blobs(2)
+    model = fit_estimator(spec_of("forest"), points, 2 * labels, num_classes=3, seed=0)
+    found = model.probabilities(points)
+    assert (found[:, 1] == 0).all()
+    assert np.allclose(found.sum(axis=1), 1)
+    alone = fit_estimator(spec_of("logistic"), points, np.full(len(points), 1), num_classes=3, seed=0)
+    assert (alone.probabilities(points) == [0, 1, 0]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimators_that_store_examples_are_the_specs(kind: str) -> None:
+    assert stores_examples(fitted(kind).model) == spec_of(kind).is_instance_based
+
+
+def test_parameters_of_linear_models_alone_are_known() -> None:
+    assert parameters_of(fitted("logistic").model) == 3 * (2 + 1)
+    assert [parameters_of(fitted(kind).model) for kind in KINDS if kind != "logistic"] == [None] * 4

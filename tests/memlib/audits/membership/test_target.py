@@ -1,0 +1,128 @@
+"""More answers of the target: equal to those that the audit has already, whatever kind of model it is."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from memlib.audits.membership.columns import ReadColumns
+from memlib.audits.membership.recipe import QueriesSpec
+from memlib.audits.membership.shadows import FitEstimators, Observe, Subsets, TrainSubsets, flat_points
+from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
+from memlib.data.inclusion import TARGET
+from memlib.data.splits import TRAIN, column
+from memlib.data.stages import HoldOut, TrainingData, decode
+from memlib.running.runners import PlainRunner
+from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
+from memlib.specs.estimators import ForestSpec, LogisticSpec, SvmSpec
+from memlib.store import Store
+from tests.memlib.audits.membership.tables import rows_of, write_table
+
+TRAINING = {
+    "objective": {"kind": "supervised"}, "epochs": 3, "batch_size": 20, "augment": None,
+    "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+}  # fmt: skip
+
+
+class World:
+    """A table of 80 rows, decoded, with two hidden columns; one row has no color."""
+
+    def __init__(self, folder: Path) -> None:
+        rows = rows_of(80)
+        rows[7][2] = ""
+        spec = DataSpec.model_validate(write_table(folder / "a.csv", rows))
+        self.runner = PlainRunner(Store(str(folder / "store")))
+        shard = decode(self.runner, spec)
+        self.data = TrainingData(shard, self.runner.run(HoldOut(HoldOutSpec(), shard)))
+        self.columns = self.runner.run(ReadColumns(spec, shard, None, ("color", "sex")))
+        self.subsets = Subsets(self.data, (TARGET,), 0.5, 0)
+
+    def query(self, target: Refitted | Loaded) -> TargetAnswers:
+        return self.runner.run(QueryTarget(self.data, target, self.columns)).content
+
+    @property
+    def points(self) -> Any:
+        return flat_points(self.data)[column(self.data.members(TRAIN), "row")]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def own_odds(found: TargetAnswers, name: str) -> tuple[Any, Any]:
+    """Return the odds at the true value of a column, and the rows that have one."""
+    guesses = found.guesses[name]
+    known = np.flatnonzero(guesses.values >= 0)
+    return guesses.odds[known, guesses.values[known]], known
+
+
+@pytest.mark.parametrize("model", [ForestSpec(kind="forest", trees=9), LogisticSpec(kind="logistic")])
+def test_an_estimator_that_is_fitted_again_is_the_same(world: World, model: Any) -> None:
+    answers = world.runner.run(FitEstimators(world.subsets, model, (5,))).content
+    found = world.query(Refitted(world.subsets, model, 5))
+    for name in ("color", "sex"):
+        odds, known = own_odds(found, name)
+        assert np.allclose(odds, answers.odds[0, 0, known], atol=1e-6)
+    assert (found.guesses["color"].values < 0).sum() == 1
+    assert found.guesses["color"].odds.shape == (80, 3)
+    assert np.allclose(found.outputs.sum(axis=1), 1)
+
+
+def test_votes_are_not_smoothed(world: World) -> None:
+    found = world.query(Refitted(world.subsets, ForestSpec(kind="forest", trees=9), 5))
+    assert (found.outputs.max(axis=1) == 1).any()
+    assert np.allclose(found.outputs * 9, np.rint(found.outputs * 9))
+    assert found.parameters is None
+
+
+def test_a_small_net_answers_as_it_did_before(world: World) -> None:
+    model, training = ClassifierSpec(architecture="mlp", widths=(8,)), TrainingSpec.model_validate(TRAINING)
+    nets = world.runner.run(TrainSubsets(world.subsets, model, training, (1,)))
+    answers = world.runner.run(Observe(world.data, nets, 3, QueriesSpec())).content
+    found = world.query(Loaded(nets, 3))
+    odds, known = own_odds(found, "sex")
+    assert np.allclose(odds, answers.odds[0, 0, known], atol=1e-4)
+    assert found.parameters == (world.points.shape[1] + 1) * 8 + (8 + 1) * 2
+    assert not found.instance_based
+
+
+@pytest.fixture
+def external(world: World, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that returns the spec of a factory of some model."""
+
+    def spec_of(model: Any) -> ExternalClassifierSpec:
+        module = ModuleType("mine")
+        module.build = lambda: model  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "mine", module)
+        monkeypatch.setenv("MEMLIB_CODE", f"mine,{__name__}")
+        return ExternalClassifierSpec(model="mine:build", version="1")
+
+    return spec_of
+
+
+def test_an_external_estimator_is_queried_for_its_votes(world: World, external: Any) -> None:
+    rows, labels = world.subsets.seen_by(0)
+    points = flat_points(world.data)
+    nearest = KNeighborsClassifier(3).fit(points[rows], labels)
+    found = world.query(Loaded(external(nearest), 0))
+    assert np.allclose(found.outputs, nearest.predict_proba(world.points))
+    assert found.instance_based
+    assert found.guesses["sex"].odds.shape == (80, 2)
+
+
+def test_an_external_net_is_queried_as_it_is(world: World, external: Any) -> None:
+    net = nn.Linear(world.points.shape[1], 2)
+    found = world.query(Loaded(external(net), 0))
+    logits = world.points @ net.weight.detach().numpy().T + net.bias.detach().numpy()
+    assert np.allclose(np.log(found.outputs[:, 1] / found.outputs[:, 0]), logits[:, 1] - logits[:, 0], atol=1e-4)
+    assert found.parameters == (world.points.shape[1] + 1) * 2
+
+
+def test_support_vectors_are_rows(world: World) -> None:
+    assert world.query(Refitted(world.subsets, SvmSpec(kind="svm"), 0)).instance_based

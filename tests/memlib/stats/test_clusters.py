@@ -1,0 +1,47 @@
+"""The intraclass correlation by hand, by a slow plain twin, and of simulated clusters whose correlation is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from memlib.stats.clusters import intraclass_correlation
+
+
+def plain(values: list[list[float]]) -> float:
+    """Return the ANOVA estimator of one stratum, in loops."""
+    count, number = sum(map(len, values)), len(values)
+    grand = sum(map(sum, values)) / count
+    between = sum(len(one) * (sum(one) / len(one) - grand) ** 2 for one in values) / (number - 1)
+    within = sum((x - sum(one) / len(one)) ** 2 for one in values for x in one) / (count - number)
+    size = (count - sum(len(one) ** 2 for one in values) / count) / (number - 1)
+    return (between - within) / (between + (size - 1) * within)
+
+
+def test_unequal_clusters_are_those_of_the_plain_twin() -> None:
+    clusters = [[1.0, 2.0], [4.0, 3.5, 7.0], [0.0], [2.0, 2.5, 9.0, 1.0]]
+    number = np.repeat(np.arange(4), [len(one) for one in clusters])
+    assert intraclass_correlation(np.concatenate(clusters), number) == pytest.approx(plain(clusters), abs=1e-12)
+
+
+def test_differences_between_strata_do_not_count() -> None:
+    rng = np.random.default_rng(0)
+    values, clusters, strata = rng.normal(size=2000), np.arange(2000) // 5, np.arange(2000) // 1000
+    plain_value = intraclass_correlation(values, clusters, strata)
+    assert intraclass_correlation(values + 100 * strata, clusters, strata) == pytest.approx(plain_value, abs=1e-9)
+    assert intraclass_correlation(values + 100 * strata, clusters) > 0.9
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8])
+def test_the_estimate_is_near_the_simulated_correlation(correlation: float) -> None:
+    rng = np.random.default_rng(1)
+    clusters = np.repeat(np.arange(600), rng.integers(1, 12, 600))
+    shared = math.sqrt(correlation) * rng.normal(size=600)[clusters]
+    values = shared + math.sqrt(1 - correlation) * rng.normal(size=len(clusters))
+    assert abs(intraclass_correlation(values, clusters) - correlation) < 0.07
+
+
+@pytest.mark.parametrize("clusters", [[0, 1, 2, 3], [0, 0, 0, 0]])
+def test_it_is_unknown_where_nothing_varies_within_or_between(clusters: list[int]) -> None:
+    assert math.isnan(intraclass_correlation(np.arange(4.0), np.array(clusters)))
+    assert math.isnan(intraclass_correlation(np.zeros(4), np.array([0, 0, 1, 1])))
