@@ -14,7 +14,8 @@ Tie = Literal["nearest", "lowest_class"]
 
 
 class OutputsSpec(Spec):
-    """A Parquet or CSV file with a model's outputs on the query data set D_Q, for a model that is not available itself."""
+    """A Parquet or CSV file with a model's outputs on the audited examples (in forgetting: the query data set D_Q), for a model
+    that is not available itself."""
 
     path: str
     """The file; local or s3://."""
@@ -24,7 +25,7 @@ class OutputsSpec(Spec):
     """Column of lists with one number per class; of losses, a column of numbers. Without it, one column per class is read:
     named after the class, or p0, p1, ... in the order of the classes."""
     label_column: str | None = None
-    """Column of the labels that the model's owner assigned to the examples; they are compared with the labels of D_Q."""
+    """Column of the labels that the model's owner assigned to the examples; they are compared with those of the data."""
     kind: Literal["probabilities", "logits", "losses"] = "probabilities"
     """Type of the numbers. losses: one number per example, whatever the model's classes: the cross-entropy of its label in
     nats. The verdict uses only the ranks of losses, so any other loss serves as well (above 30, losses count alike); rho and

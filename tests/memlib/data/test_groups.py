@@ -240,7 +240,7 @@ def test_copies_are_joined_beside_other_rules() -> None:
     assert groups == [0, 0, 0, 1]  # a by name, b by a copy of a's
 
 
-def test_only_copies_are_no_persons() -> None:
+def test_groups_of_copies_alone_hold_records() -> None:
     assert GroupSpec(identical=True, near=2).joins_copies_alone
     assert not GroupSpec(identical=True, pattern="^p").joins_copies_alone
     assert not GroupSpec(path="groups.csv").joins_copies_alone

@@ -92,7 +92,7 @@ def test_unlisted_examples_and_empty_cells_are_unknown_and_said(runner: PlainRun
         ({name: "no" if row > 8 else "yes" for row, name in enumerate(IDS)}, "member", "lists 9 members"),
     ],
 )
-def test_lists_that_cannot_be_used_are_refused_in_a_line(
+def test_unusable_lists_are_refused_in_one_line(
     runner: PlainRunner, data: TrainingData, flags: dict[str, Any], column: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
@@ -148,7 +148,7 @@ def test_logits_say_the_same_as_probabilities(runner: PlainRunner, data: Trainin
     np.testing.assert_allclose(found.odds[0, 0], ODDS, rtol=1e-5, atol=1e-5)
 
 
-def test_rounded_probabilities_are_no_more_certain_than_half_a_unit(runner: PlainRunner, data: TrainingData) -> None:
+def test_rounded_probabilities_keep_half_a_unit_from_certainty(runner: PlainRunner, data: TrainingData) -> None:
     rounded = np.round(PROBABILITIES, 1)
     supplied({"yes": rounded, "no": np.round(1 - rounded, 1)})
     found = answers(runner, data)
@@ -178,7 +178,7 @@ def test_only_listed_examples_need_outputs(runner: PlainRunner, data: TrainingDa
         ({"yes": np.rint(PROBABILITIES), "no": 1 - np.rint(PROBABILITIES)}, IDS, {}, "decisions, not confidences"),
     ],
 )
-def test_outputs_that_cannot_be_used_are_refused_in_a_line(
+def test_unusable_outputs_are_refused_in_one_line(
     runner: PlainRunner, data: TrainingData, columns: dict[str, Any], ids: list[str], changes: dict[str, Any], message: str
 ) -> None:
     supplied(columns, ids)
