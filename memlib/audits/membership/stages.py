@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Content
 
+FAR_SHARE = 0.1  # difference of the shares of examples from which shadow models are trained on too many, or too few
 EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet", "influence.parquet"
 
 
@@ -96,6 +97,8 @@ class Score(ScoresStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
         audited = self.audited()
+        if (unlike := _other_share(audited)) is not None:
+            attempt.warn(unlike)
         blind = blind_baseline(audited, self.data)
         if blind is not None and blind.contradicts:
             attempt.warn(blind.warning)
@@ -158,6 +161,17 @@ def comparable(target: Answers, shadows: Answers, decimals: int | None) -> tuple
         shadows = replace(shadows, odds=rounded(shadows.odds.astype(np.float64), decimals).astype(np.float32))
     within = np.clip(target.odds, shadows.odds.min(), shadows.odds.max())
     return replace(target, odds=within), shadows
+
+
+def _other_share(audited: Audited) -> str | None:
+    """Return a caution if shadow models were trained on another share of the examples than an external target was."""
+    own, share = float(audited.member.mean()), audited.recipe.shadows.share
+    if not audited.recipe.target.is_external or not audited.recipe.shadows.count or abs(own - share) <= FAR_SHARE:
+        return None
+    return (
+        f"the target was trained on {own:.0%} of the listed examples and each shadow model on {share:.0%}: attacks are "
+        f"stronger with training sets as large as its own, shadows.share={own:.2f}"
+    )
 
 
 def more_likely_right(answers: Answers) -> Answers:

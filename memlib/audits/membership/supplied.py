@@ -21,6 +21,7 @@ from memlib.errors import UserError
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
+from memlib.sanitize import count_of
 from memlib.specs import OutputsSpec
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of, rounded
 from memlib.store import Attempt
@@ -72,6 +73,11 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
         if not (values != UNLISTED).any():
             raise UserError(f"{self.path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
+        if strange := sorted(listed.keys() - set(ids)):
+            attempt.warn(
+                f"{self.path} lists {count_of(len(strange), 'example')} outside of the pool, such as {strange[0]!r}; "
+                f"ids look like {ids[0]!r}"
+            )
         for value, word in ((1, "members"), (0, "non-members")):
             if (count := int((values == value).sum())) < FEWEST:
                 raise UserError(

@@ -277,6 +277,18 @@ def test_members_of_a_network_are_found_by_its_weights(
     assert any("members" in name and value == 1 for name, value in accuracy.items())
 
 
+def test_another_share_of_training_examples_is_said(folder: Path, coins: NDArray[np.bool_]) -> None:
+    members = np.flatnonzero(coins)
+    kept = {*members.tolist(), *np.flatnonzero(~coins)[:70].tolist()}
+    flags = {name: "yes" if coins[row] else "no" for row, name in enumerate(IDS) if row in kept}
+    write_csv(folder / "members.csv", {"example_id": list(flags), "member": list(flags.values())})
+    share = len(members) / len(flags)
+    with pytest.warns(
+        UserWarning, match=rf"trained on {share:.0%} of the listed examples .* 50%: .*shadows.share={share:.2f}"
+    ):
+        memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
+
+
 def test_losses_of_the_owner_count_as_right_where_the_class_is_more_likely_than_not(folder: Path) -> None:
     odds = np.array([[[-1.0, 0.5, 3.0]]], np.float32)
     answers = Answers(odds, np.ones((1, 3), bool), np.ones((1, 0), bool))

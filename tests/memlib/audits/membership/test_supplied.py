@@ -75,6 +75,8 @@ def test_members_are_read_from_parquet_in_any_order(runner: PlainRunner, data: T
 def test_unlisted_examples_and_empty_cells_are_unknown_and_said(runner: PlainRunner, data: TrainingData) -> None:
     flags = {name: flag for name, flag in words().items() if name not in IDS[:4]} | {IDS[4]: "", "elsewhere/1": "yes"}
     artifact = runner.run(ReadMembers(data, listed(flags)))
+    said = "members.csv lists 1 example outside of the pool, such as 'elsewhere/1'; ids look like 'p00/0000000'"
+    assert runner.warnings[-1] == said
     assert artifact.content.tolist() == [-1] * 5 + MEMBER[5:].tolist()
     count = MEMBER[5:].sum()
     assert ReadMembers.described(artifact) == [
