@@ -13,6 +13,7 @@ from torch import Tensor
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
 from memlib.models.external.encoders import ExternalNetwork
+from memlib.models.layout import layout_of
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision
 from memlib.training.augment import normalize
@@ -55,7 +56,7 @@ def embed(
         UserError: when an external encoder lacks a layer, or embeds the same images differently each time.
     """
     device = device or torch.device("cpu")
-    encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
+    encoder = encoder.to(device).to(memory_format=layout_of(encoder)).eval()
     arrays: dict[str, NDArray[np.floating]] = {}
     most = float(np.finfo(dtype).max)
     for start in range(0, len(rows), batch_size):
@@ -89,7 +90,7 @@ def outputs_of(encoder: Encoder | ExternalNetwork, views: Tensor, layers: Sequen
         UserError: when an external encoder lacks a layer.
     """
     views = normalize(views) if isinstance(encoder, Encoder) else views
-    outputs = encoder.all_layers(views.contiguous(memory_format=torch.channels_last))
+    outputs = encoder.all_layers(views.contiguous(memory_format=layout_of(encoder)))
     named = dict(outputs) | {LAST: outputs[-1][1]}
     missing = [layer for layer in layers if layer not in named]
     if missing:

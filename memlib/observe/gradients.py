@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from memlib.errors import UserError
+from memlib.models.layout import layout_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> (batch,) losses."""
@@ -51,7 +52,7 @@ class GradientNorms:
 
     def __init__(self, model: nn.Module, *, loss: Loss = cross_entropy, slow_modules: bool = False) -> None:
         # convolutions on a CPU are several times faster with channels last
-        self.model, self.loss = model.eval().to(memory_format=torch.channels_last), loss
+        self.model, self.loss = model.eval().to(memory_format=layout_of(model)), loss
         self._slow_allowed = slow_modules
         self._copy = False  # copy the outputs of layers; set when the model changes them in place
         owners = [(name, m) for name, m in model.named_modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
@@ -75,7 +76,7 @@ class GradientNorms:
         """
         norms = torch.zeros(len(inputs), device=inputs.device)
         if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            inputs = inputs.contiguous(memory_format=layout_of(self.model))
         if self._fast:
             calls = self._record(inputs, targets)
             uncalled = [name for name in self._fast if name not in calls]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memlib.models.encoder import Encoder
 from memlib.models.external.encoders import ExternalNetwork
+from memlib.models.layout import layout_of
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import outputs_of
 from memlib.specs import AugmentSpec
@@ -49,7 +50,7 @@ def view_distances(
         device: device to run on.
         progress: called with (images done, total images).
     """
-    encoder = encoder.to(device).to(memory_format=torch.channels_last).eval()
+    encoder = encoder.to(device).to(memory_format=layout_of(encoder)).eval()
     distances: dict[str, list[NDArray[np.float64]]] = {layer: [] for layer in layers}
     for number, start in enumerate(range(0, len(rows), batch_size), start=first):
         batch = rows[start : start + batch_size]

@@ -28,6 +28,7 @@ from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
 from memlib.models.causal import Causal
 from memlib.models.collectives import share, share_files
+from memlib.models.layout import layout_of
 from memlib.objectives import Objective
 from memlib.objectives.base import BatchPart
 from memlib.specs import TrainingSpec
@@ -137,7 +138,8 @@ class Training:
         late = [step for step in spec.checkpoint_steps if step > self.num_steps]
         if late:
             raise UserError(f"training.checkpoint_steps {late[0]} is beyond the {self.num_steps} steps of training")
-        self.model = model.to(self.worker.device).to(memory_format=torch.channels_last)  # faster convolutions
+        self.layout = layout_of(model)
+        self.model = model.to(self.worker.device).to(memory_format=self.layout)
         self.multiplications = 0.0  # of a forward pass through this worker's share of a batch
         if len(data):
             example = self._plain(torch.from_numpy(data.read(np.zeros(1, dtype=np.int64))))
@@ -360,7 +362,7 @@ class Training:
             kind, side = self.objective.view(number, augment, self.input_size)
             draws = draw_view(kind, batch=batch, seed=self.spec.seed, step=self.step, view=number).part(part)
             views.append(apply_view(scaled, draws, side=side, max_shift=kind.shift))
-        return [view.contiguous(memory_format=torch.channels_last) for view in views]
+        return [view.contiguous(memory_format=self.layout) for view in views]
 
     def _plain(self, images: Tensor) -> Tensor:
         """Convert examples to model inputs without augmentation."""
@@ -370,7 +372,7 @@ class Training:
         scaled = pixels(images, self.worker.device)
         if scaled.shape[2] != self.input_size:
             scaled = F.interpolate(scaled, size=(self.input_size, self.input_size), mode="bilinear", antialias=True)
-        return normalize(scaled).contiguous(memory_format=torch.channels_last)
+        return normalize(scaled).contiguous(memory_format=self.layout)
 
     def _divergence(self, step: int, values: Mapping[str, float]) -> str:
         done = step % self.steps_per_epoch
