@@ -50,8 +50,7 @@ def _column_rows(name: str, guesses: Guesses, audited: Audited) -> Iterator[Find
         yield diagnostic("column_unknown", {**params, "fewest": FEWEST}, int(known.sum()), n=len(known))
         return
     found = _inferred(name, guesses, known, audited)
-    noun = "persons" if audited.units.are_persons else "examples"
-    interval = Interval(found.low, found.high, noun)
+    interval = Interval(found.low, found.high, audited.units.noun)
     rates = {"members": found.members, "nonmembers": found.non_members, "by_prior": found.by_prior}
     params |= {side: round(rate, 6) for side, rate in rates.items()}
     if not audited.is_drawn:

@@ -12,19 +12,22 @@ from memlib.stats.operating import auc
 def person_findings(audited: Audited) -> list[Finding]:
     """Return the intraclass correlation of the headline attack's scores of single rows, and their AUC with two intervals.
 
-    Both intervals are of one number, the AUC over rows: one takes rows for independent, the other one persons.
+    Both intervals are of one number, the AUC over rows: one takes rows for independent, the other one persons. Empty without
+    persons, and where all rows have the same score.
     """
     if not audited.units.are_persons:
         return []
     scores, member, groups = audited.row_scores, audited.member, audited.pool.groups
-    value, count, persons = auc(scores, member), len(scores), len(audited.units)
+    if np.ptp(scores) == 0:
+        return []
+    value, count, persons, noun = auc(scores, member), len(scores), len(audited.units), audited.units.noun
     by_row, by_person = area_interval(scores, member), area_interval(scores, member, groups=groups)
-    params = {"attack": audited.recipe.score.headline, "persons": persons, "rows": count}
+    params = {"attack": audited.recipe.score.headline, "units": persons, "over": noun, "rows": count}
     correlation = intraclass_correlation(scores, groups, member.astype(np.int64))
     ratio = (by_person[1] - by_person[0]) / (by_row[1] - by_row[0])
     return [
         diagnostic("intraclass_correlation", params, correlation, n=count),
-        estimate("auc_of_rows", params, value, n=persons, interval=Interval(*by_person, "persons")),
+        estimate("auc_of_rows", params, value, n=persons, interval=Interval(*by_person, noun)),
         diagnostic("auc_of_rows_alone", params, value, n=count, interval=Interval(*by_row, "rows")),
         diagnostic("interval_width_ratio", params, ratio, n=persons),
     ]

@@ -96,15 +96,13 @@ def persons_section(findings: Findings) -> Section | None:
         return None
     by_person, by_row = findings.first("auc_of_rows"), findings.first("auc_of_rows_alone")
     ratio = findings.first("interval_width_ratio")
-    params = correlation.params
+    params, noun = correlation.params, correlation.params["over"]
     return Section(
-        "Rows and persons",
-        f"Scores of one person's rows have an intraclass correlation of {correlation.value:.2f}, given membership "
-        f"({params['rows']:,} rows of {params['persons']:,} persons). The AUC over single rows is {by_person.value:.3f}; its "
-        f"interval over persons, {format_interval(by_person)}, is {ratio.value:.2f} times as wide as that over rows, "
-        f"{format_interval(by_row)}. "
-        + ("Rows alone make intervals too narrow. " if ratio.value > 1 else "")
-        + "All other intervals of this page are over persons.",
+        f"Rows and {noun}",
+        f"Scores of rows of the same {noun[:-1]} have an intraclass correlation of {correlation.value:.2f}, given membership "
+        f"({params['rows']:,} rows of {params['units']:,} {noun}). The AUC over single rows is {by_person.value:.3f}; its "
+        f"interval over {noun}, {format_interval(by_person)}, is {ratio.value:.2f} times as wide as that over rows, "
+        f"{format_interval(by_row)}. " + ("Rows alone make intervals too narrow." if ratio.value > 1 else ""),
     )
 
 

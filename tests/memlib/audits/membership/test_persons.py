@@ -55,6 +55,16 @@ def test_memory_of_all_of_a_persons_rows_is_no_correlation() -> None:
     assert abs(rows.first("intraclass_correlation").value) < 0.05
 
 
+def test_copies_are_records_and_equal_scores_say_nothing() -> None:
+    audited = world(rows=ROWS, score=LOSS, split={"group": {"identical": True}})
+    rows = found(alike(audited, 3.0))
+    interval = rows.first("auc_of_rows").interval
+    assert interval is not None
+    assert (interval.over, rows.first("intraclass_correlation").params["over"]) == ("records", "records")
+    constant = np.zeros_like(audited.target.odds)
+    assert person_findings(replace(audited, target=replace(audited.target, odds=constant))) == []
+
+
 def test_examples_by_themselves_have_no_such_findings() -> None:
     assert person_findings(world(100, score=LOSS)) == []
 
