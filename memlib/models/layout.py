@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 NARROW = 8
-"""Channels below which PyTorch's (2.14) convolutions of channels-last tensors write outside of their memory on processors with
-AVX2 and without AVX-512: the heap is corrupted and the process aborts."""
+"""Channels below which PyTorch's (2.14) convolutions of channels-last tensors write outside of their memory on processors
+with AVX2 and without AVX-512: the heap is corrupted and the process aborts."""
 
 
 def layout_of(model: nn.Module) -> torch.memory_format:

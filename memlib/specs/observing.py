@@ -14,8 +14,8 @@ Tie = Literal["nearest", "lowest_class"]
 
 
 class OutputsSpec(Spec):
-    """A Parquet or CSV file with a model's outputs on the audited examples (in forgetting: the query data set D_Q), for a model
-    that is not available itself."""
+    """A Parquet or CSV file with a model's outputs on the audited examples (in forgetting: the query data set D_Q), for a
+    model that is not available itself."""
 
     path: str
     """The file; local or s3://."""

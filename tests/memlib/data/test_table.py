@@ -180,7 +180,9 @@ def test_a_hidden_column_is_replaced_by_each_of_its_values(tmp_path: Path) -> No
     assert (changed[:, others] == points[:, others]).all()
 
 
-@pytest.mark.parametrize(("name", "fault"), [("pain", "holds numbers"), ("outcome", "no column 'outcome'"), ("x", "no column")])
+@pytest.mark.parametrize(
+    ("name", "fault"), [("pain", "holds numbers"), ("outcome", "no column 'outcome'"), ("x", "no column")]
+)
 def test_columns_without_categories_cannot_be_hidden(tmp_path: Path, name: str, fault: str) -> None:
     source: Any = write(tmp_path / "a.csv")
     with pytest.raises(UserError, match=fault):
