@@ -37,18 +37,19 @@ def ids(
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Export the examples for which a model's owner is to supply outputs: the audited data set D_Q and withheld examples.
+    """Export the examples for which a model's owner is to supply outputs: members and others, or D_Q and withheld examples.
 
-    The examples are shuffled and get random names, because an owner who can tell which of them are in D_Q could forge the
+    The examples are shuffled and get random names, because an owner who can tell which of them were used could forge the
     outputs. The names are derived from your secret file, so that a run of the same recipe on this machine can match the
     outputs to the examples.
 
     Parameters
     ----------
     recipe
-        A recipe of the forgetting audit, by name or path.
+        A recipe of the forgetting or the membership audit, by name or path.
     output
-        The new folder, with ids.csv and images/NAME.png, the images as the audit uses them.
+        The new folder, with ids.csv and images/NAME.png, the images as the audit uses them; of points, ids.csv holds the
+        coordinates, of a table the standardized ones.
     set_
         Override a value of the recipe, as in --set data.image_size=64.
     store
@@ -56,17 +57,18 @@ def ids(
     """
     audit, spec = _audit_of(recipe, set_)
     if audit.queried is None:
-        capable = ", ".join(other for other, entry in AUDITS.items() if entry.queried is not None)
-        raise UserError(f"recipe {recipe} is for the {audit.name} audit; only {capable} takes outputs from a model's owner")
+        capable = " and ".join(sorted(other for other, entry in AUDITS.items() if entry.queried is not None))
+        raise UserError(f"recipe {recipe} is for the {audit.name} audit; only {capable} take outputs from a model's owner")
     target = _new_folder(output)
     examples, asked = audit.queried(_runner(store), spec)
     secret = read_secret()
     rows = {pseudonym_of(example, secret): row for example, row in asked.items()}
     _write(target, rows, examples)
+    setting = "targets.NAME" if "targets" in type(spec).model_fields else "target"
     console.print(
         f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "
         "class scores (a column per class, or scores, a list) for all examples. Give the file's path as "
-        "targets.NAME.outputs.path in the recipe",
+        f"{setting}.outputs.path in the recipe",
         soft_wrap=True,
     )
 

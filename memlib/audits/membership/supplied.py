@@ -15,9 +15,11 @@ from memlib.audits.membership.shadows import Answers
 from memlib.data.examples import open_location
 from memlib.data.groups import groups_in
 from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.secret import read_secret
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import TrainingData
 from memlib.errors import UserError
+from memlib.observe.pseudonyms import pseudonym_of
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
@@ -69,7 +71,7 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         """Write members.npy: 1 for members, 0 for non-members, -1 for examples that are not listed."""
         members = self.pool
         ids = members["example_id"].to_pylist()
-        listed = said_of_examples(self.path, "member", setting="target.members")
+        listed = _by_id(said_of_examples(self.path, "member", setting="target.members"), ids)
         values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
         if not (values != UNLISTED).any():
             raise UserError(f"{self.path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
@@ -100,6 +102,15 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         listed = f"{int((values == 1).sum()):,} members, {int((values == 0).sum()):,} non-members"
         left_out = int((values == UNLISTED).sum())
         return [listed + (f"; {left_out:,} examples of the pool are not listed and left out" if left_out else "")]
+
+
+def _by_id(listed: dict[str, str], ids: list[str]) -> dict[str, str]:
+    """Return what a list says by example id, also if it names the examples by their pseudonyms from `memlib ids`."""
+    if listed.keys() & set(ids):
+        return listed
+    secret = read_secret()
+    named = {pseudonym_of(name, secret): name for name in ids}
+    return {named.get(name, name): text for name, text in listed.items()}
 
 
 def _flag(text: str | None, name: str, path: str) -> int:

@@ -57,7 +57,16 @@ def test_ids_lists_the_whole_pool_under_pseudonyms_that_reveal_no_role(tmp_path:
     assert listed(tmp_path / "again") == names
 
 
-def test_ids_refuses_an_existing_output_folder_and_audits_other_than_forgetting(
+def test_ids_names_the_setting_of_a_membership_audit(
+    tmp_path: Path, secret: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, asked = str(tmp_path / "s"), tmp_path / "asked"
+    assert main(["ids", "--recipe", "membership_breast_cancer", "--output", str(asked), "--store", store]) == 0
+    assert "Give the file's path as target.outputs.path" in capsys.readouterr().out
+    assert len(listed(asked)) == 569
+
+
+def test_ids_refuses_an_existing_output_folder_and_audits_without_outputs_of_owners(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -73,7 +82,9 @@ def test_ids_refuses_an_existing_output_folder_and_audits_other_than_forgetting(
     assert main(asked) == 2
     assert "already exists; choose another folder" in capsys.readouterr().err
     assert main(["ids", "--recipe", "smoke", "--output", str(tmp_path / "new")]) == 2
-    assert "for the deja-vu audit; only forgetting takes outputs from a model's owner" in capsys.readouterr().err
+    assert (
+        "for the deja-vu audit; only forgetting and membership take outputs from a model's owner" in capsys.readouterr().err
+    )
 
 
 def test_outputs_under_pseudonyms_are_joined_to_the_same_examples(tmp_path: Path, secret: bytes) -> None:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
+from memlib.data.secret import read_secret
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
+from memlib.observe.pseudonyms import pseudonym_of
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, OutputsSpec
@@ -82,6 +84,19 @@ def test_unlisted_examples_and_empty_cells_are_unknown_and_said(runner: PlainRun
     assert ReadMembers.described(artifact) == [
         f"{count} members, {35 - count} non-members; 5 examples of the pool are not listed and left out"
     ]
+
+
+def test_lists_and_outputs_may_name_examples_by_their_pseudonyms(
+    runner: PlainRunner, data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
+    names = [pseudonym_of(name, read_secret()) for name in IDS]
+    flags = dict(zip(names, words().values(), strict=True))
+    assert read(runner, data, listed(flags)).tolist() == MEMBER.tolist()
+    supplied({"yes": PROBABILITIES, "no": 1 - PROBABILITIES}, names)
+    np.testing.assert_allclose(answers(runner, data, flags).content.odds[0, 0], ODDS, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
