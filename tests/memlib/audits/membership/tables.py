@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = ("a", "b", "color", "sex", "region", "y")
+COLUMNS = ("a", "b", "colour", "sex", "region", "y")
 
 
 def rows_of(count: int, *, seed: int = 0) -> list[list[Any]]:

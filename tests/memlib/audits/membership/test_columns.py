@@ -28,16 +28,16 @@ def test_values_of_a_column_that_the_model_does_not_see(tmp_path: Path) -> None:
 
 
 def test_coordinates_of_hidden_columns(tmp_path: Path) -> None:
-    hidden = read(tmp_path, None, ("sex", "color")).hidden
-    assert list(hidden) == ["sex", "color"]
-    assert (hidden["color"].start, hidden["color"].categories) == (2, ("blue", "green", "red"))
+    hidden = read(tmp_path, None, ("sex", "colour")).hidden
+    assert list(hidden) == ["sex", "colour"]
+    assert (hidden["colour"].start, hidden["colour"].categories) == (2, ("blue", "green", "red"))
     assert (hidden["sex"].start, hidden["sex"].categories, hidden["sex"].has_missing) == (5, ("f", "m"), False)
 
 
 @pytest.mark.parametrize(
     ("subgroup", "hidden", "constant", "message"),
     [
-        ("height", (), "", "score.subgroup names 'height', and the table has the columns a, b, color"),
+        ("height", (), "", "score.subgroup names 'height', and the table has the columns a, b, colour"),
         ("a", (), "", f"has 60 values; name one with at most {MOST_VALUES}"),
         ("region", (), "region", "has 1 value; name a column that divides"),
         (None, ("a",), "", "column a holds numbers; if they stand for categories"),

@@ -277,7 +277,7 @@ def test_members_of_a_network_are_found_by_its_weights(
     assert any("members" in name and value == 1 for name, value in accuracy.items())
 
 
-def test_another_share_of_training_examples_is_said(folder: Path, coins: NDArray[np.bool_]) -> None:
+def test_another_share_of_training_examples_gives_a_warning(folder: Path, coins: NDArray[np.bool_]) -> None:
     members = np.flatnonzero(coins)
     kept = {*members.tolist(), *np.flatnonzero(~coins)[:70].tolist()}
     flags = {name: "yes" if coins[row] else "no" for row, name in enumerate(IDS) if row in kept}

@@ -123,11 +123,11 @@ def test_structure_counts_the_training_rows() -> None:
 def test_a_forest_of_a_table_has_all_sections(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {
         "audit": "membership", "data": write_table(tmp_path / "a.csv", rows_of(300)), "model": {"kind": "forest", "trees": 20},
-        "shadows": {"count": 8, "chunk": 8}, "score": {**SCORE, "subgroup": "region", "hidden": ["color", "sex"]},
+        "shadows": {"count": 8, "chunk": 8}, "score": {**SCORE, "subgroup": "region", "hidden": ["colour", "sex"]},
     }  # fmt: skip
     run = memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)
     found = Findings.read(run.tables["summary"])
-    assert found.first("guessed_column", column="color").verdict == "shown"  # trees grow until their leaves are pure
+    assert found.first("guessed_column", column="colour").verdict == "shown"  # trees grow until their leaves are pure
     assert {row.params["value"] for row in found.all("auc_of_slice", "small_slice", slice="region")} == {
         "north", "south", "islands",
     }  # fmt: skip

@@ -47,7 +47,7 @@ def test_independent_rows_need_no_wider_interval() -> None:
     assert 0.75 < rows.first("interval_width_ratio").value < 1.3
 
 
-def test_memory_of_all_of_a_persons_rows_is_no_correlation() -> None:
+def test_memory_of_a_person_as_a_whole_does_not_correlate_her_rows() -> None:
     audited = alike(world(rows=ROWS, score=LOSS), 0.0)
     remembered = (audited.target.odds + 5 * audited.member).astype(np.float32)
     rows = found(replace(audited, target=replace(audited.target, odds=remembered)))

@@ -30,7 +30,7 @@ TRAINING = {
 
 
 class World:
-    """A table of 80 rows, decoded, with two hidden columns; one row has no color."""
+    """A table of 80 rows, decoded, with two hidden columns; one row has no colour."""
 
     def __init__(self, folder: Path) -> None:
         rows = rows_of(80)
@@ -39,7 +39,7 @@ class World:
         self.runner = PlainRunner(Store(str(folder / "store")))
         shard = decode(self.runner, spec)
         self.data = TrainingData(shard, self.runner.run(HoldOut(HoldOutSpec(), shard)))
-        self.columns = self.runner.run(ReadColumns(spec, shard, None, ("color", "sex")))
+        self.columns = self.runner.run(ReadColumns(spec, shard, None, ("colour", "sex")))
         self.subsets = Subsets(self.data, (TARGET,), 0.5, 0)
 
     def query(self, target: Refitted | Loaded) -> TargetAnswers:
@@ -66,11 +66,11 @@ def own_odds(found: TargetAnswers, name: str) -> tuple[Any, Any]:
 def test_an_estimator_that_is_fitted_again_is_the_same(world: World, model: Any) -> None:
     answers = world.runner.run(FitEstimators(world.subsets, model, (5,))).content
     found = world.query(Refitted(world.subsets, model, 5))
-    for name in ("color", "sex"):
+    for name in ("colour", "sex"):
         odds, known = own_odds(found, name)
         assert np.allclose(odds, answers.odds[0, 0, known], atol=1e-6)
-    assert (found.guesses["color"].values < 0).sum() == 1
-    assert found.guesses["color"].odds.shape == (80, 3)
+    assert (found.guesses["colour"].values < 0).sum() == 1
+    assert found.guesses["colour"].odds.shape == (80, 3)
     assert np.allclose(found.outputs.sum(axis=1), 1)
 
 
