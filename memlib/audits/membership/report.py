@@ -256,7 +256,7 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
         )
         for row in top
     ]  # fmt: skip
-    headings = ("id", "examples", "class", "member", "score", "above of non-members")
+    headings = ("id", "examples", "class", "member", "score", "non-members below")
     return Section(
         f"The {noun} at greatest risk",
         f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. "
