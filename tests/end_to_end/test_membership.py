@@ -74,6 +74,7 @@ def test_members_are_found_and_everything_is_published(nets: tuple[Memlib, Path,
     assert oct(Path(manifest["report"]).stat().st_mode)[-3:] == "600"
 
 
+@pytest.mark.slow
 def test_more_shadows_reuse_the_trained_ones(nets: tuple[Memlib, Path, dict[str, Any]]) -> None:
     tiny, store, manifest = nets
     assert tiny.audit(store)["computed"] == []
@@ -83,7 +84,7 @@ def test_more_shadows_reuse_the_trained_ones(nets: tuple[Memlib, Path, dict[str,
     assert more["run"] != manifest["run"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_results_are_the_same_in_one_process(nets: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
     tiny, store, manifest = nets
     run = memlib.run(str(tiny.recipe), store=str(tmp_path / "store"), quiet=True)
