@@ -34,7 +34,10 @@ def self_influence(norms: NDArray[np.floating], rates: Sequence[float]) -> NDArr
     Returns:
         (num_examples,) float64.
     """
-    return np.asarray(rates, dtype=np.float64) @ norms.astype(np.float64)
+    total = np.zeros(norms.shape[1])  # summed in order: a product of matrices is rounded in the processor's own way
+    for rate, squared in zip(rates, norms.astype(np.float64), strict=True):
+        total += rate * squared
+    return total
 
 
 def score(

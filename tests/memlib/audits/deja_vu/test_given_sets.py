@@ -228,11 +228,9 @@ def test_page_counts_looks_at_the_same_images_and_planned_looks_divide_alpha(tmp
     store = tmp_path / "store"
     first, _ = audited(store, *DRAWN)
     second, _ = audited(store, *DRAWN, "split.seed=1")
-    assert "Look 2" not in Path(first.report).read_text()
-    assert (
-        "Look 2 at these data in this store; the verdict does not allow for the earlier ones"
-        in Path(second.report).read_text()
-    )
+    assert "ook 2 at" not in Path(first.report).read_text()
+    said = "ook 2 at these data in this store; the verdict does not allow for the earlier ones"  # begins a sentence, or not
+    assert said in Path(second.report).read_text()
     again, _ = audited(store, *DRAWN)  # keeps the ledger of its first publication
     assert "Look" not in Path(again.report).read_text().split("</header>")[1].split("<h2")[0]
     planned, _ = audited(tmp_path / "other", *DRAWN, "decode.looks=2")
