@@ -24,10 +24,11 @@ from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.target import TargetAnswers
-from memlib.audits.membership.units import Pool
+from memlib.audits.membership.units import Pool, Units
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
+from memlib.errors import UserError
 from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place
@@ -97,6 +98,7 @@ class Score(ScoresStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
         audited = self.audited()
+        refuse_too_few(audited.units)
         if (unlike := _other_share(audited)) is not None:
             attempt.warn(unlike)
         blind = blind_baseline(audited, self.data)
@@ -144,6 +146,17 @@ class Score(ScoresStage):
             inside=inside[:, listed],
             held_out=self.data.members(HELD_OUT),
             is_drawn=self.recipe.is_drawn,
+        )
+
+
+def refuse_too_few(units: Units) -> None:
+    """Raise UserError if some model has fewer than two members or non-members, which no attack can tell apart."""
+    inside = np.concatenate([units.member[None], units.shadows.inside])
+    least = int(np.minimum(inside.sum(axis=1), (~inside).sum(axis=1)).min())
+    if least < 2:
+        raise UserError(
+            f"with {len(units)} {units.noun} some model has {least} members or non-members; an audit needs at least two of "
+            "each: audit more data, or choose shadows.share nearer to 0.5"
         )
 
 

@@ -1,6 +1,7 @@
 """Targets that were trained elsewhere: lists of members, outputs, weights and fitted estimators, and what is refused."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 import memlib
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.stages import comparable, more_likely_right
+from memlib.audits.membership.stages import comparable, more_likely_right, refuse_too_few
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
@@ -25,6 +26,7 @@ from memlib.running.runners import PlainRunner
 from memlib.runs.run import Run
 from memlib.specs import DataSpec, HoldOutSpec
 from memlib.store import Store
+from tests.memlib.audits.membership.worlds import world
 
 POINTS, LABELS = load_breast_cancer(return_X_y=True)
 IDS = [f"{row:07d}" for row in range(len(LABELS))]
@@ -309,3 +311,11 @@ def test_unlisted_examples_need_no_outputs(folder: Path, coins: NDArray[np.bool_
     write_csv(folder / "members.csv", {"example_id": IDS[:400], "member": [int(coin) for coin in coins[:400]]})
     (folder / "outputs.csv").write_text("\n".join((folder / "outputs.csv").read_text().splitlines()[:401]) + "\n")
     assert audited().tables["units"].num_rows == 400
+
+
+def test_too_few_units_are_refused_in_one_line() -> None:
+    units = world(40).units
+    alone = replace(units, member=np.arange(len(units)) < 1)
+    with pytest.raises(UserError, match="with 40 examples some model has 1 members or non-members"):
+        refuse_too_few(alone)
+    refuse_too_few(world(100).units)
