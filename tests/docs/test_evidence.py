@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"(?:^|`)(python (?:-m )?benchmarks[/.][^`\n]*|make (?:faults|fuzz))(?:$|`)", re.MULTILINE)
-READERS = ("BEFORE", "FOLDER", "my-model", "my-mailbox", "tiny-imagenet-50")  # files that the reader has
+READERS = ("BEFORE", "FOLDER", "my-model", "my-mailbox", "LeakPro", "tiny-imagenet-50")  # files that the reader has
 SECONDS = float(os.environ.get("MEMLIB_EVIDENCE_SECONDS", "12"))
 
 
