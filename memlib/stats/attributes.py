@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
+from memlib.stats.counterfactual import wilson
 from memlib.stats.inference import permutation_p
 from memlib.stats.randomization import Design, detectable
 
@@ -197,7 +197,9 @@ def _rates_and_interval(
     for side, count in ((design.first, ours), (~design.first, all_of_them - ours)):
         weight = np.where(side, (share / np.maximum(count, 1))[strata], 0.0)
         rate = float(weight @ correct)
-        parts.append((rate, *_wilson(rate, _effective_units(correct - rate, weight, rate, design.number))))
+        units = _effective_units(correct - rate, weight, rate, design.number)
+        low, high = wilson(np.array(rate * units), np.array(units))
+        parts.append((rate, float(low), float(high)))
     (one, low_1, high_1), (other, low_2, high_2) = parts
     down, up = math.hypot(one - low_1, high_2 - other), math.hypot(high_1 - one, other - low_2)
     return (one, other), (max(-1.0, one - other - down), min(1.0, one - other + up))
@@ -220,14 +222,6 @@ def _effective_units(
         return 1 / float(np.square(by_group).sum())
     variance = float(np.square(np.bincount(number, weights=weight * errors)).sum()) * groups / max(1, groups - 1)
     return min(units, rate * (1 - rate) / variance) if variance > 0 else units
-
-
-def _wilson(rate: float, count: float, level: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's score interval of a rate of `count` independent units (1927)."""
-    square = float(scipy.stats.norm.ppf((1 + level) / 2)) ** 2
-    centre = (rate + square / (2 * count)) / (1 + square / count)
-    half = math.sqrt(square) / (1 + square / count) * math.sqrt(max(0.0, rate * (1 - rate) / count + square / (4 * count**2)))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _check(

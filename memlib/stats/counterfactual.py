@@ -58,9 +58,13 @@ class Differences:
 
 
 def wilson(
-    hits: NDArray[np.int64], counts: NDArray[np.int64], level: float = 0.95
+    hits: NDArray[np.integer | np.floating], counts: NDArray[np.integer | np.floating], level: float = 0.95
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ends of Wilson's score interval (1927) of proportions; 0 and 1 without a trial.
+
+    Args:
+        hits, counts: hits among trials; effective numbers of trials need not be whole.
+        level: coverage.
 
     Example:
         >>> import numpy as np
@@ -68,12 +72,13 @@ def wilson(
         [[0.255], [0.366]]
     """
     z2 = float(scipy.stats.norm.isf((1 - level) / 2)) ** 2
-    share = np.where(counts > 0, hits / np.maximum(counts, 1), 0.5)
-    centre = share + z2 / (2 * np.maximum(counts, 1))
-    half = np.sqrt(z2 * (share * (1 - share) + z2 / (4 * np.maximum(counts, 1))) / np.maximum(counts, 1))
-    scale = 1 + z2 / np.maximum(counts, 1)
-    low, high = (centre - half) / scale, (centre + half) / scale
     empty = counts == 0
+    trials = np.where(empty, 1, counts)
+    share = np.where(empty, 0.5, hits / trials)
+    centre = share + z2 / (2 * trials)
+    half = np.sqrt(z2 * (share * (1 - share) + z2 / (4 * trials)) / trials)
+    scale = 1 + z2 / trials
+    low, high = (centre - half) / scale, (centre + half) / scale
     return np.where(empty, 0.0, np.clip(low, 0, 1)), np.where(empty, 1.0, np.clip(high, 0, 1))
 
 
