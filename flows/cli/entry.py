@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import os
 import resource
 import sys
@@ -13,7 +14,8 @@ from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, supervised, tell
 LONG = ("run", "resume")
 FAILED = 2
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
-SMALL_LIMIT = 8 * 2**30  # bytes of address space (ulimit -v) below which libraries may not load
+LEAST_LIMIT = 4 * 2**30  # bytes of address space (ulimit -v) below which no run gets as far as Ray, and libraries may hang
+SMALL_LIMIT = 8 * 2**30  # below which libraries may not load
 NO_MEMORY = ("allocate memory", "enough memory", "out of memory", "map segment", "memory protection", "start new thread")
 
 
@@ -23,6 +25,9 @@ def command() -> int:
         if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
+        if _limit() < LEAST_LIMIT and "--help" not in sys.argv:
+            _say(_not_enough(f"the limit is {_limit() / 2**30:.1f} GiB of address space; a run needs at least 4"))
+            return FAILED
         return supervised(_work)
     gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
     return _work()
@@ -69,7 +74,7 @@ def _explained(error: Exception) -> int:
     """Say what an error that no command expects means, and return the status."""
     if _is_of_memory(error):
         cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        _say(f"memlib: there is not enough memory ({cause}); raise the limit (ulimit -v), or use a larger machine")
+        _say(_not_enough(cause))
         return FAILED
     _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
     return DEFECT
@@ -82,9 +87,18 @@ def _is_of_memory(error: Exception) -> bool:
     """
     if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         return True
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     half_loaded = isinstance(error, ImportError | AttributeError | SystemError | RuntimeError)
-    return half_loaded and limit != resource.RLIM_INFINITY and limit < SMALL_LIMIT
+    return half_loaded and _limit() < SMALL_LIMIT
+
+
+def _not_enough(cause: str) -> str:
+    return f"memlib: there is not enough memory ({cause}); raise the limit (ulimit -v), or use a larger machine"
+
+
+def _limit() -> float:
+    """Return the limit of this process's address space in bytes (ulimit -v)."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _say(line: str) -> None:

@@ -125,17 +125,49 @@ sys.exit(command())
         assert "KeyError: 'inner'" in done.stderr
 
 
-@pytest.mark.parametrize("kibibytes", [400_000, 450_000, 900_000])
-def test_too_little_memory_is_reported_as_such_and_not_as_a_bug(kibibytes: int, tmp_path: Path) -> None:
-    """Python's own allocations fail, or the loader's of PyTorch's libraries, which is an ImportError."""
+@pytest.mark.parametrize("kibibytes", [400_000, 4_000_000])
+def test_a_run_with_too_little_address_space_is_refused_before_libraries_are_loaded(kibibytes: int, tmp_path: Path) -> None:
+    """Under such limits, libraries abort, crash or wait for ever, each time at another place."""
     command = (
         f"ulimit -v {kibibytes}; {sys.executable} -m flows.cli.entry run deja-vu --recipe smoke --store {tmp_path}/store"
     )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode in (2, 75)  # or a library crashed
-    assert "there is not enough memory (" in last or "or memory ran out; run the same command again" in last
-    assert "bug in memlib" not in done.stderr
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("memlib: there is not enough memory (the limit is ")
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "gibibytes", "is_of_memory"),
+    [
+        ("MemoryError()", 100, True),
+        ("ImportError('libtorch_cpu.so: failed to map segment from shared object')", 100, True),
+        ("RuntimeError('can\\'t start new thread')", 100, True),
+        ("AttributeError('module torch has no attribute nn')", 6, True),
+        ("AttributeError('module torch has no attribute nn')", 100, False),
+        ("KeyError('inner')", 6, False),
+    ],
+)
+def test_a_library_that_finds_too_little_memory_is_not_reported_as_a_bug(
+    error: str, gibibytes: int, is_of_memory: bool, tmp_path: Path
+) -> None:
+    script = f"""
+import resource, sys, flows.cli.app
+from flows.cli.entry import command
+
+def main():
+    raise {error}
+
+flows.cli.app.main, sys.argv = main, ["memlib", "run"]
+resource.setrlimit(resource.RLIMIT_AS, ({gibibytes} * 2**30,) * 2)
+sys.exit(command())
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == (2 if is_of_memory else 70)
+    assert ("there is not enough memory (" in done.stderr) == is_of_memory
+    assert ("bug in memlib" in done.stderr) != is_of_memory
 
 
 def test_prefect_that_is_not_allowed_to_start_a_server_is_reported_in_one_line(tmp_path: Path) -> None:
