@@ -5,7 +5,6 @@ they were not, it is a description: the area under the ROC curve (AUC) of cross-
 (`described_baseline`), beside which the AUC of an attack on the model stands.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from memlib.identity import derive_seed
 from memlib.stats.inference import permutation_p
+from memlib.stats.operating import auc, auc_interval
 from memlib.stats.randomization import Design
 
 RIDGE = 0.1  # penalty per unit, for standardized features
@@ -85,7 +85,7 @@ def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np
     told = _told([features], design, folds, redraws=redraws, seed=seed)
     observed, null = float(told.agreement[0, 0]), told.agreement[1:, 0]
     slack = 1e-9 * max(1.0, float(np.abs(null).max(initial=0.0)))  # equal draws may differ by rounding
-    return Blind(area(told.predicted[:, 0], design.first), permutation_p(observed - slack, null))
+    return Blind(auc(told.predicted[:, 0], design.first), permutation_p(observed - slack, null))
 
 
 def tested_baseline(
@@ -121,10 +121,10 @@ def tested_baseline(
     """
     names = [ALL, *dict.fromkeys(families)]
     told = _told([_of_family(features, families, name) for name in names], design, folds, redraws=redraws, seed=seed)
-    aucs = {name: area(column, design.first) for name, column in zip(names, told.predicted.T, strict=True)}
-    low, high = area_interval(told.predicted[:, 0], design.first, groups=design.group, inflation=_inflation(folds))
-    auc = aucs.pop(ALL)
-    return BlindBaseline(auc, low, high, _largest_p(told.agreement), aucs, {"linear": auc})
+    aucs = {name: auc(column, design.first) for name, column in zip(names, told.predicted.T, strict=True)}
+    low, high = auc_interval(told.predicted[:, 0], design.first, groups=design.group, inflation=_inflation(folds))
+    whole = aucs.pop(ALL)
+    return BlindBaseline(whole, low, high, _largest_p(told.agreement), aucs, {"linear": whole})
 
 
 def described_baseline(
@@ -167,14 +167,14 @@ def described_baseline(
         return _cross_predicted(table, sides, places, LEARNERS[learner], seed=derive_seed(seed, family, learner))
 
     whole = {learner: held_out(ALL, learner) for learner in LEARNERS}
-    by_learner = {learner: area(scores, sides, blocks=places) for learner, scores in whole.items()}
+    by_learner = {learner: auc(scores, sides, blocks=places) for learner, scores in whole.items()}
     level = 1 - 0.05 / len(LEARNERS)
     ends = [
-        area_interval(scores, sides, groups=belongs, blocks=places, inflation=_inflation(places), level=level)
+        auc_interval(scores, sides, groups=belongs, blocks=places, inflation=_inflation(places), level=level)
         for scores in whole.values()
     ]
     by_family = {
-        family: max(area(held_out(family, learner), sides, blocks=places) for learner in LEARNERS)
+        family: max(auc(held_out(family, learner), sides, blocks=places) for learner in LEARNERS)
         for family in dict.fromkeys(families)
     }
     low, high = max(low for low, _ in ends), max(high for _, high in ends)
@@ -205,73 +205,6 @@ def folds_by_group(groups: NDArray[np.int64], folds: int, *, seed: int) -> NDArr
     fold_of = np.empty(len(order), dtype=np.int64)
     fold_of[order] = np.minimum(turn, 2 * folds - 1 - turn)
     return fold_of[number]
-
-
-def area(scores: NDArray[np.floating], first: NDArray[np.bool_], *, blocks: NDArray[np.int64] | None = None) -> float:
-    """Return the probability that a unit of the first side scores above one of the second, ties counted one half.
-
-    Args:
-        scores: (num_units,).
-        first: (num_units,) bool.
-        blocks: (num_units,); only pairs of units of one block are compared. None: all pairs are.
-
-    Returns:
-        the AUC; .5 if there is no pair.
-
-    Example:
-        >>> import numpy as np
-        >>> area(np.array([1.0, 2.0, 2.0, 3.0]), np.array([False, False, True, True]))  # 3 1/2 of 4 pairs
-        0.875
-    """
-    wins, pairs = 0.0, 0
-    for rows in _rows_of(blocks, len(scores)):
-        inside, count = first[rows], int(first[rows].sum())
-        ranks = scipy.stats.rankdata(scores[rows])
-        wins += float(ranks[inside].sum()) - count * (count + 1) / 2
-        pairs += count * (len(inside) - count)
-    return wins / pairs if pairs else 0.5
-
-
-def area_interval(
-    scores: NDArray[np.floating],
-    first: NDArray[np.bool_],
-    *,
-    groups: NDArray[np.int64] | None = None,
-    blocks: NDArray[np.int64] | None = None,
-    inflation: float = 1.0,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Return a confidence interval of `area` over groups of units; it is never degenerate.
-
-    The wider ends of two intervals count: one with the variance of DeLong et al. (1988), for groups summed over their units
-    (Obuchowski 1997), and one with that of Hanley and McNeil (1982) as a function of the AUC, inverted as a score interval
-    (Newcombe 2006, method 5), with the numbers of units divided by the ratio of DeLong's variances with and without groups.
-    The latter does not shrink to a point where the sides are told apart without error.
-
-    Args:
-        scores, first, blocks: as for `area`.
-        groups: (num_units,) int; units of one group are dependent. None: all units are independent.
-        inflation: factor of the variance, for scores that are not independent of the sides of other units.
-        level: coverage.
-
-    Example:
-        >>> import numpy as np
-        >>> low, high = area_interval(np.arange(20.0), np.arange(20) >= 10)  # a perfect order of 10 and 10
-        >>> 0.7 < low < 0.9, high
-        (True, 1.0)
-    """
-    auc = area(scores, first, blocks=blocks)
-    if not 0 < first.sum() < len(first):
-        return 0.0, 1.0
-    influence = _influence(scores, first, blocks)
-    alone = _clustered_variance(influence, np.arange(len(scores)))
-    together = alone if groups is None else _clustered_variance(influence, groups)
-    quantile = float(scipy.stats.norm.ppf((1 + level) / 2))
-    half = quantile * math.sqrt(together * inflation)
-    wider = 1.0 if groups is None else together / alone if alone > 0 else len(groups) / len(np.unique(groups))
-    sizes = [max(1.0, float(side.sum()) / (max(1.0, wider) * inflation)) for side in (first, ~first)]
-    low, high = _score_interval(auc, sizes[0], sizes[1], quantile)
-    return max(0.0, min(low, auc - half)), min(1.0, max(high, auc + half))
 
 
 @dataclass(frozen=True)
@@ -417,58 +350,3 @@ def _boosted(
 
 
 LEARNERS: Mapping[str, Learner] = {"linear": _linear, "boosted trees": _boosted}
-
-
-def _rows_of(blocks: NDArray[np.int64] | None, count: int) -> list[NDArray[np.int64]]:
-    """Return the units of each block."""
-    return [np.arange(count)] if blocks is None else [np.flatnonzero(blocks == block) for block in np.unique(blocks)]
-
-
-def _influence(
-    scores: NDArray[np.floating], first: NDArray[np.bool_], blocks: NDArray[np.int64] | None
-) -> NDArray[np.float64]:
-    """Return each unit's share of the error of the AUC: its placement among the other side less the mean, as weighted there.
-
-    The placement of a unit is the share of the other side's units of its block that it wins against (DeLong et al. 1988).
-    """
-    influence = np.zeros(len(scores))
-    weights, parts = [], []
-    for rows in _rows_of(blocks, len(scores)):
-        inside = first[rows]
-        count, rest = int(inside.sum()), int((~inside).sum())
-        if not count or not rest:
-            continue
-        ranks = scipy.stats.rankdata(scores[rows])
-        placed = np.empty(len(rows))
-        placed[inside] = (ranks[inside] - scipy.stats.rankdata(scores[rows][inside])) / rest
-        placed[~inside] = 1 - (ranks[~inside] - scipy.stats.rankdata(scores[rows][~inside])) / count
-        error = placed - placed[inside].mean()
-        for side, size in ((inside, count), (~inside, rest)):
-            error[side] *= math.sqrt(size / max(1, size - 1)) / size  # unbiased, as in DeLong
-        weights.append(count * rest)
-        parts.append((rows, error))
-    for weight, (rows, error) in zip(weights, parts, strict=True):
-        influence[rows] = error * weight / sum(weights)
-    return influence
-
-
-def _clustered_variance(influence: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
-    """Return the sum over groups of the squared sums of their units' influence."""
-    sums = np.bincount(np.unique(groups, return_inverse=True)[1], weights=influence)
-    count = len(sums)
-    finite = count / (count - 1) if len(groups) > count > 1 else 1.0  # few groups would look too alike
-    return float(np.square(sums).sum()) * finite
-
-
-def _score_interval(auc: float, first: float, second: float, quantile: float) -> tuple[float, float]:
-    """Return the AUCs at which Hanley and McNeil's law, at equal sizes of the sides, just reaches the estimate."""
-    mean = (first + second) / 2 - 1
-
-    def excess(theta: float) -> float:
-        tails = 1 + mean * (1 - theta) / (2 - theta) + mean * theta / (1 + theta)
-        return quantile * math.sqrt(max(0.0, theta * (1 - theta) * tails / (first * second))) - abs(theta - auc)
-
-    edge = 1e-9  # the law is degenerate at 0 and 1
-    low = scipy.optimize.brentq(excess, 0.0, min(auc, 1 - edge)) if auc > edge else 0.0
-    high = scipy.optimize.brentq(excess, max(auc, edge), 1.0) if auc < 1 - edge else 1.0
-    return float(low), float(high)

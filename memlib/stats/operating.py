@@ -1,4 +1,4 @@
-"""Quality of an attack's scores: AUC with DeLong's interval, ROC, and the share of members found at a controlled false alarm.
+"""Quality of an attack's scores: AUC with its interval, ROC, and the share of members found at a controlled false alarm.
 
 Units are independent examples or persons. A threshold is an order statistic of the non-members' scores, never a nominal
 quantile of a fitted law, so that the expected false positive rate holds for exchangeable scores of any distribution.
@@ -54,60 +54,73 @@ class OperatingPoint:
     fpr_interval: tuple[float, float]
 
 
-def auc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> float:
-    """Return the probability that a member's score is above a non-member's, ties counted half.
+def auc(scores: NDArray[np.floating], member: NDArray[np.bool_], *, blocks: NDArray[np.int64] | None = None) -> float:
+    """Return the probability that a member's score is above a non-member's, ties counted one half.
 
     Args:
         scores: (num_units,), higher for members.
-        member: (num_units,) bool, some of each.
+        member: (num_units,) bool.
+        blocks: (num_units,); only pairs of units of one block are compared. None: all pairs are.
+
+    Returns:
+        the AUC; .5 if there is no pair.
 
     Example:
         >>> import numpy as np
-        >>> auc(np.array([3.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False]))  # pairs: 1, 1, 1/2, 1
+        >>> auc(np.array([1.0, 2.0, 2.0, 3.0]), np.array([False, False, True, True]))  # 3 1/2 of 4 pairs
         0.875
     """
-    return float(_placements(scores, member)[0].mean())
+    assert scores.shape == member.shape, "one score for each unit"
+    assert not np.isnan(scores).any(), "scores are numbers"
+    wins, pairs = 0.0, 0
+    for rows in _rows_of(blocks, len(scores)):
+        inside, count = member[rows], int(member[rows].sum())
+        ranks = scipy.stats.rankdata(scores[rows])
+        wins += float(ranks[inside].sum()) - count * (count + 1) / 2
+        pairs += count * (len(inside) - count)
+    return wins / pairs if pairs else 0.5
 
 
-def auc_interval(scores: NDArray[np.floating], member: NDArray[np.bool_], *, level: float = 0.95) -> tuple[float, float]:
-    """Return a confidence interval of the AUC for independent units (DeLong, DeLong and Clarke-Pearson 1988).
+def auc_interval(
+    scores: NDArray[np.floating],
+    member: NDArray[np.bool_],
+    *,
+    groups: NDArray[np.int64] | None = None,
+    blocks: NDArray[np.int64] | None = None,
+    inflation: float = 1.0,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Return a confidence interval of `auc` over groups of units; it is never degenerate.
 
-    Where every member's score is above (or below) every non-member's, the estimated variance is 0. The interval is then that
-    of Clopper and Pearson for min(members, non-members) disjoint pairs, which are independent trials with the AUC as chance.
+    The wider ends of two intervals count: one with the variance of DeLong et al. (1988), for groups summed over their units
+    (Obuchowski 1997), and one with that of Hanley and McNeil (1982) as a function of the AUC, inverted as a score interval
+    (Newcombe 2006, method 5), with the numbers of units divided by the ratio of DeLong's variances with and without groups.
+    The latter does not shrink to a point where members are told from non-members without error.
 
     Args:
-        scores, member: as in `auc`, with at least two units of each kind.
+        scores, member, blocks: as for `auc`.
+        groups: (num_units,) int; units of one group are dependent. None: all units are independent.
+        inflation: factor of the variance, for scores that are not independent of the membership of other units.
         level: coverage.
 
     Example:
         >>> import numpy as np
-        >>> member = np.arange(400) < 200
-        >>> scores = np.random.default_rng(0).normal(size=400) + member  # true AUC: Phi(1 / sqrt 2) = .760
-        >>> low, high = auc_interval(scores, member)
-        >>> bool(low < 0.76 < high), 0.05 < high - low < 0.15
-        (True, True)
+        >>> low, high = auc_interval(np.arange(20.0), np.arange(20) >= 10)  # a perfect order of 10 and 10
+        >>> 0.7 < low < 0.9, high
+        (True, 1.0)
     """
-    value, error = _auc_and_error(scores, member)
-    if error == 0:
-        return _perfect(value, member, level)
-    half = float(scipy.stats.norm.isf((1 - level) / 2)) * error
-    return max(0.0, value - half), min(1.0, value + half)
-
-
-def auc_upper(scores: NDArray[np.floating], member: NDArray[np.bool_], *, level: float = 0.95) -> float:
-    """Return a one-sided upper confidence bound of the AUC, by DeLong's standard error.
-
-    Args:
-        scores, member: as in `auc_interval`.
-        level: confidence of the bound.
-
-    Example:
-        >>> import numpy as np
-        >>> member, scores = np.arange(400) < 200, np.random.default_rng(0).normal(size=400)
-        >>> 0.5 < auc_upper(scores, member) < 0.6
-        True
-    """
-    return auc_interval(scores, member, level=2 * level - 1)[1]
+    value = auc(scores, member, blocks=blocks)
+    if not 0 < member.sum() < len(member):
+        return 0.0, 1.0
+    influence = _influence(scores, member, blocks)
+    alone = _clustered_variance(influence, np.arange(len(scores)))
+    together = alone if groups is None else _clustered_variance(influence, groups)
+    quantile = float(scipy.stats.norm.ppf((1 + level) / 2))
+    half = quantile * math.sqrt(together * inflation)
+    wider = 1.0 if groups is None else together / alone if alone > 0 else len(groups) / len(np.unique(groups))
+    sizes = [max(1.0, float(side.sum()) / (max(1.0, wider) * inflation)) for side in (member, ~member)]
+    low, high = _score_interval(value, sizes[0], sizes[1], quantile)
+    return max(0.0, min(low, value - half)), min(1.0, max(high, value + half))
 
 
 def roc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> Roc:
@@ -172,55 +185,59 @@ def above_all(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> Operat
     return _point(scores, member, 1)
 
 
-def calibrated_p(scores: NDArray[np.floating], nonmember_scores: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return (1 + b) / (1 + n) of each unit, where b of n non-members have scores at least as large.
+def _rows_of(blocks: NDArray[np.int64] | None, count: int) -> list[NDArray[np.int64]]:
+    """Return the units of each block."""
+    return [np.arange(count)] if blocks is None else [np.flatnonzero(blocks == block) for block in np.unique(blocks)]
 
-    It is a p-value of "this unit is not a member" if its score is then exchangeable with those of the n non-members, to which
-    the unit itself must not belong.
 
-    Args:
-        scores: (num_units,).
-        nonmember_scores: (n,).
+def _influence(
+    scores: NDArray[np.floating], member: NDArray[np.bool_], blocks: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """Return each unit's share of the error of the AUC: its placement among the other side less the mean, as weighted there.
 
-    Example:
-        >>> import numpy as np
-        >>> calibrated_p(np.array([9.0, 1.0, -1.0]), np.array([0.0, 1.0, 2.0])).tolist()
-        [0.25, 0.75, 1.0]
+    The placement of a unit is the share of the other side's units of its block that it wins against (DeLong et al. 1988).
     """
-    ordered = np.sort(nonmember_scores)
-    reached = len(ordered) - np.searchsorted(ordered, scores, side="left")
-    p_values: NDArray[np.float64] = (1 + reached) / (1 + len(ordered))
-    return p_values
+    influence = np.zeros(len(scores))
+    weights, parts = [], []
+    for rows in _rows_of(blocks, len(scores)):
+        inside = member[rows]
+        count, rest = int(inside.sum()), int((~inside).sum())
+        if not count or not rest:
+            continue
+        ranks = scipy.stats.rankdata(scores[rows])
+        placed = np.empty(len(rows))
+        placed[inside] = (ranks[inside] - scipy.stats.rankdata(scores[rows][inside])) / rest
+        placed[~inside] = 1 - (ranks[~inside] - scipy.stats.rankdata(scores[rows][~inside])) / count
+        error = placed - placed[inside].mean()
+        for side, size in ((inside, count), (~inside, rest)):
+            error[side] *= math.sqrt(size / max(1, size - 1)) / size  # unbiased, as in DeLong
+        weights.append(count * rest)
+        parts.append((rows, error))
+    for weight, (rows, error) in zip(weights, parts, strict=True):
+        influence[rows] = error * weight / sum(weights)
+    return influence
 
 
-def _placements(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the share of non-members below each member and of members above each non-member, ties counted half."""
-    assert scores.shape == member.shape, "one score for each unit"
-    assert 0 < member.sum() < len(member), "the AUC compares members with non-members"
-    assert not np.isnan(scores).any(), "scores are numbers"
-    own, others = scores[member], scores[~member]
-    return _share_below(own, others), 1 - _share_below(others, own)
+def _clustered_variance(influence: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
+    """Return the sum over groups of the squared sums of their units' influence."""
+    sums = np.bincount(np.unique(groups, return_inverse=True)[1], weights=influence)
+    count = len(sums)
+    finite = count / (count - 1) if len(groups) > count > 1 else 1.0  # few groups would look too alike
+    return float(np.square(sums).sum()) * finite
 
 
-def _share_below(values: NDArray[np.floating], others: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the share of the others below each value, ties counted half."""
-    ordered = np.sort(others)
-    twice = np.searchsorted(ordered, values, side="left") + np.searchsorted(ordered, values, side="right")
-    shares: NDArray[np.float64] = twice / (2 * len(ordered))
-    return shares
+def _score_interval(value: float, first: float, second: float, quantile: float) -> tuple[float, float]:
+    """Return the AUCs at which Hanley and McNeil's law, with these numbers on the two sides, just reaches the estimate."""
+    mean = (first + second) / 2 - 1
 
+    def excess(theta: float) -> float:
+        tails = 1 + mean * (1 - theta) / (2 - theta) + mean * theta / (1 + theta)
+        return quantile * math.sqrt(max(0.0, theta * (1 - theta) * tails / (first * second))) - abs(theta - value)
 
-def _auc_and_error(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return the AUC and DeLong's standard error."""
-    sides = _placements(scores, member)
-    assert min(map(len, sides)) >= 2, "an interval needs two members and two non-members"
-    return float(sides[0].mean()), math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in sides))
-
-
-def _perfect(value: float, member: NDArray[np.bool_], level: float) -> tuple[float, float]:
-    """Return the interval of an AUC whose estimated variance is 0."""
-    pairs = int(min(member.sum(), (~member).sum()))
-    return exact_interval(value * pairs, pairs, level=level)
+    edge = 1e-9  # the law is degenerate at 0 and 1
+    low = scipy.optimize.brentq(excess, 0.0, min(value, 1 - edge)) if value > edge else 0.0
+    high = scipy.optimize.brentq(excess, max(value, edge), 1.0) if value < 1 - edge else 1.0
+    return float(low), float(high)
 
 
 def _point(scores: NDArray[np.floating], member: NDArray[np.bool_], rank: int) -> OperatingPoint:

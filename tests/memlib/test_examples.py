@@ -24,7 +24,7 @@ MODULES = {
     "memlib.runs.run": ("Run", "open"),
     "memlib.specs.base": ("Spec", "Source"),
     "memlib.stats.attributes": ("attribute_inference", "conditional_prior"),
-    "memlib.stats.blind": ("area", "area_interval", "described_baseline", "folds_by_group", "tell_sides", "tested_baseline"),
+    "memlib.stats.blind": ("described_baseline", "folds_by_group", "tell_sides", "tested_baseline"),
     "memlib.stats.changes": ("flipped_p", "welch_p"),
     "memlib.stats.divergence": ("ks_gap", "weighted_ks"),
     "memlib.stats.epsilon": (

@@ -4,9 +4,8 @@ import numpy as np
 
 from memlib.audits.membership.audited import Audited
 from memlib.findings import Finding, Interval, diagnostic, estimate
-from memlib.stats.blind import area_interval
 from memlib.stats.clusters import intraclass_correlation
-from memlib.stats.operating import auc
+from memlib.stats.operating import auc, auc_interval
 
 
 def person_findings(audited: Audited) -> list[Finding]:
@@ -21,7 +20,7 @@ def person_findings(audited: Audited) -> list[Finding]:
     if np.ptp(scores) == 0:
         return []
     value, count, persons, noun = auc(scores, member), len(scores), len(audited.units), audited.units.noun
-    by_row, by_person = area_interval(scores, member), area_interval(scores, member, groups=groups)
+    by_row, by_person = auc_interval(scores, member), auc_interval(scores, member, groups=groups)
     params = {"attack": audited.recipe.score.headline, "units": persons, "over": noun, "rows": count}
     correlation = intraclass_correlation(scores, groups, member.astype(np.int64))
     ratio = (by_person[1] - by_person[0]) / (by_row[1] - by_row[0])

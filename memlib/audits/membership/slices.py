@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memlib.audits.membership.alarms import area, true_alarms
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.rankings import Scores, point_at
 from memlib.audits.membership.recipe import SLICES
-from memlib.findings import Finding, Interval, diagnostic, estimate, tested
+from memlib.findings import Finding, diagnostic, estimate, tested
 from memlib.identity import derive_seed
-from memlib.stats.blind import area_interval
 from memlib.stats.coins import coin_test
-from memlib.stats.operating import above_all, auc
 from memlib.stats.randomization import home_labels
 
 CLASS, ANSWER = "class", "the target's answer"  # what slices are by, beside the subgroup column
@@ -105,7 +102,8 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
         yield diagnostic("small_slice", {**params, "fewest": FEWEST}, count, n=count)
         return
     params["attack"] = audited.recipe.score.headline
-    value, interval = auc(scores, member), Interval(*area_interval(scores, member), audited.units.noun)
+    noun = audited.units.noun
+    value, interval = area(scores, member, noun)
     if part.is_fixed and audited.is_drawn:
         yield tested(
             "auc_of_slice", params, value, n=count, p_value=_p_value(part, audited), family=SLICES, null_value=0.5,
@@ -113,7 +111,8 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield estimate("auc_of_slice", params, value, n=count, interval=interval)
-    yield _alarms(named, scores, member, audited)
+    rows = true_alarms(named, scores, member, audited.recipe.score.false_alarms, noun=noun, of="_of_slice")
+    yield next((row for row in rows if row.metric == "true_alarms_of_slice"), rows[0])
 
 
 def _p_value(part: Slice, audited: Audited) -> float:
@@ -122,18 +121,3 @@ def _p_value(part: Slice, audited: Audited) -> float:
     seed, own = derive_seed(config.seed, "slice", part.by, part.value), part.units
     scores, member, labels = audited.rankings.head.scores[own], units.member[own], units.labels[own]
     return coin_test(scores, member, labels, redraws=config.redraws, seed=seed).p_value
-
-
-def _alarms(named: Mapping[str, Any], scores: Scores, member: NDArray[np.bool_], audited: Audited) -> Finding:
-    """Return the true alarms at the first rate that the slice's own non-members control; without any, those above all."""
-    noun = audited.units.noun
-    for rate in audited.recipe.score.false_alarms:
-        point = point_at(scores, member, rate)
-        if point is not None:
-            low, high = (round(end, 6) for end in point.fpr_interval)
-            at = {**named, "false_alarms": rate, "rate_low": low, "rate_high": high}
-            interval = Interval(*point.tpr_interval, noun)
-            return estimate("true_alarms_of_slice", at, point.tpr, n=point.num_members, interval=interval)
-    top = above_all(scores, member)
-    at = {**named, "nonmembers": top.num_nonmembers}
-    return estimate("above_all_of_slice", at, top.tpr, n=top.num_members, interval=Interval(*top.tpr_interval, noun))

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import scipy
 
+from memlib.audits.membership.alarms import area, true_alarms
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.privacy import privacy_findings
 from memlib.audits.membership.rankings import ModelResult, Ranking, point_at
@@ -13,11 +14,10 @@ from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
-from memlib.stats.blind import area_interval
 from memlib.stats.coins import all_targets_p
 from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
-from memlib.stats.operating import above_all, auc
+from memlib.stats.operating import auc_interval
 
 POWER = 0.8
 REPLICATES = 999
@@ -54,7 +54,7 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
     units, config = audited.units, audited.recipe.score
     member, scores = units.member, ranking.scores
     params = {"attack": ranking.attack, "members": int(member.sum()), "nonmembers": int((~member).sum()), "over": units.noun}
-    value, interval = auc(scores, member), Interval(*area_interval(scores, member), units.noun)
+    value, interval = area(scores, member, units.noun)
     if ranking.test is None:
         yield estimate("auc", params, value, n=len(units), interval=interval)
     else:
@@ -67,13 +67,13 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
         tail = {"attack": ranking.attack}
         yield diagnostic("p_of_auc_alone", tail, ranking.test.auc_p, n=len(units))
         yield diagnostic("p_of_tail_alone", tail, ranking.test.tail_p, n=len(units))
-    yield from _alarm_rows(ranking, audited)
+    yield from true_alarms({"attack": ranking.attack}, scores, member, config.false_alarms, noun=units.noun)
 
 
 def _limits(ranking: Ranking, audited: Audited) -> dict[str, float]:
     """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound."""
     config, member = audited.recipe.score, audited.units.member
-    limits = {"upper_bound": area_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
+    limits = {"upper_bound": auc_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
     point = point_at(ranking.scores, member, config.false_alarms[0])
     if point is None:
         return limits
@@ -88,23 +88,6 @@ def _detectable(audited: Audited) -> float:
     deviation = np.sqrt((inside + outside + 1) / (12 * inside * outside))
     quantiles = scipy.stats.norm.isf(config.level / len(config.attacks)) + scipy.stats.norm.ppf(POWER)
     return float(min(1.0, 0.5 + quantiles * deviation))
-
-
-def _alarm_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
-    """Yield true alarms at each rate of false alarms, or above all non-members where these are too few."""
-    units, config = audited.units, audited.recipe.score
-    points = [(rate, point_at(ranking.scores, units.member, rate)) for rate in config.false_alarms]
-    if any(point is None for _, point in points):
-        top = above_all(ranking.scores, units.member)
-        interval = Interval(*top.tpr_interval, units.noun)
-        params = {"attack": ranking.attack, "nonmembers": top.num_nonmembers}
-        yield estimate("above_all", params, top.tpr, n=top.num_members, interval=interval)
-    for rate, point in points:
-        if point is not None:
-            low, high = (round(end, 6) for end in point.fpr_interval)
-            interval = Interval(*point.tpr_interval, units.noun)
-            at = {"attack": ranking.attack, "false_alarms": rate, "rate_low": low, "rate_high": high}
-            yield estimate("true_alarms", at, point.tpr, n=point.num_members, interval=interval)
 
 
 def _utility(audited: Audited) -> Finding:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memlib.stats.blind import RIDGE, area, area_interval, described_baseline, folds_by_group, tell_sides, tested_baseline
+from memlib.stats.blind import RIDGE, described_baseline, folds_by_group, tell_sides, tested_baseline
 from memlib.stats.randomization import Design
 from tests.chance import least_of, most_of
 
@@ -71,72 +71,6 @@ def test_ties_count_one_half_wherever_their_units_stand() -> None:
     for first in (np.arange(12) < 6, np.arange(12) >= 6):
         design = Design.of(first, np.zeros(12, dtype=int))
         assert tell_sides(np.ones((12, 1)), design, np.arange(12) % 3, redraws=9, seed=0).auc == 0.5
-
-
-def pairs_of(scores: NDArray[np.float64], first: NDArray[np.bool_], blocks: NDArray[np.int64]) -> float:
-    """The AUC, pair by pair."""
-    won = [
-        float(scores[i] > scores[j]) + 0.5 * float(scores[i] == scores[j])
-        for i in np.flatnonzero(first) for j in np.flatnonzero(~first) if blocks[i] == blocks[j]
-    ]  # fmt: skip
-    return float(np.mean(won))
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_the_area_is_that_of_all_pairs_within_blocks(blocks: int) -> None:
-    rng = np.random.default_rng(blocks)
-    scores, first, block = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4, np.arange(40) % blocks
-    assert area(scores, first, blocks=block) == pytest.approx(pairs_of(scores, first, block))
-    assert area(-scores, first, blocks=block) == pytest.approx(1 - pairs_of(scores, first, block))
-
-
-def test_the_interval_is_delongs_for_many_units() -> None:
-    rng = np.random.default_rng(3)
-    first = np.arange(600) < 240
-    scores = np.where(first, rng.exponential(2.0, 600), rng.normal(size=600))  # unlike Hanley and McNeil's law
-    wins = (scores[first][:, None] > scores[~first]).astype(float)
-    error = np.sqrt(wins.mean(axis=1).var(ddof=1) / 240 + wins.mean(axis=0).var(ddof=1) / 360)
-    low, high = area_interval(scores, first)
-    auc = area(scores, first)
-    assert low <= auc - 1.95 * error
-    assert high >= auc + 1.95 * error
-    assert high - low < 2.3 * 1.96 * error
-
-
-@pytest.mark.parametrize("size", [1, 12])
-def test_the_interval_covers_the_area_of_single_units_and_of_persons(size: int) -> None:
-    shift, covered, naive = 1.0, 0, 0
-    truth = 0.7602  # P(N(1, 1) > N(0, 1))
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        person = np.arange(40).repeat(size)
-        first = person < 20
-        own = rng.normal(size=40)[person] * 0.9 + rng.normal(size=len(person)) * np.sqrt(1 - 0.81)
-        scores = own + shift * first
-        low, high = area_interval(scores, first, groups=person)
-        covered += low <= truth <= high
-        low, high = area_interval(scores, first)
-        naive += low <= truth <= high
-    assert covered >= least_of(200, 0.93)
-    if size > 1:
-        assert naive < 150  # rows alone make the interval too narrow
-
-
-def test_the_interval_of_a_perfect_order_is_not_a_point() -> None:
-    first = np.arange(20) >= 10
-    low, high = area_interval(np.arange(20.0), first)
-    assert 0.7 < low < 0.9
-    assert high == 1.0
-    mirrored = area_interval(-np.arange(20.0), first)
-    assert mirrored == pytest.approx((1 - high, 1 - low))
-
-
-def test_an_inflated_variance_widens_the_interval_by_its_root() -> None:
-    rng = np.random.default_rng(0)
-    first = np.arange(4000) < 2000
-    scores = rng.normal(size=4000) + 0.3 * first
-    (low, high), (lower, higher) = area_interval(scores, first), area_interval(scores, first, inflation=4.0)
-    assert (higher - lower) / (high - low) == pytest.approx(2.0, rel=0.02)
 
 
 def test_folds_keep_groups_whole_and_have_equal_sizes() -> None:

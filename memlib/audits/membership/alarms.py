@@ -1,0 +1,51 @@
+"""Findings on how well scores tell members from others: AUC, true alarms at controlled rates, members above all others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.membership.rankings import Scores, point_at
+from memlib.findings import Finding, Interval, estimate
+from memlib.stats.operating import above_all, auc, auc_interval
+
+
+def area(scores: Scores, member: NDArray[np.bool_], noun: str) -> tuple[float, Interval]:
+    """Return the AUC and its interval over independent units.
+
+    Args:
+        scores: (num_units,), higher for members.
+        member: (num_units,) bool.
+        noun: word for the units.
+    """
+    return auc(scores, member), Interval(*auc_interval(scores, member), noun)
+
+
+def true_alarms(
+    named: Mapping[str, Any], scores: Scores, member: NDArray[np.bool_], rates: Sequence[float], *, noun: str, of: str = ""
+) -> list[Finding]:
+    """Return the share of members found at each rate of false alarms that the non-members control.
+
+    Where they are too few for one of the rates, the share of members above all of them comes first.
+
+    Args:
+        named: parameters of each finding, as the attack.
+        scores, member, noun: as in `area`.
+        rates: rates of false alarms.
+        of: end of the metrics' names, as "_of_slice".
+    """
+    rows = []
+    for rate in rates:
+        point = point_at(scores, member, rate)
+        if point is not None:
+            low, high = (round(end, 6) for end in point.fpr_interval)
+            at = {**named, "false_alarms": rate, "rate_low": low, "rate_high": high}
+            interval = Interval(*point.tpr_interval, noun)
+            rows.append(estimate(f"true_alarms{of}", at, point.tpr, n=point.num_members, interval=interval))
+    if len(rows) == len(rates):
+        return rows
+    top = above_all(scores, member)
+    at = {**named, "nonmembers": top.num_nonmembers}
+    interval = Interval(*top.tpr_interval, noun)
+    return [estimate(f"above_all{of}", at, top.tpr, n=top.num_members, interval=interval), *rows]
