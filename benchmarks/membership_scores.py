@@ -39,7 +39,8 @@ import torch
 from numpy.typing import NDArray
 
 import memlib
-from memlib.stats.membership import OFFLINE_A, Lira, Moments, Rmia, Shadows, Side, Values, log_p, rmia, survey
+from memlib.stats.membership import OFFLINE_A, Lira, Rmia, rmia, survey
+from memlib.stats.shadows import Moments, Shadows, Side, Values, log_p
 
 REFERENCES = 10_000  # z of RMIA, as many as in the configurations of ml_privacy_meter
 SIDES = {True: "online", False: "offline"}

@@ -14,9 +14,10 @@ from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
 from memlib.stats.coins import CoinTest, coin_tests
 from memlib.stats.inference import threshold_rank
-from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Shadows, calibrated, fit_a, survey
+from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, calibrated, fit_a, survey
 from memlib.stats.operating import OperatingPoint, auc, operating_point
 from memlib.stats.randomization import Design
+from memlib.stats.shadows import Shadows
 
 NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss"}
 """Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few

@@ -13,8 +13,8 @@ from memlib.audits.membership.rankings import mean_odds, true_alarms
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.verdict import NAMES
 from memlib.data.inclusion import TARGET
-from memlib.stats.membership import log_p
 from memlib.stats.operating import auc, roc
+from memlib.stats.shadows import log_p
 from memlib.tables import CURVES
 
 POINTS = 400  # of a curve

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
 from memlib.data.groups import groups_in
-from memlib.stats.membership import Shadows, by_person
 from memlib.stats.randomization import home_labels
+from memlib.stats.shadows import Shadows, by_person
 
 Combined = Literal["sum", "max", "trimmed"]
 

@@ -8,30 +8,24 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from memlib.errors import UserError
-from memlib.stats import membership
+from memlib.stats import shadows as shadows_module
 from memlib.stats.membership import (
     Attack,
     Base,
     CalibratedLoss,
-    How,
     Lira,
     Loss,
-    Moments,
     Rmia,
-    Shadows,
-    Side,
     Trajectory,
-    by_person,
     calibrated,
     fit_a,
     gap,
-    log_p,
     rmia,
     survey,
     variances,
 )
 from memlib.stats.operating import auc, auc_interval, operating_point
+from memlib.stats.shadows import How, Moments, Shadows, Side, by_person
 from tests.chance import most_of
 
 ATTACKS: list[Attack] = [
@@ -163,7 +157,7 @@ def test_survey_equals_each_model_against_all_others(attack: Attack, models: int
 def test_scores_do_not_depend_on_blocks_of_examples(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     shadows, target, _ = world(5, 6, 300, queries=2)
     whole = attack(shadows, target)
-    monkeypatch.setattr(membership, "_BLOCK", 1)  # 64 examples
+    monkeypatch.setattr(shadows_module, "_BLOCK", 1)  # 64 examples
     np.testing.assert_allclose(attack(shadows, target), whole, rtol=1e-12)
 
 
@@ -428,28 +422,6 @@ def test_trajectory_of_copied_checkpoints_ranks_as_one() -> None:
 
 
 @pytest.mark.parametrize("how", ["max", "sum", "trimmed"])
-def test_by_person_equals_the_loop_over_persons(how: How) -> None:
-    rng = np.random.default_rng(22)
-    persons = rng.permutation(np.repeat([4, 9, 2, 7], [1, 3, 12, 6]))
-    odds = rng.normal(size=(3, 2, len(persons)))
-    aggregate = {"max": np.max, "sum": np.mean, "trimmed": lambda own: own[own >= np.quantile(own, 0.4)].mean()}[how]
-    expected = [[[aggregate(row[persons == person]) for person in (2, 4, 7, 9)] for row in model] for model in odds]
-    np.testing.assert_allclose(by_person(odds, persons, how), expected)
-
-
-def test_by_person_refuses_an_unknown_aggregate() -> None:
-    with pytest.raises(UserError, match='"max", "sum" or "trimmed", not "min"'):
-        by_person(np.zeros((1, 1, 2)), np.array([0, 1]), "min")  # type: ignore[arg-type]
-
-
-def test_shadows_by_person_refuse_a_person_who_is_partly_inside() -> None:
-    inside = np.array([[True, False, True]])
-    with pytest.raises(AssertionError, match="all or none"):
-        Shadows(np.zeros((1, 1, 3)), inside).by_person(np.array([0, 0, 1]), "max")
-    assert Shadows(np.zeros((1, 1, 3)), inside).by_person(np.array([5, 4, 5]), "max").inside.tolist() == [[False, True]]
-
-
-@pytest.mark.parametrize("how", ["max", "sum", "trimmed"])
 @pytest.mark.parametrize("attack", [Lira(online=False), Lira(), Lira(variance="pooled")], ids=str)
 def test_the_number_of_rows_decides_neither_auc_nor_false_alarms(attack: Attack, how: How) -> None:
     """Persons of 1 to 60 rows, members by the same coin, and models that do not remember.
@@ -511,17 +483,6 @@ def test_a_remembered_person_is_found_by_each_aggregate() -> None:
         found[how] = auc(Lira()(shadows, by_person(odds[0], persons, how)), inside[0])
     assert min(found.values()) > 0.6
     assert found["sum"] > found["max"]  # all rows are remembered, so the mean knows most
-
-
-def test_log_p_equals_a_computation_in_higher_precision() -> None:
-    odds = np.array([-700.0, -30.0, -1e-3, 0.0, 2.0, 30.0, 40.0])
-    wide = odds.astype(np.longdouble)
-    np.testing.assert_allclose(log_p(odds), (-np.log1p(np.exp(-wide))).astype(np.float64), rtol=1e-14)
-
-
-def test_shadows_refuse_infinite_log_odds() -> None:
-    with pytest.raises(AssertionError, match="clip"):
-        Shadows(np.full((1, 1, 1), np.inf), np.ones((1, 1), dtype=bool))
 
 
 def test_a_target_of_other_examples_is_refused() -> None:

@@ -16,7 +16,7 @@ from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
 from memlib.observe.token_scores import TokenScores, zlib_ratio
-from memlib.stats.membership import by_person
+from memlib.stats.shadows import by_person
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from memlib.data.document_rows import pool_rows
 from memlib.data.inclusion import TARGET, toss
 from memlib.findings import INCONCLUSIVE, SHOWN, Findings
 from memlib.observe.token_scores import TokenScores
-from memlib.stats.membership import log_p
+from memlib.stats.shadows import log_p
 
 RECIPE = {
     "data": {"source": {"kind": "topics"}},
