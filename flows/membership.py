@@ -176,8 +176,10 @@ def _answers(
     if not isinstance(recipe.model, ClassifierSpec):
         kind, seed = recipe.model, recipe.shadows.seed
         return runner.run_all([FitEstimators(each, kind, _seeds(seed, each.numbers)) for each in subsets])
-    assert recipe.training is not None
-    return runner.run_all([Observe(data, each, recipe.training.epochs, recipe.queries) for each in models])
+    training = recipe.training
+    assert training is not None
+    earlier = training.earlier_epochs if recipe.follows else ()
+    return runner.run_all([Observe(data, each, training.epochs, recipe.queries, earlier) for each in models])
 
 
 def _queried(

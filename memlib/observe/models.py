@@ -28,19 +28,26 @@ Take: TypeAlias = "Callable[[NDArray[Any], torch.device], Tensor]"
 WEIGHTS = "nets.safetensors"
 
 
+def weights_of(epoch: int) -> str:
+    """Return the name of the file of an earlier epoch's weights."""
+    return f"nets_{epoch}.safetensors"
+
+
 class Nets:
     """Small networks that were trained together and form one artifact."""
 
     def __init__(self, artifact: Artifact[Nets]) -> None:
         self._artifact = artifact
 
-    def forward(self, *, device: torch.device, layers: int | None = None) -> Forward:
-        """Return the forward pass of all networks, or of their first layers."""
+    def forward(self, *, device: torch.device, layers: int | None = None, epoch: int | None = None) -> Forward:
+        """Return the forward pass of all networks, or of their first layers, after the last epoch or an earlier one."""
         import safetensors.torch
 
         from memlib.training.stacked import StackedNet
 
-        stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(WEIGHTS)), device)
+        earlier = self._artifact.facts.get("earlier_epochs", ())
+        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
+        stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(file)), device)
         return lambda inputs: stacked.forward(inputs[None], layers=layers)
 
     def net(self, position: int) -> nn.Module:
@@ -71,7 +78,9 @@ Trained = Artifact[TrainedModel] | Artifact[Nets]
 def forward_of(models: Trained, *, epoch: int, device: torch.device) -> Forward:
     """Return the forward pass of the networks of a chunk, or of one large model."""
     content = models.content
-    return content.forward(device=device) if isinstance(content, Nets) else single(content.load(epoch=epoch)[0], device)
+    if isinstance(content, Nets):
+        return content.forward(device=device, epoch=epoch)
+    return single(content.load(epoch=epoch)[0], device)
 
 
 def load_net(models: Trained, position: int, *, epoch: int) -> nn.Module:

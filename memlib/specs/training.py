@@ -339,6 +339,11 @@ class TrainingSpec(Spec):
         """All epochs whose weights are kept, in ascending order."""
         return tuple(sorted({*self.checkpoint_epochs, self.epochs}))
 
+    @property
+    def earlier_epochs(self) -> tuple[int, ...]:
+        """The kept epochs before the last one."""
+        return self.kept_epochs[:-1]
+
 
 class GeneratorTrainingSpec(TrainingSpec):
     """Training of a generator of images from representations."""

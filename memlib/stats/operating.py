@@ -95,7 +95,7 @@ def auc_interval(
     The wider ends of two intervals count: one with the variance of DeLong et al. (1988), for groups summed over their units
     (Obuchowski 1997), and one with that of Hanley and McNeil (1982) as a function of the AUC, inverted as a score interval
     (Newcombe 2006, method 5), with the numbers of units divided by the ratio of DeLong's variances with and without groups.
-    The latter does not shrink to a point where members are told from non-members without error.
+    The latter does not shrink to a point where every member scores above every non-member.
 
     Args:
         scores, member, blocks: as for `auc`.

@@ -267,11 +267,13 @@ class NetResult:
         state: the network's state dict; with patience, that of the best epoch.
         epoch: the epoch of `state`.
         history: (num_epochs, 3) training loss, training accuracy (from the training steps' forward passes), validation loss.
+        earlier: state dict by epoch of `training.earlier_epochs`; after the network has stopped, `state`.
     """
 
     state: dict[str, Tensor]
     epoch: int
     history: NDArray[np.float64]
+    earlier: dict[int, dict[str, Tensor]]
 
 
 Watch = Callable[[int, Sequence[int], Callable[[Tensor], Tensor], Tensor | None], None]
@@ -400,6 +402,7 @@ class _Stack:
         self.stopped: set[int] = set()  # finished jobs, some still in the stack
         self.best = [(np.inf, 0)] * len(jobs)
         self.states: list[dict[str, Tensor]] = [{} for _ in jobs]
+        self.earlier: list[dict[int, dict[str, Tensor]]] = [{} for _ in jobs]
         self.histories: list[list[list[float]]] = [[] for _ in jobs]
         self.epoch_size = _epoch_size(jobs, epoch_size)
         self.batch = training.batch_size or self.epoch_size
@@ -414,11 +417,13 @@ class _Stack:
             return self._train(numbers, watch)
 
     def _train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
+        self._save(0)
         for epoch in range(1, self.training.epochs + 1):
             step_watch = watch if self.forward_is_evaluation and epoch > 1 else None
             loss, accuracy = self._epoch(epoch - 1, numbers, step_watch)
             validation = self._validate()
             self._note(epoch, loss, accuracy, validation)
+            self._save(epoch)
             if watch is not None and (not self.forward_is_evaluation or epoch == self.training.epochs):
                 watch(epoch, [numbers[job] for job in self.active], self.evaluate, None)
             self._drop_the_finished(epoch)
@@ -428,9 +433,21 @@ class _Stack:
             if self.training.patience is None:
                 self.states[job] = self.net.net_state(position)
         return [
-            NetResult(state, best[1] if self.training.patience else self.training.epochs, np.array(history))
-            for state, best, history in zip(self.states, self.best, self.histories, strict=True)
+            NetResult(
+                state,
+                best[1] if self.training.patience else self.training.epochs,
+                np.array(history),
+                {epoch: earlier.get(epoch, state) for epoch in self.training.earlier_epochs},
+            )
+            for state, best, history, earlier in zip(self.states, self.best, self.histories, self.earlier, strict=True)
         ]
+
+    def _save(self, epoch: int) -> None:
+        """Save the states of an earlier epoch, if it is asked for."""
+        if epoch in self.training.earlier_epochs:
+            for position, job in enumerate(self.active):
+                if job not in self.stopped:
+                    self.earlier[job][epoch] = self.net.net_state(position)
 
     @torch.inference_mode()
     def evaluate(self, inputs: Tensor) -> Tensor:

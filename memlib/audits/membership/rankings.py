@@ -14,12 +14,12 @@ from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
 from memlib.stats.coins import CoinTest, coin_tests
 from memlib.stats.inference import threshold_rank
-from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, calibrated, fit_a, survey
+from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Trajectory, calibrated, fit_a, survey
 from memlib.stats.operating import OperatingPoint, auc, operating_point
 from memlib.stats.randomization import Design
 from memlib.stats.shadows import Shadows
 
-NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss"}
+NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss", "trajectory"}
 """Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few
 examples, whose scores spread more, would have most of the false alarms."""
 QUICK_DRAWS = 199  # redraws of the coins of a shadow model whose units are few
@@ -89,7 +89,17 @@ class Rankings:
                 return CalibratedLoss()
             case "loss":
                 return Loss()
+            case "trajectory":
+                return Trajectory()
         return None
+
+    def given(self, name: str) -> tuple[NDArray[np.floating], Shadows]:
+        """Return the log odds of the target, and those of its shadow models, that an attack reads."""
+        units = self.units
+        if name == "trajectory":
+            assert units.through is not None, "models were queried after earlier epochs, too"
+            return units.through
+        return units.odds, units.shadows
 
     @cached_property
     def all(self) -> list[Ranking]:
@@ -113,9 +123,10 @@ class Rankings:
         attack = self.attack(name)
         if attack is None:
             return self.units.correct.astype(np.float64)
+        odds, shadows = self.given(name)
         if self.units.are_persons and name in NEEDS_OWN_SPREAD:
-            return calibrated(self.units.shadows, attack, self.units.odds)
-        return attack(self.units.shadows, self.units.odds)
+            return calibrated(shadows, attack, odds)
+        return attack(shadows, odds)
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,7 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
     elif attack is None:
         scores = units.shadows_correct.astype(np.float64)
     else:
-        scores = survey(units.shadows, attack)
+        scores = survey(rankings.given(config.headline)[1], attack)
         if units.are_persons and config.headline in NEEDS_OWN_SPREAD:
             of_persons = Shadows(scores[:, None], units.shadows.inside, units.shadows.pools)
             scores = survey(of_persons, Lira(online=False))
@@ -168,10 +179,11 @@ def survey_halves(rankings: Rankings, count: int) -> tuple[Scores, Scores]:
     The second scores depend on each of the later models alone, given the first ones, so that these are independent trials.
     """
     units, name = rankings.units, rankings.config.headline
-    attack, shadows = rankings.attack(name), units.shadows
+    attack = rankings.attack(name)
     if name in rankings.signals or attack is None:
         known = rankings.signals[name].shadows if name in rankings.signals else units.shadows_correct.astype(np.float64)
         return known[:count], known[count:]
+    shadows = rankings.given(name)[1]
     first = Shadows(shadows.odds[:count], shadows.inside[:count], shadows.pools)
     summary = attack.summarize(first)
     return survey(first, attack), np.stack([attack.score(summary, odds) for odds in shadows.odds[count:]])

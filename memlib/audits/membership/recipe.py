@@ -26,7 +26,7 @@ MEMBERS, PRIVACY = "members", "privacy"
 HEADLINES = (MEMBERS, PRIVACY)
 SLICES, COLUMNS = "slices", "hidden columns"  # families of tests of their own; no headlines
 ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
-AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap"]
+AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory"]
 ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
 Drawn = Literal["coins", "fixed", "unknown"]
 
@@ -126,7 +126,9 @@ class Config(LevelSpec):
     attacks: tuple[AttackName, ...] = Field(default=ATTACKS, min_length=1)
     """lira: likelihood ratio of models that were and were not trained on the example (Carlini 2022); rmia: confidence beyond
     that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: from
-    models that were not trained on the example, alone; calibrated_loss and loss; gap: whether the answer is right."""
+    models that were not trained on the example, alone; calibrated_loss and loss; gap: whether the answer is right;
+    trajectory: likelihood ratio of the answers after several epochs (training.checkpoint_epochs), for a target that memlib
+    trains."""
     headline: AttackName = "lira"
     """The attack whose numbers are on top of the page. All attacks are tested, adjusted for their number."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
@@ -240,6 +242,11 @@ class Recipe(Spec):
             yield f"queries are for images; a {self.model.kind} is queried once per example"
         if self.queries.count > 1 and self.target.outputs is not None:
             yield "target.outputs holds one answer per example; remove queries"
+        if self.follows and (self.target.is_external or training is None or not training.earlier_epochs):
+            yield (
+                "the attack trajectory needs answers after several epochs of a network that memlib trains; name them in "
+                "training.checkpoint_epochs, or leave trajectory out of score.attacks"
+            )
         if self.privacy is not None and self.coins != 0.5:
             yield (
                 f"privacy needs an independent fair coin for each example or person; the target's were {self._chosen}; "
@@ -266,6 +273,11 @@ class Recipe(Spec):
     def queries_target(self) -> bool:
         """True if the target of a table is queried for its structural risk and hidden columns."""
         return self.data.source.kind in TABLES and self.target.outputs is None
+
+    @property
+    def follows(self) -> bool:
+        """True if an attack reads answers after earlier epochs."""
+        return "trajectory" in self.score.attacks
 
     @property
     def group_noun(self) -> str:

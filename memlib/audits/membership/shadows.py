@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from memlib.data.groups import groups_in
 from memlib.data.inclusion import TARGET, toss
 from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column
 from memlib.data.stages import Seen, TrainingData
-from memlib.observe.models import WEIGHTS, Nets, Trained, load_any, model_key
+from memlib.observe.models import WEIGHTS, Nets, Trained, load_any, model_key, weights_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ClassifierSpec, EstimatorSpec, ExternalClassifierSpec, TrainingSpec
@@ -26,9 +27,8 @@ from memlib.training.fit import Train
 if TYPE_CHECKING:
     import torch
 
-    from memlib.observe.outputs import Forward
-
-ODDS, CORRECT, HELD_OUT_CORRECT = "odds.npy", "correct.npy", "held_out_correct.npy"
+FILES = ("odds.npy", "correct.npy", "held_out_correct.npy")
+EARLIER = "earlier.npy"
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,19 @@ class TrainSubsets(Stage[Nets]):
             self.model, self.training, examples, jobs, classes, stack_size=at_once, device=device, epoch_size=size,
             progress=lambda done: attempt.progress(done, len(jobs)),
         )  # fmt: skip
-        states = {name: torch.stack([result.state[name] for result in results]) for name in results[0].state}
-        safetensors.torch.save_file(states, attempt.path(WEIGHTS))
+        earlier = self.training.earlier_epochs
+        files = {WEIGHTS: [result.state for result in results]}
+        files |= {weights_of(epoch): [result.earlier[epoch] for result in results] for epoch in earlier}
+        for file, states in files.items():
+            stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+            safetensors.torch.save_file(stacked, attempt.path(file))
         described = {
             "model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": list(examples.input_shape)
         }  # fmt: skip
         attempt.facts |= {
             "nets": len(jobs), "stack_size": at_once, "device": device.type, "described": described,
             "training_seconds": round(time.monotonic() - started, 2), "best_epochs": [result.epoch for result in results],
+            "earlier_epochs": list(earlier),
         }  # fmt: skip
 
     @classmethod
@@ -188,30 +193,36 @@ class Answers:
         odds: (num_models, num_queries, num_pool) float32, log odds of the true class.
         correct: (num_models, num_pool) bool, right answers to the unchanged examples.
         held_out: (num_models, num_held_out) bool, the same on the held-out examples.
+        earlier: (num_models, num_earlier, num_pool) float32, log odds of the unchanged examples after earlier epochs; None
+            without such.
     """
 
     odds: NDArray[np.float32]
     correct: NDArray[np.bool_]
     held_out: NDArray[np.bool_]
+    earlier: NDArray[np.float32] | None = None
 
     @classmethod
     def read(cls, artifact: Artifact[Answers]) -> Answers:
         """Return the answers in an artifact."""
-        return cls(*(np.load(artifact.path(name)) for name in (ODDS, CORRECT, HELD_OUT_CORRECT)))
+        return cls(*(np.load(artifact.path(name)) for name in (*FILES, EARLIER) if name in artifact.files))
 
     def write(self, attempt: Attempt) -> None:
-        """Write the three arrays."""
-        for name, values in ((ODDS, self.odds), (CORRECT, self.correct), (HELD_OUT_CORRECT, self.held_out)):
-            np.save(attempt.path(name), values)
+        """Write the arrays."""
+        for name, values in zip((*FILES, EARLIER), dataclasses.astuple(self), strict=True):
+            if values is not None:
+                np.save(attempt.path(name), values)
 
     def of(self, listed: NDArray[np.bool_]) -> Answers:
         """Return the answers on some examples of the pool, (num_pool,) bool."""
-        return Answers(self.odds[:, :, listed], self.correct[:, listed], self.held_out)
+        earlier = None if self.earlier is None else self.earlier[:, :, listed]
+        return Answers(self.odds[:, :, listed], self.correct[:, listed], self.held_out, earlier)
 
     @classmethod
     def joined(cls, parts: Sequence[Answers]) -> Answers:
         """Return the answers of all models of several artifacts."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("odds", "correct", "held_out")))
+        names = [name for name in ("odds", "correct", "held_out", "earlier") if getattr(parts[0], name) is not None]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -267,6 +278,7 @@ class Observe(Stage[Answers]):
         models: nets that were trained together, one large model, or an external model.
         epoch: the last epoch of a model that memlib trained.
         queries: the variants of each image.
+        earlier: earlier epochs after which the unchanged examples are queried, too.
     """
 
     declared: ClassVar[Declared] = Declared("observe_members", 1)
@@ -277,11 +289,13 @@ class Observe(Stage[Answers]):
     models: Trained | ExternalClassifierSpec
     epoch: int
     queries: QueriesSpec
+    earlier: tuple[int, ...] = ()
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The checkpoint and the queries."""
-        return {"epoch": self.epoch, "queries": self.queries.model_dump(mode="json")}
+        """The checkpoints and the queries."""
+        earlier = {"earlier": list(self.earlier)} if self.earlier else {}
+        return {"epoch": self.epoch, "queries": self.queries.model_dump(mode="json"), **earlier}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -297,26 +311,26 @@ class Observe(Stage[Answers]):
         """Write the answers."""
         from memlib.observe.models import check_varied
 
-        forward, take = load_any(self.models, self.epoch, self.data.num_classes, device)
-        count = 1 if isinstance(self.models, ExternalClassifierSpec) else int(self.models.facts.get("nets", 1))
-        by_query = self._scores(TRAIN, forward, take, count, device)
+        by_query = self._scores(TRAIN, self.epoch, device, self.queries)
         check_varied(self.models, by_query[0], attempt)
-        (held_out,) = self._scores(HELD_OUT, forward, take, count, device, queries=QueriesSpec())
-        answers_of(by_query, held_out, self.data).write(attempt)
+        (held_out,) = self._scores(HELD_OUT, self.epoch, device)
+        earlier = [self._scores(TRAIN, epoch, device)[0] for epoch in self.earlier]
+        answers_of(by_query, held_out, self.data, earlier).write(attempt)
 
     def _scores(
-        self, role: str, forward: Forward, take: Any, count: int, device: torch.device, queries: QueriesSpec | None = None
+        self, role: str, epoch: int, device: torch.device, queries: QueriesSpec = QueriesSpec()
     ) -> list[NDArray[np.float32]]:
         """Return the class scores (num_models, num_examples, num_classes) for each query."""
         from memlib.observe.outputs import class_scores
 
         rows = column(self.data.members(role), "row")
+        count = 1 if isinstance(self.models, ExternalClassifierSpec) else int(self.models.facts.get("nets", 1))
         if not len(rows):
             return [np.zeros((count, 0, self.data.num_classes), dtype=np.float32)]
-        images = self.data.images[rows]
+        forward, take = load_any(self.models, epoch, self.data.num_classes, device)
         return [
             class_scores(forward, variant, num_nets=count, device=device, take=take)
-            for variant in variants(images, queries or self.queries)
+            for variant in variants(self.data.images[rows], queries)
         ]
 
     @classmethod
@@ -334,20 +348,24 @@ def flat_points(data: TrainingData) -> NDArray[np.float32]:
     return points
 
 
-def answers_of(by_query: Sequence[NDArray[Any]], held_out: NDArray[Any], data: TrainingData) -> Answers:
+def answers_of(
+    by_query: Sequence[NDArray[Any]], held_out: NDArray[Any], data: TrainingData, earlier: Sequence[NDArray[Any]] = ()
+) -> Answers:
     """Return the answers that follow from class scores.
 
     Args:
         by_query: class scores (num_models, num_pool, num_classes) for each query, the unchanged examples first.
         held_out: (num_models, num_held_out, num_classes) class scores on the held-out examples.
         data: the examples, for their labels.
+        earlier: class scores on the unchanged examples after each earlier epoch.
     """
     from memlib.stats.likelihood import log_odds
 
     labels, others = (column(data.members(role), "label") for role in (TRAIN, HELD_OUT))
-    odds = np.stack([[log_odds(scores, labels) for scores in of_query] for of_query in by_query], axis=1)
-    first = np.asarray(by_query[0]).argmax(axis=2) == labels
-    return Answers(odds.astype(np.float32), first, np.asarray(held_out).argmax(axis=2) == others)
+    asked, count = [*by_query, *earlier], len(by_query)
+    odds = np.stack([[log_odds(scores, labels) for scores in each] for each in asked], axis=1).astype(np.float32)
+    right, right_held_out = np.asarray(by_query[0]).argmax(axis=2) == labels, np.asarray(held_out).argmax(axis=2) == others
+    return Answers(odds[:, :count], right, right_held_out, odds[:, count:] if earlier else None)
 
 
 def variants(images: NDArray[Any], queries: QueriesSpec) -> list[NDArray[Any]]:

@@ -65,6 +65,8 @@ class Units:
         correct: (num_units,) the target's share of right answers.
         shadows: the log odds and the training sets of the shadow models.
         shadows_correct: (num_models, num_units) their shares of right answers.
+        through: log odds of the target and of its shadow models through training, with checkpoints in place of queries, the
+            last one at the end; None if only the trained models answered.
         word: the word for units, in the plural; by default examples or persons.
     """
 
@@ -77,6 +79,7 @@ class Units:
     correct: NDArray[np.float32]
     shadows: Shadows
     shadows_correct: NDArray[np.float32]
+    through: tuple[NDArray[np.float32], Shadows] | None = None
     word: str = ""
 
     def __len__(self) -> int:
@@ -121,7 +124,17 @@ def units_of(
         correct=_shares(target.correct, pool)[0],
         shadows=_shadows(Shadows(shadows.odds, inside), pool, combined),
         shadows_correct=_shares(shadows.correct, pool),
+        through=_through(target, shadows, pool, inside, combined),
     )
+
+
+def _through(
+    target: Answers, shadows: Answers, pool: Pool, inside: NDArray[np.bool_], combined: Combined
+) -> tuple[NDArray[np.float32], Shadows] | None:
+    if target.earlier is None or shadows.earlier is None:
+        return None
+    own, others = (np.concatenate([each.earlier, each.odds[:, :1]], axis=1) for each in (target, shadows))
+    return _combined(own, pool, combined)[0], _shadows(Shadows(others, inside), pool, combined)
 
 
 def _combined(odds: NDArray[np.float32], pool: Pool, combined: Combined) -> NDArray[np.float32]:

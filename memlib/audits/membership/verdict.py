@@ -28,6 +28,7 @@ NAMES = {
     "calibrated_loss": "the calibrated loss",
     "loss": "the loss",
     "gap": "right answers alone",
+    "trajectory": "the trajectory through training",
     "ratio": "the log ratio to the reference",
     "min_k": "Min-K%++",
     "zlib": "the zlib ratio",

@@ -142,6 +142,27 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
         assert len(losses) == min(result.epoch + 2, 60)  # and no longer than patience lasts
 
 
+def test_earlier_epochs_are_those_of_shorter_trainings() -> None:
+    data, constant = points(), {"schedule": "constant", "warmup_epochs": 0}
+    how = training(epochs=4, optimizer=constant, checkpoint_epochs=(0, 2, 4))
+    found = train_nets(MLP, how, data, jobs(3, data), 2, stack_size=2, device=CPU)
+    for epoch in (0, 2):
+        shorter = training(epochs=epoch, optimizer=constant)
+        for result, other in zip(
+            found, train_nets(MLP, shorter, data, jobs(3, data), 2, stack_size=2, device=CPU), strict=True
+        ):
+            assert set(result.earlier) == {0, 2}
+            assert difference(result.earlier[epoch], other.state) < 1e-6
+
+
+def test_after_a_net_has_stopped_its_best_epoch_is_its_last_one() -> None:
+    spec, how, data = CASES["patience"]
+    how = how.model_copy(update={"checkpoint_epochs": (how.epochs - 1,)})
+    for result in train_nets(spec, how, data, jobs(5, data), 2, stack_size=5, device=CPU):
+        assert len(result.history) < how.epochs - 1
+        assert difference(result.earlier[how.epochs - 1], result.state) == 0
+
+
 def test_a_net_that_has_stopped_cannot_stop_its_neighbours() -> None:
     spec, how, data = CASES["patience"]
     stack = _Stack(spec, how, data, jobs(3, data), 2, CPU)

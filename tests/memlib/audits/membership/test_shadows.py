@@ -19,6 +19,7 @@ from memlib.specs.estimators import ForestSpec
 from memlib.store import Store
 
 DIGITS = {"source": {"kind": "digits"}, "image_size": 8, "channels": 1}
+FILES = ("earlier.npy", "odds.npy")
 NET = {
     "audit": "membership",
     "data": DIGITS,
@@ -128,6 +129,23 @@ def test_a_flipped_query_is_a_second_row_of_answers(tmp_path: Path) -> None:
     assert all((values[:, 0] != values[:, 1]).any() for values in odds)
 
 
+FOLLOWED: dict[str, Any] = {"score": {"redraws": 999, "attacks": ["lira", "trajectory"], "headline": "trajectory"}}
+
+
+def test_answers_after_earlier_epochs_are_those_of_shorter_trainings(tmp_path: Path) -> None:
+    stores = [str(tmp_path / name) for name in ("followed", "short")]
+    how = {**NET["training"], "checkpoint_epochs": [4, 10]}  # type: ignore[dict-item]
+    run = memlib.run(changed(training=how, **FOLLOWED), store=stores[0], quiet=True)
+    memlib.run(changed(training={**NET["training"], "epochs": 4}), store=stores[1], quiet=True)  # type: ignore[dict-item]
+    earlier, short = ([np.load(path) for path in Path(store).rglob(name)] for store, name in zip(stores, FILES, strict=True))
+    for values in earlier:
+        assert values.shape[1] == 2
+        assert min(float(np.abs(values[:, 0] - odds[:, 0]).max()) for odds in short if len(odds) == len(values)) < 1e-3
+    scores = run.tables["units"]["trajectory"].to_numpy()
+    assert np.isfinite(scores).all()
+    assert "trajectory through training" in run.verdict.sentence
+
+
 def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
     large = changed(
         model={"architecture": "three_block"}, data={**DIGITS, "image_size": 28}, shadows={"count": 4},
@@ -136,6 +154,9 @@ def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
     run = memlib.run(large, store=str(tmp_path / "store"), quiet=True)
     assert len(stages(str(tmp_path / "store"))["train_subset"]) == 5
     assert run.tables["models"].num_rows == 5
+    large["training"]["checkpoint_epochs"] = [0]
+    run = memlib.run(large | FOLLOWED, store=str(tmp_path / "store"), quiet=True)
+    assert run.tables["units"]["trajectory"].null_count == 0
 
 
 def test_full_batches_are_refused() -> None:
@@ -149,6 +170,9 @@ def test_full_batches_are_refused() -> None:
         ({"training": None}, "add training"),
         ({"model": {"kind": "forest"}}, "remove training"),
         ({"score": {"attacks": ["loss"]}}, "headline lira is not among"),
+        (FOLLOWED, "after several epochs of a network"),
+        (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [20]}}, "after several epochs of a network"),
+        (FOLLOWED | {"model": {"kind": "forest"}, "training": None}, "after several epochs of a network"),
         ({"shadows": {"share": 0.7}, "privacy": {"epsilon": 1}}, "fair coin"),
         ({"target": {"members": "list.csv"}}, "give both or neither"),
         ({"target": {"outputs": {"path": "a.csv"}}}, "give both or neither"),

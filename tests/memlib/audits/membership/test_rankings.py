@@ -1,0 +1,74 @@
+"""Attacks on worlds whose models were also asked after earlier epochs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.rankings import survey_halves, survey_models
+from memlib.audits.membership.shadows import Answers
+from memlib.stats.membership import Trajectory
+from memlib.stats.operating import auc
+from memlib.stats.shadows import Shadows
+from tests.chance import most_of
+from tests.memlib.audits.membership.worlds import world
+
+
+def followed(memory: float, *, seed: int = 0, **settings: Any) -> Audited:
+    """Return a world whose final models remember nothing, and those of two earlier epochs `memory` nats."""
+    audited, rng = world(seed=seed, **settings), np.random.default_rng(seed + 5000)
+
+    def more(answers: Answers, inside: NDArray[np.bool_]) -> Answers:
+        noise = rng.normal(size=(len(inside), 2, inside.shape[1]))
+        return replace(answers, earlier=(noise + memory * inside[:, None]).astype(np.float32))
+
+    score = audited.recipe.score.model_copy(update={"attacks": ("lira", "trajectory"), "headline": "trajectory"})
+    return replace(
+        audited,
+        recipe=audited.recipe.model_copy(update={"score": score}),
+        target=more(audited.target, audited.member[None]),
+        shadows=more(audited.shadows, audited.inside),
+    )
+
+
+def test_the_trajectory_finds_what_only_earlier_epochs_show() -> None:
+    rankings = followed(1.0).rankings
+    lira, trajectory = rankings.all
+    assert trajectory.test is not None
+    assert lira.test is not None
+    assert trajectory.test.adjusted_p <= 0.01 < lira.test.adjusted_p
+    assert auc(trajectory.scores, rankings.units.member) > 0.7
+
+
+def test_the_trajectory_of_models_without_memory_is_at_its_level() -> None:
+    p_values = [
+        test.p_value for seed in range(60) if (test := followed(0.0, count=80, seed=seed).rankings.head.test) is not None
+    ]
+    assert len(p_values) == 60
+    assert sum(p <= 0.05 for p in p_values) <= most_of(60, 0.05)
+
+
+def test_the_trajectory_of_persons_flags_few_and_many_rows_alike() -> None:
+    flags = []
+    for seed in range(6):
+        rows = np.floor(41 ** np.random.default_rng(seed).random(200)).astype(np.int64)
+        found = followed(0.0, seed=seed, rows=rows, shadows={"count": 32}).rankings.head.scores
+        many = rows > np.median(rows)
+        flags.append([(found > np.quantile(found, 0.9))[side].mean() for side in (many, ~many)])
+    assert np.ptp(np.mean(flags, axis=0)) < 0.08
+
+
+@pytest.mark.parametrize("half", [8])
+def test_all_models_are_attacked_through_their_epochs(half: int) -> None:
+    rankings = followed(1.0).rankings
+    shadows = rankings.given("trajectory")[1]
+    assert shadows.odds.shape[1] == 3
+    scores, results = survey_models(rankings)
+    np.testing.assert_allclose(scores[5], Trajectory()(shadows.without(5), shadows.odds[5]), rtol=1e-6, atol=1e-6)
+    assert min(result.auc for result in results) > 0.6
+    first = Shadows(shadows.odds[:half], shadows.inside[:half])
+    later = survey_halves(rankings, half)[1]
+    np.testing.assert_allclose(later[0], Trajectory()(first, shadows.odds[half]))
