@@ -2,8 +2,14 @@
 
 import pytest
 
-from memlib.runs.ledger import entry, formerly_in_words, in_words, look_in_words, planned_looks, trained_in
+from memlib.audits import AUDITS
+from memlib.audits.arrangement import stages_of
+from memlib.audits.deja_vu.generating import GenerateTrain
+from memlib.audits.deja_vu.reconstruction.judging import TrainJudge
+from memlib.audits.membership.shadows import FitEstimators
+from memlib.runs.ledger import TRAINED, entry, formerly_in_words, in_words, look_in_words, planned_looks, trained_in
 from memlib.runs.records import Ledger, RunEntry
+from memlib.training.fit import Train
 
 
 def run(
@@ -76,3 +82,14 @@ def test_an_audit_scored_again_from_the_same_models_is_not_a_further_look() -> N
     assert [one.run for one in entry(store, "new", ledger, asks="same").earlier] == ["other"]
     assert [one.run for one in entry(store, "new", ledger).earlier] == ["before", "other"]  # its models were trained again
     assert trained_in(["train/a", "train_nets/b", "score/c", "decode/d"]) == {"train/a", "train_nets/b"}
+
+
+def test_models_of_every_audit_count_as_trained() -> None:
+    """Generators and judges of reconstructions are no audited models."""
+    kinds = {kind for audit in AUDITS.values() for kind in stages_of(audit)} - {GenerateTrain, TrainJudge}
+    training = {
+        kind.declared.name
+        for kind in kinds
+        if issubclass(kind, (Train, FitEstimators)) or "Nets" in str(kind.open.__annotations__.get("return"))
+    }
+    assert training == set(TRAINED)
