@@ -15,7 +15,6 @@ from memlib.audits.membership.shadows import (
     Answers,
     FitEstimators,
     Observe,
-    Subsets,
     TrainSubset,
     TrainSubsets,
     name_of,
@@ -26,6 +25,7 @@ from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, Targe
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
+from memlib.data.subsets import Subsets
 from memlib.identity import derive_seed
 from memlib.observe.models import Trained
 from memlib.pipeline.stage import Artifact, Runner

@@ -17,6 +17,7 @@ from flows.cli.store import StoreOption
 from memlib.audits import AUDITS
 from memlib.audits.base import Audit
 from memlib.data.secret import read_secret
+from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.pseudonyms import pseudonym_of
 from memlib.recipes.request import AuditRequest
@@ -166,7 +167,7 @@ def _write_png(file: Path, picture: NDArray[Any]) -> None:
 def _write(target: Path, rows: dict[str, int], examples: NDArray[Any]) -> None:
     """Write the examples in the order of their random names."""
     make_folder(target, PRIVATE.folder)
-    if examples.ndim == 2:
+    if not are_images(examples):
         listed = [",".join([name, *(f"{value:.9g}" for value in examples[rows[name]])]) for name in sorted(rows)]
         heading = ["example_id", *(f"x{place}" for place in range(examples.shape[1]))]
     else:

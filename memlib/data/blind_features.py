@@ -18,6 +18,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
+from memlib.data.stored import are_images
 from memlib.errors import UserError
 
 IDS, SIZES, DATES, CLASSES, PIXELS, POINTS, TEXT = "ids", "sizes", "dates", "classes", "pixels", "points", "text"
@@ -96,7 +97,7 @@ def blind_features(
     """
     ids = index["example_id"].to_pylist()
     parts = [id_features(ids), date_features(ids), size_features(index), class_features(index["label"].to_numpy())]
-    if examples is not None and examples.ndim == 4:
+    if examples is not None and are_images(examples):
         parts.append(pixel_features(examples, index["row"].to_numpy()))
     elif examples is not None:
         parts.append(point_features(examples, index["row"].to_numpy()))

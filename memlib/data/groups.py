@@ -13,6 +13,7 @@ from PIL import Image
 
 from memlib.data.id_files import named_digest, said_of_examples
 from memlib.data.splits import LEFT_OUT
+from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
 
@@ -45,7 +46,7 @@ def groups_of(
     if spec.path is not None:
         links += _links_by_name(_by_file(ids, spec.path))
     if spec.near is not None:
-        if images is None or images.ndim != 4:
+        if images is None or not are_images(images):
             raise UserError("group.near compares images, and these examples are points; use pattern or path")
         links += near_links(entries, images, spec.near)
     if spec.identical:

@@ -44,7 +44,7 @@ from memlib.data.splits import (
     small_classes,
     split_examples,
 )
-from memlib.data.stored import Blocks, Ranges, read_images
+from memlib.data.stored import Blocks, Ranges, are_images, read_images
 from memlib.errors import CorruptArtifact, RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered
@@ -87,7 +87,7 @@ class Shard:
     @property
     def has_images(self) -> bool:
         """Return True for images, False for points or windows of text; do not open any block of a large source."""
-        return BLOCKS_FILE in self._artifact.files or self.images.ndim == 4
+        return BLOCKS_FILE in self._artifact.files or are_images(self.images)
 
     @cached_property
     def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
@@ -341,7 +341,7 @@ class SplitsStage(Stage[pa.Table]):
     def _write(self, table: pa.Table, attempt: Attempt, shard: Shard) -> None:
         """Write the table, and warn about images that look like an image of another role."""
         write_table(table, SPLITS, attempt.path(SPLITS_FILE))
-        copies = _near_copies(table, shard.images) if shard.images.ndim == 4 else []
+        copies = _near_copies(table, shard.images) if shard.has_images else []
         attempt.facts |= {"near_copies": copies[:MOST_NAMED], "num_near_copies": len(copies)}
         for line in _of_copies(attempt.facts):
             attempt.warn(f"data: {line}")
@@ -494,6 +494,14 @@ class TrainingData:
     def members(self, *roles: str) -> pa.Table:
         """Return the rows of the splits table that have one of the roles, in order of example id."""
         return select(self.table, *roles)
+
+    def pictures(self, *roles: str) -> Callable[[str], NDArray[np.uint8] | None]:
+        """Return a function from the id of an example with one of the roles to its image, or None (of others, and points)."""
+        if not self.shard.content.has_images:
+            return lambda _: None
+        members, images = self.members(*roles), self.images
+        places = dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
+        return lambda name: images[places[name]] if name in places else None
 
     @property
     def num_classes(self) -> int:

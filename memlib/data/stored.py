@@ -25,6 +25,11 @@ BATCH = 16  # files per Arrow record batch, which is read as a whole, and maximu
 FEW = 8  # up to this number of files, threads are not worthwhile
 
 
+def are_images(examples: "NDArray[Any] | ReadRows") -> bool:
+    """Return whether stored examples are images (num, height, width, channels), and not points (num, dim)."""
+    return len(examples.shape) == 4
+
+
 class ReadRows(ABC):
     """An array-like whose rows are read on access."""
 

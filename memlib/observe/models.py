@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
@@ -15,8 +14,8 @@ from memlib.models.external.factory import external_digest
 from memlib.pipeline.stage import Artifact
 from memlib.specs import ExternalClassifierSpec
 from memlib.store import Attempt
-from memlib.tables import read_table
-from memlib.training.fit import HISTORY, TrainedModel, build_model
+from memlib.training.fit import TrainedModel
+from memlib.training.fleet import Nets
 
 if TYPE_CHECKING:
     import torch
@@ -25,53 +24,6 @@ if TYPE_CHECKING:
     from memlib.observe.outputs import Forward
 
 Take: TypeAlias = "Callable[[NDArray[Any], torch.device], Tensor]"
-WEIGHTS = "nets.safetensors"
-
-
-def weights_of(epoch: int) -> str:
-    """Return the name of the file of an earlier epoch's weights."""
-    return f"nets_{epoch}.safetensors"
-
-
-class Nets:
-    """Small networks that were trained together and form one artifact."""
-
-    def __init__(self, artifact: Artifact[Nets]) -> None:
-        self._artifact = artifact
-
-    def forward(self, *, device: torch.device, layers: int | None = None, epoch: int | None = None) -> Forward:
-        """Return the forward pass of all networks, or of their first layers, after the last epoch or an earlier one."""
-        import safetensors.torch
-
-        from memlib.training.stacked import StackedNet
-
-        earlier = self._artifact.facts.get("earlier_epochs", ())
-        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
-        stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(file)), device)
-        return lambda inputs: stacked.forward(inputs[None], layers=layers)
-
-    def net(self, position: int) -> nn.Module:
-        """Return one of the networks, in evaluation mode."""
-        import safetensors.torch
-
-        state = safetensors.torch.load_file(self._artifact.path(WEIGHTS))
-        net = self._net()
-        net.load_state_dict({name: values[position] for name, values in state.items()})
-        return net.eval()
-
-    @property
-    def history(self) -> pa.Table:
-        """The training history (tables.NETS_HISTORY)."""
-        return read_table(self._artifact.path(HISTORY))
-
-    def _net(self) -> nn.Sequential:
-        from torch import nn
-
-        net = build_model(self._artifact.facts["described"], seed=0)
-        assert isinstance(net, nn.Sequential)
-        return net
-
-
 Trained = Artifact[TrainedModel] | Artifact[Nets]
 
 

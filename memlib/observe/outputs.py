@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memlib.data.stored import are_images
 from memlib.errors import RunError
 from memlib.training.augment import prepare
 
@@ -40,7 +41,7 @@ def class_scores(
     Raises:
         RunError: when an output is not finite.
     """
-    budget = POINTS if examples.ndim == 2 else PIXELS // (examples.shape[1] * examples.shape[2])
+    budget = PIXELS // (examples.shape[1] * examples.shape[2]) if are_images(examples) else POINTS
     size = max(16, budget // num_nets)
     parts = [forward(take(examples[start : start + size], device)).float().cpu() for start in range(0, len(examples), size)]
     scores: NDArray[np.float32] = torch.cat(parts, dim=1).numpy()

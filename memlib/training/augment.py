@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memlib.data.stored import are_images
 from memlib.identity import derive_seed
 from memlib.models.vision import MEAN, STD
 from memlib.specs import AugmentSpec
@@ -173,7 +174,7 @@ def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
     Returns:
         (batch, channels, height, width) float32, normalized, or the points unchanged.
     """
-    if examples.ndim == 2:
+    if not are_images(examples):
         return torch.from_numpy(np.ascontiguousarray(examples)).float().to(device)
     return normalize(pixels(torch.from_numpy(np.ascontiguousarray(examples)), device))
 

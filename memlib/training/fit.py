@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from memlib.data.canaries import Feature, TrainingRows, training_rows
 from memlib.data.splits import VALIDATION
 from memlib.data.stages import Seen, Shard, digest_of, rows_of
+from memlib.data.stored import are_images
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.pipeline.provenance import Declared
@@ -213,7 +214,7 @@ class Train(Stage[TrainedModel]):
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """Return the description that `build_model` takes: architecture, classes (None without class scores), input shape."""
         classes = self.num_classes if self.training.objective.has_classes else None
-        shape = [images.shape[3], *images.shape[1:3]] if images.ndim == 4 else list(images.shape[1:])
+        shape = [images.shape[3], *images.shape[1:3]] if are_images(images) else list(images.shape[1:])
         teacher = {"teacher": True} if self.training.objective.has_teacher else {}
         base = {} if self.base is None else {"base": str(self.base.ref)}
         return {"model": _described(self.model), "classifier": classes, "input_shape": shape, **teacher, **base}

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from memlib.data.canaries import Feature
+from memlib.data.stored import are_images
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
@@ -397,7 +398,7 @@ def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, valida
         raise UserError(f"training.batch_size {batch} exceeds the {len(data)} training examples")
     if batch % worker.world_size:
         raise UserError(f"training.batch_size {batch} cannot be divided evenly among {worker.world_size} workers")
-    if spec.augment is not None and data.images.ndim != 4:
+    if spec.augment is not None and not are_images(data.images):
         raise UserError("training.augment is for images; set it to null for points")
     if spec.patience is not None and not (validation is not None and len(validation)):
         raise UserError("training.patience needs validation examples, which this audit or split does not have")

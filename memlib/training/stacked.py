@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from memlib.data.canaries import Feature, TrainingRows
+from memlib.data.stored import are_images
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
@@ -222,7 +223,7 @@ class Examples:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example as model input: (channels, height, width) or (dim,)."""
         shape = self.images.shape[1:]
-        return (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
+        return (shape[2], shape[0], shape[1]) if are_images(self.images) else shape
 
 
 class _Pool:
@@ -342,7 +343,7 @@ def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], epoch
         raise UserError("training.privacy does not support stacked nets; set it to null")
     if training.precision != "float32":
         raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
-    if training.augment is not None and len(data.images.shape) != 4:
+    if training.augment is not None and not are_images(data.images):
         raise UserError("training.augment is for images; set it to null for points")
     sizes = [len(job.rows.rows) for job in jobs]
     if not min(sizes):

@@ -1,6 +1,8 @@
 """Fixtures: one undisturbed audit for all tests, and audits to disturb, with their own Prefect API; others share one."""
 
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, saved_models, wait_for
 from swift_server import SwiftServer, install
 
@@ -40,8 +43,13 @@ def memlib(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="session")
 def finished(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The store and manifest of an audit that nothing disturbed."""
-    store = tmp_path_factory.mktemp("finished") / "store"
-    return store, standalone.audit(store)
+    shared, store = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("finished") / "store"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # of all workers, of which the first one runs the audit
+    with FileLock(shared / "audit.lock"):
+        if not (shared / "audit.json").exists():
+            (shared / "audit.json").write_text(json.dumps(standalone.audit(shared / "audit")))
+    return Path(shutil.copytree(shared / "audit", store)), json.loads((shared / "audit.json").read_text())
 
 
 @pytest.fixture

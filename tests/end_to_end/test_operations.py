@@ -74,6 +74,7 @@ def test_a_forced_stage_is_computed_again_and_nothing_else(memlib: Memlib, finis
     assert memlib.call(*command[:-2], "nonsense").returncode == 2
 
 
+@pytest.mark.slow
 def test_embeddings_not_kept_are_evicted_and_recomputed_only_where_they_are_read(
     memlib: Memlib, finished: Finished, copy: Path
 ) -> None:

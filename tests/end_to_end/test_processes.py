@@ -70,6 +70,7 @@ def test_a_killed_command_leaves_no_process_and_no_running_run(standalone: Memli
     assert (status["state"], status["problem"]) == ("failed", "the memlib command was killed")
 
 
+@pytest.mark.slow
 def test_workers_that_share_a_model_open_no_port_of_their_own(standalone: Memlib, tmp_path: Path) -> None:
     """Each worker has the port of Ray's calls, which wants a token; torch's TCPStore would be another, open to everybody."""
     process = standalone.start(tmp_path / "store", "resources.workers_per_model=2", "resources.threads_per_worker=1")

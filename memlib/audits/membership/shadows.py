@@ -3,73 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import QueriesSpec
-from memlib.data.groups import groups_in
-from memlib.data.inclusion import TARGET, toss
+from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column
 from memlib.data.stages import Seen, TrainingData
-from memlib.observe.models import WEIGHTS, Nets, Trained, load_any, model_key, weights_of
+from memlib.data.stored import are_images
+from memlib.data.subsets import Subsets
+from memlib.observe.models import Trained, load_any, model_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ClassifierSpec, EstimatorSpec, ExternalClassifierSpec, TrainingSpec
 from memlib.store import Attempt, Ref
 from memlib.training.fit import Train
+from memlib.training.fleet import Nets, train_fleet
 
 if TYPE_CHECKING:
     import torch
 
 FILES = ("odds.npy", "correct.npy", "held_out_correct.npy")
 EARLIER = "earlier.npy"
-
-
-@dataclass(frozen=True)
-class Subsets:
-    """The training sets of some models, each drawn from the pool by independent coins.
-
-    Attributes:
-        data: the pool (role TRAIN) and other examples.
-        numbers: numbers of the models, see `memlib.data.inclusion`.
-        share: probability that an example, or a group of examples, is in a training set.
-        seed: seed of the coins.
-    """
-
-    data: TrainingData
-    numbers: tuple[int, ...]
-    share: float
-    seed: int
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """The coins; together with the pool they determine the training sets."""
-        return {"models": list(self.numbers), "share": self.share, "coins": self.seed}
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The examples, their roles and their groups."""
-        return {"shard": self.data.shard.key, "splits": self.data.splits.key}
-
-    @cached_property
-    def inside(self) -> NDArray[np.bool_]:
-        """The examples of the pool, in order of example id, in each model's training set: (num_models, num_pool)."""
-        return toss(groups_in(self.data.members(TRAIN)), self.numbers, share=self.share, seed=self.seed)
-
-    def seen_by(self, place: int) -> Seen:
-        """Return the training examples of the model at a place in `numbers`."""
-        members = self.data.members(TRAIN)
-        inside = self.inside[place]
-        return Seen(column(members, "row")[inside], column(members, "label")[inside])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Subsets, (self.data, self.numbers, self.share, self.seed))  # without the drawn coins
 
 
 def name_of(number: int) -> str:
@@ -109,41 +68,21 @@ class TrainSubsets(Stage[Nets]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train the nets and write their weights."""
-        import safetensors.torch
-        import torch
-
         from memlib.data.canaries import TrainingRows
-        from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
+        from memlib.training.stacked import Examples, NetJob
 
-        started, data, subsets = time.monotonic(), self.subsets.data, self.subsets
+        data, subsets = self.subsets.data, self.subsets
         none = np.zeros(0, dtype=np.int64)
         validation = column(data.members(VALIDATION), "row") if self.training.patience else none
-        examples = Examples(data.images, data.labels, None, validation)
         jobs = [
             NetJob(seed, TrainingRows(rows, np.zeros(len(rows), dtype=bool)))
             for seed, rows in zip(self.seeds, (subsets.seen_by(place).rows for place in range(len(self.seeds))), strict=True)
         ]
-        size = round(subsets.share * data.members(TRAIN).num_rows)
-        classes = data.num_classes
-        at_once = measure_stack_size(self.model, self.training, examples, jobs, classes, device, epoch_size=size)
-        results = train_nets(
-            self.model, self.training, examples, jobs, classes, stack_size=at_once, device=device, epoch_size=size,
+        train_fleet(
+            attempt, self.model, self.training, Examples(data.images, data.labels, None, validation), jobs, data.num_classes,
+            device=device, epoch_size=round(subsets.share * data.members(TRAIN).num_rows),
             progress=lambda done: attempt.progress(done, len(jobs)),
         )  # fmt: skip
-        earlier = self.training.earlier_epochs
-        files = {WEIGHTS: [result.state for result in results]}
-        files |= {weights_of(epoch): [result.earlier[epoch] for result in results] for epoch in earlier}
-        for file, states in files.items():
-            stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-            safetensors.torch.save_file(stacked, attempt.path(file))
-        described = {
-            "model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": list(examples.input_shape)
-        }  # fmt: skip
-        attempt.facts |= {
-            "nets": len(jobs), "stack_size": at_once, "device": device.type, "described": described,
-            "training_seconds": round(time.monotonic() - started, 2), "best_epochs": [result.epoch for result in results],
-            "earlier_epochs": list(earlier),
-        }  # fmt: skip
 
     @classmethod
     def open(cls, artifact: Artifact[Nets]) -> Nets:
@@ -342,7 +281,7 @@ class Observe(Stage[Answers]):
 def flat_points(data: TrainingData) -> NDArray[np.float32]:
     """Return the stored examples as points: (num_stored, dim) float32; of images, the grey values in [0, 1]."""
     images = data.images
-    if images.ndim == 2:
+    if not are_images(images):
         return np.asarray(images, dtype=np.float32)
     points: NDArray[np.float32] = np.asarray(images, dtype=np.float32).reshape(len(images), -1) / np.float32(255)
     return points

@@ -18,7 +18,7 @@ from memlib.audits.membership.hidden import target_findings
 from memlib.audits.membership.persons import person_findings
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.rows import curves, example_rows, influence_rows, model_rows, unit_rows
-from memlib.audits.membership.shadows import Answers, Subsets
+from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.slices import slice_findings
 from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.supplied import UNLISTED
@@ -28,6 +28,7 @@ from memlib.audits.membership.units import Pool, Units
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
+from memlib.data.subsets import Subsets
 from memlib.errors import UserError
 from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared
@@ -222,14 +223,8 @@ class Report(PageStage):
         from memlib.audits.membership.report import compose
 
         names = [name for name in ("units", "examples", "models", "summary", "curves", "influence") if self._has(name)]
-        images, rows = self.data.images, self.data.members(TRAIN, HELD_OUT)
-        places = dict(zip(rows["example_id"].to_pylist(), rows["row"].to_pylist(), strict=True))
-
-        def show(name: str) -> NDArray[np.uint8] | None:
-            return images[places[name]] if images.ndim == 4 and name in places else None
-
         tables = {name: self.scores.content[name] for name in names}
-        return compose(self.recipe, tables, show, self._sizes(), attempt.path("figures"))
+        return compose(self.recipe, tables, self.data.pictures(TRAIN, HELD_OUT), self._sizes(), attempt.path("figures"))
 
     def _has(self, name: str) -> bool:
         return f"{name}.parquet" in self.scores.files

@@ -90,15 +90,12 @@ class Report(PageStage):
         from memlib.audits.self_influence.report import compose
 
         subject = self.recipe.subject
-        recipe, members, images = self.recipe, self.data.members(TRAIN), self.data.images
-        rows = dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
+        recipe, members = self.recipe, self.data.members(TRAIN)
         units, summary, curves = (self.scores.content[name] for name in ("units", "summary", "curves"))
         facts = {
             "data": f"{recipe.data.source.kind}, {members.num_rows} training examples",
             "model": subject.model.architecture if isinstance(subject, TrainIt) else subject.model,
             "checkpoints": ", ".join(f"epoch {epoch}" for epoch in units["checkpoints"][0].as_py()),
         }
-        return compose(
-            recipe, units, summary, curves, lambda name: images[rows[name]] if images.ndim == 4 else None, facts,
-            attempt.path("figures"),
-        )  # fmt: skip
+        show = self.data.pictures(TRAIN)
+        return compose(recipe, units, summary, curves, show, facts, attempt.path("figures"))

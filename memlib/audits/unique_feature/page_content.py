@@ -15,6 +15,7 @@ from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net
 from memlib.data.splits import HELD_OUT, TRAIN
+from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.observe.models import load_net
@@ -75,7 +76,7 @@ def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: 
         warn: called with a message for each item that cannot be shown.
     """
     cell = cells[0]
-    images = cell.data.images.ndim == 4
+    images = are_images(cell.data.images)
     looks = images and recipe.report.gradcam and recipe.trained is None
     bounds = not images and recipe.report.boundaries and recipe.trained is None and cell.data.images.shape[1] >= 2
     in_cell = (pc.field("variant") == cell.variant) & (pc.field("data_seed") == cell.data_seed)

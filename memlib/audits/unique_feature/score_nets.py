@@ -20,12 +20,13 @@ from memlib.data.canaries import Feature, null_features, probe_rows
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import Shard, TrainingData
 from memlib.identity import derive_seed
-from memlib.observe.models import Nets, Take, Trained, check_varied, load_any, model_key, trained_epochs
+from memlib.observe.models import Take, Trained, check_varied, load_any, model_key, trained_epochs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ExternalClassifierSpec, FeatureSpec, ProbeSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table, write_table
+from memlib.training.fleet import Nets
 
 if TYPE_CHECKING:
     import torch

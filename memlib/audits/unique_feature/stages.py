@@ -25,13 +25,13 @@ from memlib.data.canaries import choose_canaries, null_kind
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding
-from memlib.observe.models import Nets
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
 from memlib.specs import CanarySpec
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
+from memlib.training.fleet import Nets
 
 if TYPE_CHECKING:
     import torch

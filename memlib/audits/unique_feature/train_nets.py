@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,13 +18,13 @@ from memlib.data.canaries import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import Shard, TrainingData
 from memlib.identity import derive_seed
-from memlib.observe.models import WEIGHTS, Nets
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ClassifierSpec, ProbeSpec, TrainingSpec
 from memlib.store import Attempt
 from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary
+from memlib.training.fleet import Nets, train_fleet
 
 if TYPE_CHECKING:
     import torch
@@ -99,42 +98,22 @@ class TrainNets(Stage[Nets]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train the nets and write their weights and history."""
-        import safetensors.torch
-        import torch
+        from memlib.training.stacked import Examples, NetJob
 
-        from memlib.training.stacked import Examples, NetJob, measure_stack_size, train_nets
-
-        started = time.monotonic()
         members = self.data.members(TRAIN)
         validation = column(self.data.members(VALIDATION), "row") if self.training.patience else np.zeros(0, dtype=np.int64)
         examples = Examples(self.data.images, self.data.labels, self.canaries[0].feature, validation)
         rows = column(members, "row")
         jobs = [NetJob(seed, canary.rows(rows)) for seed, canary in zip(self.seeds, self.canaries, strict=True)]
         classes = self.data.num_classes
-        size = measure_stack_size(self.model, self.training, examples, jobs, classes, device)
         watch = _Watch(self, members, device) if self.watch else None
-        results = train_nets(
-            self.model,
-            self.training,
-            examples,
-            jobs,
-            classes,
-            stack_size=size,
-            device=device,
+        training = self.training.model_copy(update={"checkpoint_epochs": ()})  # which the key leaves out
+        results = train_fleet(
+            attempt, self.model, training, examples, jobs, classes, device=device,
             watch=None if watch is None else watch.look,
-        )
-        states = {name: torch.stack([r.state[name] for r in results]) for name in results[0].state}
-        safetensors.torch.save_file(states, attempt.path(WEIGHTS))
+        )  # fmt: skip
         table = pa.Table.from_pylist(list(_history(results, watch)), schema=NETS_HISTORY.arrow)
         write_table(table, NETS_HISTORY, attempt.path(HISTORY))
-        seconds = time.monotonic() - started
-        described = {
-            "model": self.model.model_dump(mode="json"), "classifier": classes, "input_shape": list(examples.input_shape)
-        }  # fmt: skip
-        attempt.facts |= {
-            "nets": len(jobs), "stack_size": size, "device": device.type, "training_seconds": round(seconds, 2),
-            "described": described, "best_epochs": [result.epoch for result in results],
-        }  # fmt: skip
 
     @classmethod
     def open(cls, artifact: Artifact[Nets]) -> Nets:

@@ -8,13 +8,12 @@ import pytest
 
 import memlib
 from memlib.audits.membership.recipe import QueriesSpec, Recipe
-from memlib.audits.membership.shadows import FitEstimators, Subsets, TrainSubsets, variants
-from memlib.data.inclusion import TARGET
-from memlib.data.splits import TRAIN, column
+from memlib.audits.membership.shadows import FitEstimators, TrainSubsets, variants
 from memlib.data.stages import HoldOut, TrainingData, decode
+from memlib.data.subsets import Subsets
 from memlib.errors import UserError
 from memlib.running.runners import PlainRunner
-from memlib.specs import ClassifierSpec, DataSpec, GroupSpec, HoldOutSpec, TrainingSpec
+from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.estimators import ForestSpec
 from memlib.store import Store
 
@@ -70,27 +69,6 @@ def test_a_plan_knows_all_stages_of_many_models_beforehand(tmp_path: Path) -> No
     plan = memlib.plan(changed(shadows={"count": 1000, "chunk": 4}), store=str(tmp_path / "store"))
     assert {stage: len(parts) for stage, parts in plan.by_stage()}["train_subsets"] == 251
     assert not plan.blocked
-
-
-def test_training_sets_are_those_of_the_coins(data: TrainingData) -> None:
-    subsets = Subsets(data, (TARGET, 0, 1), 0.5, 3)
-    members = data.members(TRAIN)
-    for place in range(3):
-        assert (subsets.seen_by(place).rows == column(members, "row")[subsets.inside[place]]).all()
-    assert 60 < subsets.inside[0].sum() < 140
-
-
-def test_persons_are_in_a_training_set_as_wholes(data: TrainingData, tmp_path: Path) -> None:
-    runner = PlainRunner(data.store)
-    by_ten = HoldOutSpec(group=GroupSpec(pattern=r"digit-(\d\d\d)"))
-    splits = runner.run(HoldOut(by_ten, data.shard))
-    subsets = Subsets(TrainingData(data.shard, splits), (0, 1, 2), 0.5, 0)
-    groups = splits.content["example_id"].to_pylist()
-    for row in subsets.inside:
-        sides: dict[str, set[bool]] = {}
-        for name, inside in zip(groups, row.tolist(), strict=True):
-            sides.setdefault(name[:9], set()).add(inside)
-        assert all(len(side) == 1 for side in sides.values())
 
 
 def test_estimators_answer_members_more_confidently(data: TrainingData) -> None:

@@ -12,11 +12,12 @@ from torch import nn
 
 from memlib.audits.membership.columns import ReadColumns
 from memlib.audits.membership.recipe import QueriesSpec
-from memlib.audits.membership.shadows import FitEstimators, Observe, Subsets, TrainSubsets, flat_points
+from memlib.audits.membership.shadows import FitEstimators, Observe, TrainSubsets, flat_points
 from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
+from memlib.data.subsets import Subsets
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.estimators import ForestSpec, LogisticSpec, SvmSpec

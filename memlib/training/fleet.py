@@ -1,0 +1,117 @@
+"""Fleets: many small networks that are trained together and stored as one artifact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from memlib.pipeline.stage import Artifact
+from memlib.specs import ClassifierSpec, TrainingSpec
+from memlib.store import Attempt
+from memlib.tables import read_table
+from memlib.training.fit import HISTORY, build_model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from memlib.training.stacked import Examples, NetJob, NetResult, Watch
+
+WEIGHTS = "nets.safetensors"
+
+
+def weights_of(epoch: int) -> str:
+    """Return the name of the file of an earlier epoch's weights."""
+    return f"nets_{epoch}.safetensors"
+
+
+class Nets:
+    """Small networks that were trained together and form one artifact."""
+
+    def __init__(self, artifact: Artifact[Nets]) -> None:
+        self._artifact = artifact
+
+    def forward(
+        self, *, device: torch.device, layers: int | None = None, epoch: int | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the forward pass of all networks, or of their first layers, after the last epoch or an earlier one."""
+        import safetensors.torch
+
+        from memlib.training.stacked import StackedNet
+
+        earlier = self._artifact.facts.get("earlier_epochs", ())
+        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
+        stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(file)), device)
+        return lambda inputs: stacked.forward(inputs[None], layers=layers)
+
+    def net(self, position: int) -> nn.Module:
+        """Return one of the networks, in evaluation mode."""
+        import safetensors.torch
+
+        state = safetensors.torch.load_file(self._artifact.path(WEIGHTS))
+        net = self._net()
+        net.load_state_dict({name: values[position] for name, values in state.items()})
+        return net.eval()
+
+    @property
+    def history(self) -> pa.Table:
+        """The training history (tables.NETS_HISTORY)."""
+        return read_table(self._artifact.path(HISTORY))
+
+    def _net(self) -> nn.Sequential:
+        from torch import nn
+
+        net = build_model(self._artifact.facts["described"], seed=0)
+        assert isinstance(net, nn.Sequential)
+        return net
+
+
+def train_fleet(
+    attempt: Attempt,
+    model: ClassifierSpec,
+    training: TrainingSpec,
+    examples: Examples,
+    jobs: Sequence[NetJob],
+    num_classes: int,
+    *,
+    device: torch.device,
+    epoch_size: int | None = None,
+    watch: Watch | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[NetResult]:
+    """Train networks together, as many at a time as is fastest; write their weights and facts to an artifact.
+
+    Args:
+        attempt: the artifact.
+        model, training, examples, jobs, num_classes, device, epoch_size, watch, progress: as for `stacked.train_nets`.
+
+    Returns:
+        the results, in the order of the jobs.
+    """
+    import safetensors.torch
+    import torch
+
+    from memlib.training.stacked import measure_stack_size, train_nets
+
+    started = time.monotonic()
+    size = measure_stack_size(model, training, examples, jobs, num_classes, device, epoch_size=epoch_size)
+    results = train_nets(
+        model, training, examples, jobs, num_classes, stack_size=size, device=device, epoch_size=epoch_size, watch=watch,
+        progress=progress,
+    )  # fmt: skip
+    files = {WEIGHTS: [result.state for result in results]}
+    files |= {weights_of(epoch): [result.earlier[epoch] for result in results] for epoch in training.earlier_epochs}
+    for file, states in files.items():
+        stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        safetensors.torch.save_file(stacked, attempt.path(file))
+    attempt.facts |= {
+        "nets": len(jobs), "stack_size": size, "device": device.type, "best_epochs": [result.epoch for result in results],
+        "earlier_epochs": list(training.earlier_epochs), "training_seconds": round(time.monotonic() - started, 2),
+        "described": {
+            "model": model.model_dump(mode="json"), "classifier": num_classes, "input_shape": list(examples.input_shape)
+        },
+    }  # fmt: skip
+    return results
