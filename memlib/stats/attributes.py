@@ -30,7 +30,8 @@ class AttributeInference:
         members: rate of right guesses on members; strata count as in `difference`.
         non_members: the same on non-members.
         difference: members minus non-members within strata, which count by n1 n2 / (n1 + n2) (Mantel and Haenszel 1959).
-        low, high: 95 % interval of the difference (Newcombe 1998, method 10), over groups of units if there are groups.
+        low, high: 95 % interval of the difference (Newcombe 1998, method 10), over groups of units if there are groups; wider
+            where the difference varies more in redraws than two independent rates, as the prior does that is estimated.
         p_value: one-sided, of redraws of the members; the smaller, the better members are guessed.
         detectable: difference that the test finds with a power of 80 % at .05; None if no redraw changes the difference.
         by_prior: rate of right guesses by the prior alone, without the model, on all units.
@@ -122,7 +123,7 @@ def attribute_inference(
     else:  # the guesses do not depend on the draw
         null = design.redrawn_differences(correct, permutations, seed=seed)
     p_value, least = permutation_p(observed, null), detectable(float(null.std()), LEVEL)
-    rates, ends = _rates_and_interval(correct, design, strata)
+    rates, ends = _rates_and_interval(correct, design, strata, deviation=0.0 if prior is not None else float(null.std()))
     return AttributeInference(*rates, observed, *ends, p_value, least, float(by_prior.mean()), len(values))
 
 
@@ -185,23 +186,29 @@ def _difference(correct: NDArray[np.float64], first: NDArray[np.bool_], strata: 
 
 
 def _rates_and_interval(
-    correct: NDArray[np.float64], design: Design, strata: NDArray[np.int64]
+    correct: NDArray[np.float64], design: Design, strata: NDArray[np.int64], *, deviation: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the rates of the two sides at the same weights of strata, and the interval of their difference."""
+    """Return the rates of the two sides at the same weights of strata, and the interval of their difference.
+
+    The interval is widened where the standard deviation of the difference in redraws is larger than that of two independent
+    rates.
+    """
     ours, all_of_them = np.bincount(strata, weights=design.first), np.bincount(strata)
     balance = ours * (1 - ours / all_of_them)
     if not balance.sum() > 0:
         return (float(correct[design.first].mean()) if design.first.any() else 0.0, 0.0), (-1.0, 1.0)
     share = balance / balance.sum()
-    parts = []
+    parts, variance = [], 0.0
     for side, count in ((design.first, ours), (~design.first, all_of_them - ours)):
         weight = np.where(side, (share / np.maximum(count, 1))[strata], 0.0)
         rate = float(weight @ correct)
         units = _effective_units(correct - rate, weight, rate, design.number)
         low, high = wilson(np.array(rate * units), np.array(units))
+        variance += rate * (1 - rate) / units
         parts.append((rate, float(low), float(high)))
     (one, low_1, high_1), (other, low_2, high_2) = parts
-    down, up = math.hypot(one - low_1, high_2 - other), math.hypot(high_1 - one, other - low_2)
+    wider = max(1.0, deviation / math.sqrt(variance)) if variance > 0 else 1.0
+    down, up = wider * math.hypot(one - low_1, high_2 - other), wider * math.hypot(high_1 - one, other - low_2)
     return (one, other), (max(-1.0, one - other - down), min(1.0, one - other + up))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memlib.errors import UserError
 from memlib.stats.attributes import AttributeInference, attribute_inference, conditional_prior
 from memlib.stats.blind import folds_by_group
-from memlib.stats.randomization import Design
+from memlib.stats.randomization import Design, detectable
 from tests.chance import least_of, most_of
 
 
@@ -98,6 +98,19 @@ def test_the_interval_is_newcombes() -> None:
         odds, labels, labels, Design.of(first, labels), prior=np.full((1, 2), 0.5), permutations=19, seed=0
     )
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
+
+
+def test_the_interval_is_as_wide_as_differences_vary_with_an_estimated_prior() -> None:
+    """Intervals of two independent rates covered 0 in .92 of worlds without memory."""
+    unit = detectable(1.0, 0.05)
+    assert unit is not None
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        values, labels, first = np.minimum(*rng.integers(0, 4, (2, 100))), rng.integers(0, 2, 100), rng.random(100) < 0.5
+        odds, folds = rng.normal(size=(100, 4)), np.arange(100) % 5
+        found = attribute_inference(odds, values, labels, Design.of(first, labels), folds=folds, permutations=99, seed=seed)
+        assert found.detectable is not None
+        assert found.high - found.low > 0.93 * 2 * 1.96 * found.detectable / unit
 
 
 def test_copies_of_persons_do_not_narrow_the_interval() -> None:
