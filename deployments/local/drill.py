@@ -138,7 +138,7 @@ def kill_and_resume(drill: Drill) -> str:
     wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
     ended = drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run, since=killed)
-    _all_cached({name: states for name, states in stages.items() if name in ("decode images", "split examples")})
+    _all_cached({name: states for name, states in stages.items() if name in ("decode examples", "split examples")})
     if ended["run_count"] != 2:
         raise Unexpected(f"the run ended after {ended['run_count']} attempts")
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.pseudonyms import pseudonym_of
 from memlib.recipes.request import AuditRequest
-from memlib.specs import Spec
+from memlib.specs import DataSpec, Spec, TableSource
 from memlib.store import DEFAULT_STORE, Store
 from memlib.store.permissions import PRIVATE, make_folder, write_file
 
@@ -50,7 +50,7 @@ def ids(
         A recipe of the forgetting or the membership audit, by name or path.
     output
         The new folder, with ids.csv and images/NAME.png, the images as the audit uses them; of points, ids.csv holds the
-        coordinates, of a table the standardized ones.
+        coordinates, of a table its own columns.
     set_
         Override a value of the recipe, as in --set data.image_size=64.
     store
@@ -63,11 +63,16 @@ def ids(
     target = _new_folder(output)
     examples, asked = audit.queried(_runner(store), spec)
     secret = read_secret()
-    rows = {pseudonym_of(example, secret): row for example, row in asked.items()}
-    _write(target, rows, examples)
+    names = {example: pseudonym_of(example, secret) for example in asked}
+    features = _features(spec)
+    if features is not None:
+        shown = {name: [values.get(example, "") for values in features.values()] for example, name in names.items()}
+        _write_ids(target, list(features), shown)
+    else:
+        _write(target, {names[example]: row for example, row in asked.items()}, examples)
     setting = "targets.NAME" if "targets" in type(spec).model_fields else "target"
     console.print(
-        f"{target} has {len(rows):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "
+        f"{target} has {len(names):,} examples. Ask for a Parquet or CSV file with the column example_id and the model's "
         "class scores (a column per class, or scores, a list) for all examples. Give the file's path as "
         f"{setting}.outputs.path in the recipe",
         soft_wrap=True,
@@ -168,11 +173,32 @@ def _write(target: Path, rows: dict[str, int], examples: NDArray[Any]) -> None:
     """Write the examples in the order of their random names."""
     make_folder(target, PRIVATE.folder)
     if not are_images(examples):
-        listed = [",".join([name, *(f"{value:.9g}" for value in examples[rows[name]])]) for name in sorted(rows)]
-        heading = ["example_id", *(f"x{place}" for place in range(examples.shape[1]))]
-    else:
-        listed, heading = sorted(rows), ["example_id"]
-        make_folder(target / "images", PRIVATE.folder)
-        for name in listed:
-            _write_png(target / "images" / f"{name}.png", np.asarray(examples[rows[name]]))
-    write_file(target / "ids.csv", "\n".join([",".join(heading), *listed, ""]).encode(), PRIVATE.file)
+        shown = {name: [f"{value:.9g}" for value in examples[row]] for name, row in rows.items()}
+        _write_ids(target, [f"x{place}" for place in range(examples.shape[1])], shown)
+        return
+    make_folder(target / "images", PRIVATE.folder)
+    for name in sorted(rows):
+        _write_png(target / "images" / f"{name}.png", np.asarray(examples[rows[name]]))
+    _write_ids(target, [], {name: [] for name in rows})
+
+
+def _write_ids(target: Path, columns: Sequence[str], shown: Mapping[str, Sequence[str]]) -> None:
+    """Write ids.csv: a row for each random name, with what is shown of the example."""
+    make_folder(target, PRIVATE.folder)
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [["example_id", *columns], *([name, *shown[name]] for name in sorted(shown))]
+    )
+    write_file(target / "ids.csv", text.getvalue().encode(), PRIVATE.file)
+
+
+def _features(spec: Spec) -> Mapping[str, Mapping[str, str]] | None:
+    """Return the columns of a table as they are in its file, by column and example id; None for other data."""
+    from memlib.data.datasets import open_source
+
+    data = getattr(spec, "data", None)
+    if not isinstance(getattr(data, "source", None), TableSource):
+        return None
+    assert isinstance(data, DataSpec)
+    table: Any = open_source(data.source, data.intensities, data.labels)
+    return dict(table.features)

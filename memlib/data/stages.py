@@ -224,7 +224,7 @@ class Decode(Stage[Shard]):
     """
 
     declared: ClassVar[Declared] = Declared("decode", 1)
-    title: ClassVar[str] = "decode images"
+    title: ClassVar[str] = "decode examples"
 
     data: DataSpec
     blocks: tuple[Artifact[Shard], ...] = ()

@@ -192,6 +192,11 @@ class Table:
         """The values of every column of the file as text, by column and example id; missing values are left out."""
         return _ColumnTexts(self._table, self._ids)
 
+    @property
+    def features(self) -> Mapping[str, Mapping[str, str]]:
+        """The values of the columns that models see, as they are in the file, by column and example id."""
+        return {column.name: self.attributes[column.name] for column in self._columns}
+
     def one_hot(self, name: str) -> OneHot:
         """Return the coordinates of a categorical column.
 

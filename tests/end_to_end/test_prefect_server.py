@@ -44,7 +44,7 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
             break
         time.sleep(1)
     assert {name for name, state in states.items() if state == "Cached"} == {
-        "decode images", "split examples", "train models", "embed images", "search neighbours", "probe whole images",
+        "decode examples", "split examples", "train models", "embed images", "search neighbours", "probe whole images",
         "score déjà vu", "report déjà vu",
     }  # fmt: skip
     assert "train models: model A0; model B0 (2 parts)" in {run["name"] for run in runs}
@@ -58,7 +58,7 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
     assert "file://" not in summary["data"]
     lines = logs(api)
     assert {line for line in lines if line.endswith("found in the store")} >= {
-        "decode images: found in the store", "train models (model A0; model B0): found in the store",
+        "decode examples: found in the store", "train models (model A0; model B0): found in the store",
     }  # fmt: skip
     more = memlib.audit(store, "decode.k=[6]", PREFECT_API_URL=api)
     assert {flow["name"] for flow in ask(f"{api}/flow_runs/filter")} == {f"tiny ({run['run']})" for run in (first, more)}

@@ -82,7 +82,7 @@ def test_a_run_has_its_id_its_stages_and_its_result(tmp_path: Path, capfd: pytes
     first, logs, artifacts = of(run(tmp_path))
     assert first.name == f"Smoke ({RUN.run})"
     assert [log.message.rsplit(" in ", 1)[0] for log in logs] == [
-        "decode images: started", "decode images: done", "the recipe is small",
+        "decode examples: started", "decode examples: done", "the recipe is small",
         "a warning that may name examples is",
     ]  # fmt: skip
     assert [log.level for log in logs] == [20, 20, 30, 30]
@@ -100,7 +100,7 @@ def test_a_run_has_its_id_its_stages_and_its_result(tmp_path: Path, capfd: pytes
     assert "data: cat.png is no image" in capfd.readouterr().err
     again, logs, _ = of(run(tmp_path))
     assert again.name == first.name  # of the same recipe, it is the same run
-    assert "decode images: found in the store" in [log.message for log in logs]
+    assert "decode examples: found in the store" in [log.message for log in logs]
     assert "found in the store" not in capfd.readouterr().err  # quiet, and no second copy by Prefect's own handlers
 
 

@@ -66,6 +66,23 @@ def test_ids_names_the_setting_of_a_membership_audit(
     assert len(listed(asked)) == 569
 
 
+def test_ids_of_a_table_hold_its_own_columns_without_label_person_and_name(tmp_path: Path, secret: bytes) -> None:
+    rows = [f'p{number // 2},n{number},{20 + number},"a, {number % 3}",{number % 2}' for number in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["who,name,age,town,ill", *rows]))
+    recipe, asked = tmp_path / "recipe.yaml", tmp_path / "asked"
+    source = f"{{kind: table, path: {tmp_path}/table.csv, label_column: ill, id_column: name, person_column: who}}"
+    recipe.write_text(
+        f"audit: membership\ndata: {{source: {source}}}\nsplit: {{group: {{pattern: '^(.+)/'}}}}\nmodel: {{kind: forest}}\n"
+    )
+    assert main(["ids", "--recipe", str(recipe), "--output", str(asked), "--store", str(tmp_path / "s")]) == 0
+    with (asked / "ids.csv").open() as file:
+        found = {row.pop("example_id"): row for row in csv.DictReader(file)}
+    assert found == {
+        pseudonym_of(f"p{number // 2}/n{number}", secret): {"age": str(20 + number), "town": f"a, {number % 3}"}
+        for number in range(40)
+    }
+
+
 def test_ids_refuses_an_existing_output_folder_and_audits_without_outputs_of_owners(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
