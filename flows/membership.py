@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memlib.audits.arrangement import prefect_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.membership.columns import Columns, ReadColumns
@@ -28,14 +31,15 @@ from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData
 from memlib.data.subsets import Subsets
 from memlib.identity import derive_seed
 from memlib.observe.models import Trained
+from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import ClassifierSpec, PretrainedSpec
+from memlib.specs import ClassifierSpec, InfluenceSpec, PretrainedSpec, SupervisedSpec
 from memlib.training.pretrained import Pretrained, TakeOver
 
 OF_EXAMPLES = (
     DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe,
-    QueryTarget, Score, Report,
+    CheckpointNorms, QueryTarget, Score, Report,
 )  # fmt: skip
 OF_DOCUMENTS = (
     TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, ScoreDocuments, ReportDocuments,
@@ -57,6 +61,7 @@ def absent(recipe: Recipe) -> set[type[Any]]:
         TrainSubsets: is_small,
         TrainSubset: is_net and not is_small,
         FitEstimators: not is_net,
+        CheckpointNorms: recipe.score.self_influence,
         Observe: is_net or recipe.target.trained is not None,
     }
     return {*OF_DOCUMENTS, *(stage for stage, is_used in used.items() if not is_used)}
@@ -88,7 +93,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         target, *answers = answers
     shadows = [each for each in subsets if each.numbers != (TARGET,)]
     queried = _queried(runner, recipe, data, subsets, models, columns)
-    scores = runner.run(Score(recipe, data, shadows, answers, target, members, columns=columns, queried=queried))
+    norms = _norms(runner, recipe, data, models)
+    scores = runner.run(Score(recipe, data, shadows, answers, target, members, columns=columns, queried=queried, norms=norms))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "target": target})
 
@@ -190,6 +196,21 @@ def _queried(
     if not recipe.queries_target:
         return None
     return runner.run(QueryTarget(data, _target(recipe, subsets, models), columns if recipe.score.hidden else None))
+
+
+def _norms(
+    runner: Runner, recipe: Recipe, data: TrainingData, models: Sequence[Trained]
+) -> Sequence[Artifact[NDArray[np.float64]]]:
+    """Compute gradient norms of the target after each kept epoch, if self-influence is asked for."""
+    training = recipe.training
+    if training is None or not recipe.score.self_influence:
+        return ()
+    assert isinstance(training.objective, SupervisedSpec)
+    smoothing = training.objective.label_smoothing
+    stages = [
+        CheckpointNorms(data, models[0], epoch, None, InfluenceSpec(), None, smoothing) for epoch in training.kept_epochs
+    ]
+    return runner.run_all(stages)
 
 
 def _target(recipe: Recipe, subsets: Sequence[Subsets], models: Sequence[Trained]) -> Refitted | Loaded:

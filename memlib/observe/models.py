@@ -38,7 +38,7 @@ def forward_of(models: Trained, *, epoch: int, device: torch.device) -> Forward:
 def load_net(models: Trained, position: int, *, epoch: int) -> nn.Module:
     """Return one network of a chunk, or one large model, in evaluation mode."""
     content = models.content
-    return content.net(position) if isinstance(content, Nets) else content.load(epoch=epoch)[0].eval()
+    return content.net(position, epoch=epoch) if isinstance(content, Nets) else content.load(epoch=epoch)[0].eval()
 
 
 def single(model: nn.Module, device: torch.device) -> Forward:

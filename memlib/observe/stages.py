@@ -14,7 +14,7 @@ from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
 from memlib.models.external.factory import external_digest
-from memlib.observe.models import Take, check_varied, load_any, load_logits, model_key
+from memlib.observe.models import Take, Trained, check_varied, load_any, load_logits, load_net, model_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ExternalClassifierSpec, InfluenceSpec
@@ -93,7 +93,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
 
     Attributes:
         data: the examples.
-        model: the model, trained by memlib or external.
+        model: the model, trained by memlib (the first one of a fleet) or external.
         epoch: the checkpoint's epoch; for an external model, the checkpoint's number, from 1.
         weights: the checkpoint file of an external model.
         influence: batch size, and whether slow modules are allowed.
@@ -106,7 +106,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
     place: ClassVar[Place] = "anywhere"
 
     data: TrainingData
-    model: Artifact[TrainedModel] | ExternalClassifierSpec
+    model: Trained | ExternalClassifierSpec
     epoch: int
     weights: str | None
     influence: InfluenceSpec
@@ -150,7 +150,7 @@ class CheckpointNorms(Stage[NDArray[np.float64]]):
             assert self.weights is not None
             model, take = load_logits(self.model, self.weights, self.data.num_classes)
         else:
-            (model, _), take = self.model.content.load(epoch=self.epoch), prepare
+            model, take = load_net(self.model, 0, epoch=self.epoch), prepare
         loss = functools.partial(cross_entropy, label_smoothing=self.label_smoothing)
         norms = GradientNorms(model.to(device), loss=loss, slow_modules=self.influence.slow_modules)
         members = self.data.members(TRAIN)

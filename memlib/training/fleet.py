@@ -38,21 +38,14 @@ class Nets:
         self, *, device: torch.device, layers: int | None = None, epoch: int | None = None
     ) -> Callable[[Tensor], Tensor]:
         """Return the forward pass of all networks, or of their first layers, after the last epoch or an earlier one."""
-        import safetensors.torch
-
         from memlib.training.stacked import StackedNet
 
-        earlier = self._artifact.facts.get("earlier_epochs", ())
-        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
-        stacked = StackedNet.load(self._net(), safetensors.torch.load_file(self._artifact.path(file)), device)
+        stacked = StackedNet.load(self._net(), self._state(epoch), device)
         return lambda inputs: stacked.forward(inputs[None], layers=layers)
 
-    def net(self, position: int) -> nn.Module:
-        """Return one of the networks, in evaluation mode."""
-        import safetensors.torch
-
-        state = safetensors.torch.load_file(self._artifact.path(WEIGHTS))
-        net = self._net()
+    def net(self, position: int, *, epoch: int | None = None) -> nn.Module:
+        """Return one of the networks after the last epoch or an earlier one, in evaluation mode."""
+        net, state = self._net(), self._state(epoch)
         net.load_state_dict({name: values[position] for name, values in state.items()})
         return net.eval()
 
@@ -60,6 +53,13 @@ class Nets:
     def history(self) -> pa.Table:
         """The training history (tables.NETS_HISTORY)."""
         return read_table(self._artifact.path(HISTORY))
+
+    def _state(self, epoch: int | None) -> dict[str, Tensor]:
+        import safetensors.torch
+
+        earlier = self._artifact.facts.get("earlier_epochs", ())
+        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
+        return safetensors.torch.load_file(self._artifact.path(file))
 
     def _net(self) -> nn.Sequential:
         from torch import nn

@@ -1,7 +1,7 @@
 """Everything that an audit computes before it writes tables: the pool, its units, the attacks, and all models in turn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ class Audited:
         inside: (num_models, num_examples) training sets of the shadow models.
         held_out: the held-out examples, rows of tables.SPLITS.
         is_drawn: whether the target's members were drawn at random, and nothing contradicts it.
+        norms: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not asked for.
     """
 
     has_classes: ClassVar[bool] = True  # whether answers are right or wrong, as memorization and influence need
@@ -46,6 +47,7 @@ class Audited:
     inside: NDArray[np.bool_]
     held_out: pa.Table
     is_drawn: bool
+    norms: NDArray[np.float64] | None = field(default=None, kw_only=True)
 
     @cached_property
     def units(self) -> Units:
@@ -96,6 +98,23 @@ class Audited:
         correct = np.concatenate([self.target.correct, self.shadows.correct]) if own else self.shadows.correct
         inside = np.concatenate([self.member[None], self.inside]) if own else self.inside
         return memorization(correct, inside)
+
+    @cached_property
+    def self_influence(self) -> Scores | None:
+        """TracInCP of each example with itself (Pruthi 2020), (num_examples,); None if it was not asked for."""
+        from memlib.training.optim import learning_rate  # imported late, as it loads PyTorch
+
+        training = self.recipe.training
+        if self.norms is None or training is None:
+            return None
+        steps = max(1, round(self.recipe.shadows.share * len(self.member)) // (training.batch_size or 1))
+        total = np.zeros(len(self.member))
+        for epoch, squared in zip(training.kept_epochs, self.norms, strict=True):
+            before = max(0, epoch * steps - 1)
+            total += squared * learning_rate(
+                training.optimizer, step=before, steps_per_epoch=steps, num_steps=steps * training.epochs
+            )
+        return total
 
     @cached_property
     def memorization_p(self) -> Scores:

@@ -147,6 +147,9 @@ class Config(LevelSpec):
     """Number of redraws of the target's coins, from which p-values are computed."""
     memorized: int = Field(default=50, ge=0, le=MOST_DRAWS)
     """Number of the most memorized examples for which the influence on held-out examples is examined; 0: none."""
+    self_influence: bool = False
+    """Of a network that memlib trains: also compare memorization with the self-influence of the target's training examples
+    (TracInCP, Pruthi 2020), summed over training.checkpoint_epochs and the last epoch."""
     subgroup: str | None = Field(default=None, min_length=1)
     """Of a table: the column by whose values the headline attack is also tested, slice by slice, as it is by class; any
     column of the file, also one that the model does not see."""
@@ -247,6 +250,8 @@ class Recipe(Spec):
                 "the attack trajectory needs answers after several epochs of a network that memlib trains; name them in "
                 "training.checkpoint_epochs, or leave trajectory out of score.attacks"
             )
+        if self.score.self_influence and (self.target.is_external or training is None):
+            yield "score.self_influence follows the training of a network by memlib; leave it out"
         if self.privacy is not None and self.coins != 0.5:
             yield (
                 f"privacy needs an independent fair coin for each example or person; the target's were {self._chosen}; "

@@ -367,15 +367,21 @@ def _memorization_section(
 
 
 def _agreement(findings: Findings) -> str:
-    """Return how memorization and the attack agree."""
-    found = findings.get("memorization_rank_correlation")
-    if found is None:
-        return ""
-    attack = NAMES[found.params["attack"]]
-    return (
-        f" Memorization and the score that {attack} gives on average to models that were trained on them order the "
-        f"{found.n:,} {found.params['over']} with a rank correlation (Spearman) of {found.value:.2f}."
-    )
+    """Return how memorization, the attack and self-influence agree."""
+    found, text = findings.get("memorization_rank_correlation"), ""
+    if found is not None:
+        attack = NAMES[found.params["attack"]]
+        text = (
+            f" Memorization and the score that {attack} gives on average to models that were trained on them order the "
+            f"{found.n:,} {found.params['over']} with a rank correlation (Spearman) of {found.value:.2f}."
+        )
+    for row in findings.all("self_influence_rank_correlation"):
+        other = NAMES.get(row.params["with"], row.params["with"])
+        text += (
+            f" Self-influence (TracInCP over {row.params['checkpoints']} epochs) and {other} order the target's {row.n:,} "
+            f"training examples with a rank correlation of {row.value:.2f}."
+        )
+    return text
 
 
 def _memorized(row: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ class Score(ScoresStage):
         members: the training examples of an external target.
         columns: the subgroup column of a table.
         queried: more answers of the target on a table.
+        norms: squared gradient norms of the target after each kept epoch; none if self-influence is not asked for.
     """
 
     declared: ClassVar[Declared] = Declared("score_membership", 1)
@@ -74,6 +75,7 @@ class Score(ScoresStage):
     members: Artifact[NDArray[np.int8]] | None
     columns: Artifact[Columns] | None = field(default=None, kw_only=True)
     queried: Artifact[TargetAnswers] | None = field(default=None, kw_only=True)
+    norms: Sequence[Artifact[NDArray[np.float64]]] = field(default=(), kw_only=True)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -94,7 +96,8 @@ class Score(ScoresStage):
             "target": self.target.key,
         }  # fmt: skip
         more = {"members": self.members, "columns": self.columns, "queried": self.queried}
-        return inputs | {name: artifact.key for name, artifact in more.items() if artifact is not None}
+        inputs |= {name: artifact.key for name, artifact in more.items() if artifact is not None}
+        return inputs | ({"norms": [each.key for each in self.norms]} if self.norms else {})
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
@@ -147,6 +150,7 @@ class Score(ScoresStage):
             inside=inside[:, listed],
             held_out=self.data.members(HELD_OUT),
             is_drawn=self.recipe.is_drawn,
+            norms=np.array([each.content for each in self.norms]) if self.norms else None,
         )
 
 

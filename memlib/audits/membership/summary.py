@@ -148,6 +148,7 @@ def _memorization_rows(audited: Audited) -> Iterator[Finding]:
     yield diagnostic("memorization_mean", params, float(found.difference[known].mean()), n=int(known.sum()))
     yield diagnostic("memorized_examples", {**params, "level": SHOWN}, int((p_adjusted <= SHOWN).sum()), n=int(known.sum()))
     yield from _agreement(audited)
+    yield from _of_self_influence(audited)
     if audited.has_influence:
         pairs, adjusted = audited.influence
         p = pairs.p_values()
@@ -155,6 +156,22 @@ def _memorization_rows(audited: Audited) -> Iterator[Finding]:
         yield diagnostic("influence_pairs", {**params, "level": SHOWN}, int((adjusted <= SHOWN).sum()), n=p.size)
         single = {**params, "unadjusted": 0.001, "expected": round(0.001 * p.size, 4)}
         yield diagnostic("influence_pairs_unadjusted", single, int((p <= 0.001).sum()), n=p.size)
+
+
+def _of_self_influence(audited: Audited) -> Iterator[Finding]:
+    """Yield the rank correlations of self-influence with memorization and the headline's score, over the target's members."""
+    influence, rankings = audited.self_influence, audited.rankings
+    if influence is None:
+        return
+    others = {"memorization": audited.memorization.difference}
+    if not audited.pool.has_groups:
+        others[rankings.head.attack] = rankings.head.scores
+    for name, values in others.items():
+        known = audited.member & np.isfinite(values)
+        if known.sum() >= 3 and np.ptp(values[known]) > 0 and np.ptp(influence[known]) > 0:
+            value = float(scipy.stats.spearmanr(influence[known], values[known]).statistic)
+            params = {"with": name, "checkpoints": 0 if audited.norms is None else len(audited.norms)}
+            yield diagnostic("self_influence_rank_correlation", params, value, n=int(known.sum()))
 
 
 def _agreement(audited: Audited) -> Iterator[Finding]:

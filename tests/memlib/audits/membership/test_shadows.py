@@ -1,5 +1,6 @@
 """Training and querying of shadow models: subsets, extension, queries, and the same answers in every arrangement."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from memlib.audits.membership.shadows import FitEstimators, TrainSubsets, varian
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.data.subsets import Subsets
 from memlib.errors import UserError
+from memlib.findings import Findings
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.estimators import ForestSpec
@@ -124,6 +126,19 @@ def test_answers_after_earlier_epochs_are_those_of_shorter_trainings(tmp_path: P
     assert "trajectory through training" in run.verdict.sentence
 
 
+def test_self_influence_is_that_of_the_target_after_each_kept_epoch(tmp_path: Path) -> None:
+    how = {**NET["training"], "checkpoint_epochs": [2, 5]}  # type: ignore[dict-item]
+    followed = changed(training=how, score={"redraws": 999, "self_influence": True}, shadows={"count": 16, "chunk": 8})
+    run = memlib.run(followed, store=str(tmp_path / "store"), quiet=True)
+    rows = list(Findings.read(run.summary).all("self_influence_rank_correlation"))
+    assert [(row.params["with"], row.params["checkpoints"]) for row in rows] == [("memorization", 3), ("lira", 3)]
+    assert rows[0].value > 0.1  # an example that a model has to remember has large gradients
+    assert {row.n for row in rows} == {run.tables["units"]["member"].to_pylist().count(True)}
+    norms = [np.load(path) for path in (tmp_path / "store").rglob("norms.npy")]
+    assert [values.shape for values in norms] == [(200,)] * 3
+    assert all((one != other).any() for one, other in pairwise(norms))
+
+
 def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
     large = changed(
         model={"architecture": "three_block"}, data={**DIGITS, "image_size": 28}, shadows={"count": 4},
@@ -148,6 +163,7 @@ def test_full_batches_are_refused() -> None:
         ({"training": None}, "add training"),
         ({"model": {"kind": "forest"}}, "remove training"),
         ({"score": {"attacks": ["loss"]}}, "headline lira is not among"),
+        ({"score": {"self_influence": True}, "model": {"kind": "forest"}, "training": None}, "leave it out"),
         (FOLLOWED, "after several epochs of a network"),
         (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [20]}}, "after several epochs of a network"),
         (FOLLOWED | {"model": {"kind": "forest"}, "training": None}, "after several epochs of a network"),
