@@ -47,10 +47,10 @@ class CanaryScores:
 
 
 def read_losses(path: Path) -> pa.Table:
-    """Read the losses of canaries.
+    """Return the losses of canaries in a file of `write_losses`, with the columns of LOSSES.
 
     Raises:
-        UserError: when the file cannot be read, has other columns, or losses that are not finite.
+        UserError: when the file cannot be read, lacks columns, or has losses that are missing or not finite.
     """
     try:
         table = pq.ParquetFile(path).read(columns=LOSSES.arrow.names)

@@ -49,7 +49,7 @@ class ParquetImages:
             name: files[name] for name in sorted(files) if name.endswith(".parquet") and not is_hidden(os.path.basename(name))
         }
         if not self._files:
-            raise DataError(f"no .parquet file at {spec.path}")
+            raise DataError(f"no .parquet file at {spec.path}; set data.source.path to a .parquet file, a folder or a glob")
         names = list(self._files)
         check_links(self._fs, root if "*" not in root else os.path.dirname(root.partition("*")[0]), self._files)
         self._folder = os.path.dirname(names[0]) if len(names) == 1 else os.path.commonpath(names)

@@ -347,7 +347,10 @@ def place_canaries(insertions: Sequence[int], carrying: NDArray[np.int64], canar
 def text_candidates(
     form: Format, canaries: SecretsSpec, spec: TextSpec, vocabulary: Mapping[str, int]
 ) -> tuple[Candidates, tuple[int, ...]]:
-    """Return the scored candidates, from the first hole to the last or to the end, and the known symbols before them."""
+    """Return the scored candidates, and the known symbols before them, () without a known prefix.
+
+    Candidates begin at the first hole, and end with the last one or, with a known suffix, with the text's end.
+    """
     whole = form.candidates(vocabulary, spec.unit)
     first, end = scored_part(form, spec, canaries)
     if isinstance(whole, Worded):

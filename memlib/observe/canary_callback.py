@@ -68,12 +68,12 @@ class CanaryCallback(TrainerCallback):
             self._record(args, state, kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record losses if it is time by steps."""
+        """Record the losses after every `every_steps` steps."""
         if self._every_steps and state.global_step % self._every_steps == 0:
             self._record(args, state, kwargs["model"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record losses if it is time by epochs."""
+        """Record the losses after every `every_epochs` epochs."""
         if self._every_epochs and round(state.epoch) % self._every_epochs == 0:
             self._record(args, state, kwargs["model"])
 

@@ -115,7 +115,7 @@ def near_hits(
         scheme: how tokens are sampled.
         samples: number of continuations of each document.
         near: maximum number of edits (tokens inserted, deleted or substituted), as a share of the suffix.
-        seed: seed of the draws, which are the same for every model and for any number of samples that fit into `cache_bytes`.
+        seed: seed of the draws, which depend neither on the model nor on the number of samples drawn at a time.
     """
     hits = np.zeros(len(documents), dtype=np.int64)
     length, place = documents.shape[1] - prefix, 0

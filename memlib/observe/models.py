@@ -42,7 +42,7 @@ def load_net(models: Trained, position: int, *, epoch: int) -> nn.Module:
 
 
 def single(model: nn.Module, device: torch.device) -> Forward:
-    """Return a module as the forward pass of one network."""
+    """Return a module's forward pass as that of one network: (batch, *shape) -> (1, batch, num_classes)."""
     model = model.to(device).eval()
 
     def forward(inputs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The report page: sections of blocks (text, tables, figures, pictures), rendered to one file that needs no network.
 
-A new kind of block is a class here with `kind` and `words`, and a macro of that name in page.html.j2.
+A new kind of block is a class here with `kind` and `words`, and in page.html.j2 a macro of that kind, listed in `macros`.
 """
 
 import re

@@ -51,12 +51,13 @@ class Ranks:
         return cls(nearer, known)
 
     def on_own_side(self, sides: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the share of the candidates on each item's own side that are nearer, equal ones counted one half.
+        """Return the share of each item's candidates on its own side that are nearer than the true item; ties count one half.
 
-        0: nearest. Without information about the item, the mean is 1/2; it is 1/2 for an item without candidates on its side.
+        At 0, the true item is the nearest. Without information about the item, the mean share is 1/2; an item without
+        candidates on its side has the share 1/2, too.
 
         Args:
-            sides: (num_draws, num_items) bool, the first side in each draw.
+            sides: (num_draws, num_items) bool, True for the items on the first side of each draw.
 
         Returns:
             (num_draws, num_items).

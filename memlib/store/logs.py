@@ -64,6 +64,6 @@ def recording() -> Iterator[None]:
 
 
 def recorded() -> str:
-    """Return the text recorded so far; "" outside a `recording` block."""
+    """Return the last LONGEST characters recorded so far; "" outside a `recording` block."""
     record = _record.get()
     return "" if record is None else record.getvalue()[-LONGEST:]

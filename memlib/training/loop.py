@@ -45,7 +45,7 @@ TOLD_STEPS, TOLD_AFTER = 50, {"cpu": 1}  # steps between two reads of the losses
 
 @dataclass(frozen=True)
 class Worker:
-    """This process's part of each global batch, and its device."""
+    """One of the processes that train a model together: its rank, its device, and the group that shares each batch."""
 
     rank: int = 0
     world_size: int = 1

@@ -6,17 +6,20 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faults import ray_cluster
 from harness import Memlib, published
 from swift_server import SwiftServer
+from test_membership import NETS
 from test_s3_server import s3_manifest, s3_tables
 
 pytestmark = pytest.mark.slow
@@ -101,6 +104,25 @@ def test_results_do_not_depend_on_the_number_of_parts_and_nodes(
                for path in (tmp_path / "store").glob("artifacts/embed/*/manifest.json")}  # fmt: skip
     assert len(workers) == nodes
     assert_same(local_tables(tmp_path / "store", manifest), whole)
+
+
+def test_shadow_models_of_three_nodes_equal_those_of_one(memlib: Memlib, tmp_path: Path) -> None:
+    (tmp_path / "nets.yaml").write_text(NETS)
+    command = ("run", "membership", "--recipe", str(tmp_path / "nets.yaml"), "--json", "--store")
+    tables = []
+    with ray_cluster(3) as (cluster, _, environment):
+        for store, settings in (("own", ()), ("three", ("--set", f"resources.ray_address={cluster.address}"))):
+            apart = replace(memlib, environment=memlib.environment | environment)
+            done = (apart if settings else memlib).call(*command, str(tmp_path / store), *settings)
+            assert done.returncode == 0, done.stderr
+            tables.append(published(tmp_path / store, json.loads(done.stdout)))
+    places = [json.loads(path.read_text())["facts"]["worker"]["node_id"]
+              for path in (tmp_path / "three").glob("artifacts/train_subsets/*/manifest.json")]  # fmt: skip
+    assert len(set(places)) == 3
+    for name, table in tables[0].items():
+        keys = [(key, "ascending") for key in ("unit", "metric", "params") if key in table.column_names]
+        mine, theirs = (each.sort_by(keys) if keys else each for each in (table, tables[1][name]))
+        pd.testing.assert_frame_equal(mine.to_pandas(), theirs.to_pandas(), rtol=1e-6, atol=1e-6, obj=name)
 
 
 def test_s3_changes_nothing_and_a_finished_run_costs_a_few_requests(

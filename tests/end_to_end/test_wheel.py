@@ -39,7 +39,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_wheel_runs_beside_folders_of_the_same_names(site: Path, tmp_path: Path) -> None:
     for name in ("flows", "tasks", "deployments"):

@@ -9,8 +9,10 @@ reference is memory rather than correlation (sections 3.1 and 4):
 Each example falls into one of four categories (section 4.2): memorized (only the target is right),
 misrepresented (only the reference), correlated (both), unassociated (neither). Chance produces memorized and
 misrepresented examples equally often, so the share excess, memorized - misrepresented, measures memory beyond
-chance. The sets A and B are exchangeable, so every number averages both directions: the models on their own sets,
-(A on A + B on B) / 2, against the models on each other's sets, (B on A + A on B) / 2.
+chance. The sets A and B are exchangeable, so with two models every number averages both directions: the models on
+their own sets, (A on A + B on B) / 2, against the models on each other's sets, (B on A + A on B) / 2. With `reference`,
+the target is the only model, and a classifier of background crops takes the second model's place; a number is then the
+value on the training images A minus the value on the held-out images B.
 """
 
 from __future__ import annotations

@@ -56,7 +56,9 @@ class Audited:
         return np.where(self.of_a, of_a, of_b), np.where(self.of_a, of_b, of_a)
 
     def of_difference(self, gains: NDArray[np.float64]) -> Interval:
-        """Return the interval of half the difference of the sides, over images or groups and, for enough pairs, trainings.
+        """Return the interval of half the difference of the gains between the sides.
+
+        The interval is over images or groups; with at least PAIRS_FOR_TRAINING pairs, also over trainings.
 
         Args:
             gains: (num_pairs, num_images), in [-1, 1].
@@ -89,7 +91,12 @@ class Audited:
         return Interval(max(least, low), min(1.0, high), sampled_units(self.design))
 
     def diagnostics(self, metric: str, params: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> Iterator[Finding]:
-        """Yield the mean of the values (num_pairs, num_images) by each model, or by guessing."""
+        """Yield one finding per model or guesser: the mean of its values, with an interval over images or groups.
+
+        Args:
+            metric, params: of the findings, whose params also hold the name in `values` as `by`.
+            values: (num_pairs, num_images) each, by name of the model, or "guessing"; guesses have a single pair.
+        """
         for by, one in values.items():
             mean = one.astype(np.float64).mean(axis=0)
             at = {**params, "by": by}

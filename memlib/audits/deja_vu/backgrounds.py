@@ -114,7 +114,7 @@ class Background(Stage[pa.Table]):
 
     @classmethod
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
-        """Return example_id, prediction and confidence (nat, at most 0)."""
+        """Return a table of one row per image: example_id, prediction, confidence (negative entropy in nats, at most 0)."""
         return read_table(artifact.path(ANSWERS))
 
 

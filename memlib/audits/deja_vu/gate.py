@@ -36,7 +36,7 @@ def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
         return Judgement("undecided", "the attack does not even name whole images that the model has not seen")
     ends = shares(run.units, recipe)
     if ends is None:
-        return Judgement("undecided", "fewer answers are right than chance explains, so no limit can be given")
+        return Judgement("undecided", "no limit can be given: no answer is right, or fewer than chance alone would give")
     low, high, count = ends
     reason = f"between {100 * low:.1f} % and {100 * high:.1f} % of images like these ({count} audited) are memorized"
     return Judgement("passed" if high <= limit else "failed" if low > limit else "undecided", reason)

@@ -86,7 +86,10 @@ class CompareSets(Stage[pa.Table]):
         return shown_rows(self.splits, self.shard, self.view)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write one row per check: by, value, n, p_value and the difference that would have been found."""
+        """Write one row per check: by, value, n, p_value and detectable.
+
+        `detectable` is the difference that is found with a power of 80 %; null for pixels, whose value is an AUC.
+        """
         from memlib.observe.backgrounds import folds_of
         from memlib.stats.blind import tell_sides
 

@@ -83,7 +83,7 @@ class Audited:
 
     @property
     def features(self) -> BlindFeatures | None:
-        """Features of the examples without a model, if they were computed with them."""
+        """Features of the examples, computed without the model; None if they are still to be computed from the data."""
         return None
 
     @cached_property

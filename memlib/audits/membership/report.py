@@ -94,7 +94,7 @@ def compose(
         advice=_advice(word, recipe),
         limits=_NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
         sections=[
-            Section("How the verdict comes about", rest) if rest else None,
+            Section("How the verdict was reached", rest) if rest else None,
             _attacks_section(findings, tables["curves"], folder),
             _scores_section(recipe, tables["curves"], folder),
             _units_section(tables["units"], recipe),

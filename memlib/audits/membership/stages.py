@@ -223,7 +223,7 @@ class Report(PageStage):
         return (self.data.shard, self.data.splits)
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the page says."""
+        """Draw the figures and return the content of the page."""
         from memlib.audits.membership.report import compose
 
         names = [name for name in ("units", "examples", "models", "summary", "curves", "influence") if self._has(name)]

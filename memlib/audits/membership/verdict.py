@@ -133,10 +133,10 @@ def _sentence(word: Word, findings: Findings) -> str:
         return "Members could not be told from non-members; this does not show that nobody can."
     head = findings.head
     return (
-        f"Members and non-members differ in the model's answers (AUC {head.value:.2f}), but nothing was tested: which "
-        "examples were members was not drawn at random."
+        f"Members and non-members differ in the model's answers (AUC {head.value:.2f}), but nothing was tested: membership "
+        "was not drawn at random."
         if head.low is not None and head.low > 0.5
-        else "Nothing was tested: which examples were members was not drawn at random."
+        else "Nothing was tested: membership was not drawn at random."
     )
 
 

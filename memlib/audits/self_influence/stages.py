@@ -86,7 +86,7 @@ class Report(PageStage):
         return (self.data.shard, self.data.splits)
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figure and compose what the page says."""
+        """Draw the figure and return the content of the page."""
         from memlib.audits.self_influence.report import compose
 
         subject = self.recipe.subject

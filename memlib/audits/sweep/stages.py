@@ -96,7 +96,7 @@ class Report(PageStage):
         return {"scores": self.scores.key, "cells": _scores(self.outcomes)}
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the page says."""
+        """Draw the figures and return the content of the page."""
         from memlib.audits.sweep.report import compose
 
         outcomes = [scored(self.scores.store, outcome) for outcome in self.outcomes]

@@ -298,7 +298,7 @@ class Report(PageStage):
         return (self.cells[0].data.shard, self.cells[0].data.splits)
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the page says."""
+        """Draw the figures and return the content of the page."""
         from memlib.audits.unique_feature.page_content import material_of
         from memlib.audits.unique_feature.report import compose
 

@@ -72,7 +72,7 @@ def test_random_partners_are_fresh_for_every_image_and_seeded() -> None:
     assert not np.array_equal(a, feature.insert_random(images, seed=2))
 
 
-def test_removed_pixels_stay_as_they_were() -> None:
+def test_pixels_removed_from_the_feature_stay_unchanged_in_the_image() -> None:
     images = np.full((1, *GREY), 7, np.uint8)
     feature = build_feature(glyph(), GREY)
     assert feature.without(0, seed=0).mask.sum() == 25

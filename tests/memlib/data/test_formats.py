@@ -77,7 +77,7 @@ def test_large_spaces_are_drawn_without_repeats() -> None:
     assert found.bits == pytest.approx(np.log2(float(found.size)))
 
 
-def test_shards_part_the_space() -> None:
+def test_shards_partition_the_space() -> None:
     found = space("a{d2}b{d1}")
     parts = list(found.shards(50))
     assert len(parts) == 100

@@ -278,7 +278,7 @@ def run_command_of(message: str) -> None:
     subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
 
 
-def test_pickles_alone_say_how_to_convert_them(folder: Path, tmp_path: Path) -> None:
+def test_the_error_for_pickled_weights_says_how_to_convert_them(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / 'it\'s a "model"'
     model.mkdir()
     (model / "config.json").write_text((folder / "config.json").read_text())

@@ -250,7 +250,7 @@ def test_stated_probabilities_of_an_absent_class_are_zero() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_estimators_that_store_examples_are_the_specs(kind: str) -> None:
+def test_stores_examples_agrees_with_is_instance_based_of_the_spec(kind: str) -> None:
     assert stores_examples(fitted(kind).model) == spec_of(kind).is_instance_based
 
 

@@ -55,7 +55,7 @@ def test_sets_and_weights_that_cannot_be_used_are_refused_at_once(folder: Path, 
         assert "bad.pt does not hold a state dict" in capsys.readouterr().err
 
 
-def test_folders_and_factories_are_checked_as_far_as_no_code_runs(folder: Path) -> None:
+def test_folders_and_factories_are_checked_without_running_code(folder: Path) -> None:
     assert check_files(recipe("exposure_own_model")) == ["path: model does not exist yet"]
     (folder / "model").mkdir()
     with pytest.raises(UserError, match="model"):

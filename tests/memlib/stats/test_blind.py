@@ -124,7 +124,7 @@ def test_the_description_finds_what_only_boosted_trees_see() -> None:
     assert told.p_value is None
 
 
-def test_a_description_without_a_difference_covers_one_half() -> None:
+def test_the_interval_of_an_uninformative_baseline_covers_one_half() -> None:
     covered = 0
     for seed in range(10):
         rng = np.random.default_rng(seed)

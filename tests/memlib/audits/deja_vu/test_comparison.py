@@ -46,7 +46,7 @@ def cell(name: str, gains: np.ndarray, **more: Any) -> Cell:
     return Cell(name, run_of(**more), units_of(gains, epoch=more.get("epoch", 9)))
 
 
-def test_gains_are_of_the_headlines_setting_in_order_of_the_images() -> None:
+def test_gains_come_from_the_headline_setting_in_the_order_of_the_images() -> None:
     gains = drawn(np.random.default_rng(1), 0.4)
     found = gains_of(Findings.of_run(run_of()).head, units_of(gains))
     order = [*range(0, 300, 2), *range(1, 300, 2)]  # by side

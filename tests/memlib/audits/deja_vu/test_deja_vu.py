@@ -381,7 +381,7 @@ def test_verdict_is_inconclusive_with_few_images_or_no_discordant_answers() -> N
     assert nothing.verdict == "inconclusive"
 
 
-def test_a_bound_fixed_beforehand_is_passed_by_enough_images() -> None:
+def test_with_enough_images_a_bound_fixed_beforehand_gives_the_verdict_bounded() -> None:
     labels, rng = np.repeat(np.arange(5), 400), np.random.default_rng(4)
     sides = drawn(rng, labels)
     right = np.repeat((rng.random(2000) < 0.5)[None], 2, axis=0)[None] ^ (rng.random((1, 2, 2000)) < 0.02)

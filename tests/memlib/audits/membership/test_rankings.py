@@ -43,7 +43,7 @@ def test_the_trajectory_finds_what_only_earlier_epochs_show() -> None:
     assert auc(trajectory.scores, rankings.units.member) > 0.7
 
 
-def test_the_trajectory_of_models_without_memory_is_at_its_level() -> None:
+def test_the_trajectory_test_keeps_its_level_without_memory() -> None:
     p_values = [
         test.p_value for seed in range(60) if (test := followed(0.0, count=80, seed=seed).rankings.head.test) is not None
     ]

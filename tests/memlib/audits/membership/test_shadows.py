@@ -183,7 +183,7 @@ def test_a_batch_larger_than_a_training_set_is_refused(tmp_path: Path) -> None:
         memlib.run(many, store=str(tmp_path / "store"), quiet=True)
 
 
-def test_stages_are_values_of_their_subsets(data: TrainingData) -> None:
+def test_the_identity_of_a_stage_depends_on_its_subsets(data: TrainingData) -> None:
     training = TrainingSpec.model_validate(NET["training"])
     model = ClassifierSpec(architecture="mlp", widths=(16,))
     stage = TrainSubsets(Subsets(data, (0, 1), 0.5, 0), model, training, (1, 2))

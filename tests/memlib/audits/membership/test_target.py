@@ -125,5 +125,5 @@ def test_an_external_net_is_queried_as_it_is(world: World, external: Any) -> Non
     assert found.parameters == (world.points.shape[1] + 1) * 2
 
 
-def test_support_vectors_are_rows(world: World) -> None:
+def test_a_support_vector_machine_is_reported_as_instance_based(world: World) -> None:
     assert world.query(Refitted(world.subsets, SvmSpec(kind="svm"), 0)).instance_based
