@@ -25,8 +25,8 @@ def command() -> int:
         if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
-        if _limit() < LEAST_LIMIT and "--help" not in sys.argv:
-            _say(_not_enough(f"the limit is {_limit() / 2**30:.1f} GiB of address space; a run needs at least 4"))
+        if _limit() < LEAST_LIMIT and not {"--help", "-h"} & {*sys.argv}:
+            _say(_not_enough(f"the limit is {_limit() / 2**30:.2f} GiB of address space; a run needs at least 4"))
             return FAILED
         return supervised(_work)
     gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time

@@ -197,8 +197,9 @@ def _features(spec: Spec) -> Mapping[str, Mapping[str, str]] | None:
     from memlib.data.datasets import open_source
 
     data = getattr(spec, "data", None)
-    if not isinstance(getattr(data, "source", None), TableSource):
+    if not isinstance(data, DataSpec) or not isinstance(data.source, TableSource):
         return None
-    assert isinstance(data, DataSpec)
     table: Any = open_source(data.source, data.intensities, data.labels)
+    if "example_id" in table.features:
+        raise UserError(f"{data.source.path} has a column example_id, as ids.csv has; rename it, or name it as id_column")
     return dict(table.features)

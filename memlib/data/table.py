@@ -87,12 +87,14 @@ class Table:
 
     def __init__(self, spec: TableSource) -> None:
         self._spec = spec
+        self._texts: pa.Table
         self._fs, self._path = open_location(spec.path)
         table = self._read()
         named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
         check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
         unlabelled = table[spec.label_column].null_count
-        table = table.filter(pc.is_valid(table[spec.label_column]))
+        labelled = pc.is_valid(table[spec.label_column])
+        table, self._texts = table.filter(labelled), self._texts.filter(labelled)
         if not table.num_rows:
             raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
         self._table = table
@@ -119,6 +121,7 @@ class Table:
                 table = pq.read_table(io.BytesIO(data))
                 check_size(path, table.nbytes)
                 table.validate(full=True)
+                self._texts = table
             else:
                 table = self._read_csv(data)
         except UserError:
@@ -136,6 +139,7 @@ class Table:
         names = pyarrow.csv.open_csv(io.BytesIO(data), reading, parsing).schema.names
         as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
         table = pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
+        self._texts = table
         return pa.table([_read_values(column) for column in table.columns], names=table.column_names)
 
     def _label(self) -> tuple[list[str], list[int]]:
@@ -194,8 +198,12 @@ class Table:
 
     @property
     def features(self) -> Mapping[str, Mapping[str, str]]:
-        """The values of the columns that models see, as they are in the file, by column and example id."""
-        return {column.name: self.attributes[column.name] for column in self._columns}
+        """The values of the columns that models see, as they are in the file, by column and example id.
+
+        Numbers of Parquet files are in the shortest decimal form, and their missing values are left out.
+        """
+        texts = _ColumnTexts(self._texts, self._ids)
+        return {column.name: texts[column.name] for column in self._columns}
 
     def one_hot(self, name: str) -> OneHot:
         """Return the coordinates of a categorical column.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
@@ -190,25 +191,23 @@ def _rates_and_interval(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the rates of the two sides at the same weights of strata, and the interval of their difference.
 
-    The interval is widened where the standard deviation of the difference in redraws is larger than that of two independent
-    rates.
+    The interval reaches at least 1.96 standard deviations of the difference in redraws to either side.
     """
     ours, all_of_them = np.bincount(strata, weights=design.first), np.bincount(strata)
     balance = ours * (1 - ours / all_of_them)
     if not balance.sum() > 0:
         return (float(correct[design.first].mean()) if design.first.any() else 0.0, 0.0), (-1.0, 1.0)
     share = balance / balance.sum()
-    parts, variance = [], 0.0
+    parts = []
     for side, count in ((design.first, ours), (~design.first, all_of_them - ours)):
         weight = np.where(side, (share / np.maximum(count, 1))[strata], 0.0)
-        rate = float(weight @ correct)
+        rate = min(1.0, float(weight @ correct))
         units = _effective_units(correct - rate, weight, rate, design.number)
         low, high = wilson(np.array(rate * units), np.array(units))
-        variance += rate * (1 - rate) / units
         parts.append((rate, float(low), float(high)))
     (one, low_1, high_1), (other, low_2, high_2) = parts
-    wider = max(1.0, deviation / math.sqrt(variance)) if variance > 0 else 1.0
-    down, up = wider * math.hypot(one - low_1, high_2 - other), wider * math.hypot(high_1 - one, other - low_2)
+    least = float(scipy.stats.norm.isf(0.025)) * deviation
+    down, up = max(least, math.hypot(one - low_1, high_2 - other)), max(least, math.hypot(high_1 - one, other - low_2))
     return (one, other), (max(-1.0, one - other - down), min(1.0, one - other + up))
 
 

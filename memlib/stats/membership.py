@@ -513,5 +513,7 @@ def _own_scatter(side: Side, values: Values, present: NDArray[np.bool_]) -> Valu
 
 def _shrunk(covariance: Values) -> Values:
     """Return a covariance whose entries off the diagonal are shrunk, with variances of at least `FLOOR`."""
-    diagonal = np.diag(np.maximum(np.diag(covariance), FLOOR))
-    return (1 - DIAGONAL) * covariance + DIAGONAL * diagonal
+    variances = np.maximum(np.diag(covariance), FLOOR)
+    shrunk: Values = (1 - DIAGONAL) * covariance
+    np.fill_diagonal(shrunk, variances)
+    return shrunk

@@ -57,8 +57,10 @@ class Nets:
     def _state(self, epoch: int | None) -> dict[str, Tensor]:
         import safetensors.torch
 
-        earlier = self._artifact.facts.get("earlier_epochs", ())
-        file = weights_of(epoch) if epoch is not None and epoch in earlier else WEIGHTS
+        facts = self._artifact.facts
+        is_earlier = epoch is not None and epoch in facts.get("earlier_epochs", ())
+        assert epoch is None or is_earlier or epoch == facts.get("epochs", epoch), f"the nets of epoch {epoch} are not kept"
+        file = weights_of(epoch) if epoch is not None and is_earlier else WEIGHTS
         return safetensors.torch.load_file(self._artifact.path(file))
 
     def _net(self) -> nn.Sequential:
@@ -107,11 +109,10 @@ def train_fleet(
     for file, states in files.items():
         stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         safetensors.torch.save_file(stacked, attempt.path(file))
+    described = {"model": model.model_dump(mode="json"), "classifier": num_classes, "input_shape": list(examples.input_shape)}
     attempt.facts |= {
-        "nets": len(jobs), "stack_size": size, "device": device.type, "best_epochs": [result.epoch for result in results],
-        "earlier_epochs": list(training.earlier_epochs), "training_seconds": round(time.monotonic() - started, 2),
-        "described": {
-            "model": model.model_dump(mode="json"), "classifier": num_classes, "input_shape": list(examples.input_shape)
-        },
+        "nets": len(jobs), "stack_size": size, "device": device.type, "described": described, "epochs": training.epochs,
+        "earlier_epochs": list(training.earlier_epochs), "best_epochs": [result.epoch for result in results],
+        "training_seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
     return results

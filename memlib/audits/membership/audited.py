@@ -107,7 +107,8 @@ class Audited:
         training = self.recipe.training
         if self.norms is None or training is None:
             return None
-        steps = max(1, round(self.recipe.shadows.share * len(self.member)) // (training.batch_size or 1))
+        size = int(self.member.sum())
+        steps = size // min(size, training.batch_size or size)
         total = np.zeros(len(self.member))
         for epoch, squared in zip(training.kept_epochs, self.norms, strict=True):
             before = max(0, epoch * steps - 1)

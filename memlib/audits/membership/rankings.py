@@ -74,17 +74,25 @@ class Rankings:
     @cached_property
     def slope(self) -> float:
         """The slope a of RMIA's offline reference, fitted to shadow models before the target is looked at."""
-        return fit_a(self.units.shadows, derive_seed(self.config.seed, "slope"))
+        return self._slope_of(self.units.shadows)
 
-    def attack(self, name: str) -> Attack[Any] | None:
-        """Return an attack with its settings; None for the gap, which reads right answers instead of log odds."""
+    def _slope_of(self, shadows: Shadows) -> float:
+        return fit_a(shadows, derive_seed(self.config.seed, "slope"))
+
+    def attack(self, name: str, shadows: Shadows | None = None) -> Attack[Any] | None:
+        """Return an attack with its settings; None for the gap, which reads right answers instead of log odds.
+
+        Args:
+            name: the attack.
+            shadows: models to which settings are fitted; by default all shadow models.
+        """
         match name:
             case "lira" | "lira_offline":
                 return Lira(online=name == "lira")
             case "rmia":
                 return Rmia()
             case "rmia_offline":
-                return Rmia(online=False, a=self.slope)
+                return Rmia(online=False, a=self.slope if shadows is None else self._slope_of(shadows))
             case "calibrated_loss" | "ratio":  # without a pretrained model, to which a ratio compares
                 return CalibratedLoss()
             case "loss":
@@ -179,12 +187,13 @@ def survey_halves(rankings: Rankings, count: int) -> tuple[Scores, Scores]:
     The second scores depend on each of the later models alone, given the first ones, so that these are independent trials.
     """
     units, name = rankings.units, rankings.config.headline
-    attack = rankings.attack(name)
-    if name in rankings.signals or attack is None:
+    if name in rankings.signals or name == "gap":
         known = rankings.signals[name].shadows if name in rankings.signals else units.shadows_correct.astype(np.float64)
         return known[:count], known[count:]
     shadows = rankings.given(name)[1]
     first = Shadows(shadows.odds[:count], shadows.inside[:count], shadows.pools)
+    attack = rankings.attack(name, first)
+    assert attack is not None
     summary = attack.summarize(first)
     return survey(first, attack), np.stack([attack.score(summary, odds) for odds in shadows.odds[count:]])
 

@@ -123,6 +123,8 @@ class TargetSpec(WithMembers):
 class Config(LevelSpec):
     """Attacks, tests and intervals."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"self_influence"})
+
     attacks: tuple[AttackName, ...] = Field(default=ATTACKS, min_length=1)
     """lira: likelihood ratio of models that were and were not trained on the example (Carlini 2022); rmia: confidence beyond
     that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: from
@@ -252,6 +254,11 @@ class Recipe(Spec):
             )
         if self.score.self_influence and (self.target.is_external or training is None):
             yield "score.self_influence follows the training of a network by memlib; leave it out"
+        if (self.follows or self.score.self_influence) and training is not None and training.patience is not None:
+            yield (
+                "training.patience stops models after different epochs, but trajectory and score.self_influence follow the "
+                "same epochs of all; set it to null"
+            )
         if self.privacy is not None and self.coins != 0.5:
             yield (
                 f"privacy needs an independent fair coin for each example or person; the target's were {self._chosen}; "

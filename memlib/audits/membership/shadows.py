@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -148,7 +147,7 @@ class Answers:
 
     def write(self, attempt: Attempt) -> None:
         """Write the arrays."""
-        for name, values in zip((*FILES, EARLIER), dataclasses.astuple(self), strict=True):
+        for name, values in zip((*FILES, EARLIER), (self.odds, self.correct, self.held_out, self.earlier), strict=True):
             if values is not None:
                 np.save(attempt.path(name), values)
 
@@ -250,26 +249,23 @@ class Observe(Stage[Answers]):
         """Write the answers."""
         from memlib.observe.models import check_varied
 
-        by_query = self._scores(TRAIN, self.epoch, device, self.queries)
+        pool, held_out = (self.data.images[column(self.data.members(role), "row")] for role in (TRAIN, HELD_OUT))
+        asked = variants(pool, self.queries)
+        *by_query, of_held_out = self._scores([*asked, held_out], self.epoch, device)
         check_varied(self.models, by_query[0], attempt)
-        (held_out,) = self._scores(HELD_OUT, self.epoch, device)
-        earlier = [self._scores(TRAIN, epoch, device)[0] for epoch in self.earlier]
-        answers_of(by_query, held_out, self.data, earlier).write(attempt)
+        earlier = [self._scores([pool], epoch, device)[0] for epoch in self.earlier]
+        answers_of(by_query, of_held_out, self.data, earlier).write(attempt)
 
-    def _scores(
-        self, role: str, epoch: int, device: torch.device, queries: QueriesSpec = QueriesSpec()
-    ) -> list[NDArray[np.float32]]:
-        """Return the class scores (num_models, num_examples, num_classes) for each query."""
+    def _scores(self, asked: Sequence[NDArray[Any]], epoch: int, device: torch.device) -> list[NDArray[np.float32]]:
+        """Return the class scores (num_models, num_examples, num_classes) on each of several sets of stored examples."""
         from memlib.observe.outputs import class_scores
 
-        rows = column(self.data.members(role), "row")
         count = 1 if isinstance(self.models, ExternalClassifierSpec) else int(self.models.facts.get("nets", 1))
-        if not len(rows):
-            return [np.zeros((count, 0, self.data.num_classes), dtype=np.float32)]
         forward, take = load_any(self.models, epoch, self.data.num_classes, device)
+        nothing = np.zeros((count, 0, self.data.num_classes), dtype=np.float32)
         return [
-            class_scores(forward, variant, num_nets=count, device=device, take=take)
-            for variant in variants(self.data.images[rows], queries)
+            class_scores(forward, examples, num_nets=count, device=device, take=take) if len(examples) else nothing
+            for examples in asked
         ]
 
     @classmethod

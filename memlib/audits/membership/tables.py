@@ -25,7 +25,12 @@ UNITS = Table(
         Column("calibrated_loss", FLOAT, "nat", "log confidence minus its mean in out models"),
         Column("loss", FLOAT, "nat", "log confidence, the negative loss"),
         Column("gap", FLOAT, "", "share of right answers"),
-        Column("trajectory", FLOAT, "nat", "log likelihood ratio of the answers after several epochs; null if not asked for"),
+        Column(
+            "trajectory",
+            FLOAT,
+            "nat",
+            "log likelihood ratio over several epochs; of persons, -log of its tail",
+        ),
         Column("ratio", FLOAT, "nat", "documents: mean log probability per token minus that of the pretrained or out models"),
         Column("min_k", FLOAT, "", "documents: Min-K%++, mean of the lowest standardized log probabilities (Zhang 2024)"),
         Column("zlib", FLOAT, "", "documents: log probability relative to the compressed size, in bits (Carlini 2021)"),

@@ -67,7 +67,8 @@ def test_ids_names_the_setting_of_a_membership_audit(
 
 
 def test_ids_of_a_table_hold_its_own_columns_without_label_person_and_name(tmp_path: Path, secret: bytes) -> None:
-    rows = [f'p{number // 2},n{number},{20 + number},"a, {number % 3}",{number % 2}' for number in range(40)]
+    ages = ["?", "1.5", *(f"{20 + number}" for number in range(38))]  # as they are in the file, whatever a model sees
+    rows = [f'p{number // 2},n{number},{ages[number]},"a, {number % 3}",{number % 2}' for number in range(40)]
     (tmp_path / "table.csv").write_text("\n".join(["who,name,age,town,ill", *rows]))
     recipe, asked = tmp_path / "recipe.yaml", tmp_path / "asked"
     source = f"{{kind: table, path: {tmp_path}/table.csv, label_column: ill, id_column: name, person_column: who}}"
@@ -78,9 +79,20 @@ def test_ids_of_a_table_hold_its_own_columns_without_label_person_and_name(tmp_p
     with (asked / "ids.csv").open() as file:
         found = {row.pop("example_id"): row for row in csv.DictReader(file)}
     assert found == {
-        pseudonym_of(f"p{number // 2}/n{number}", secret): {"age": str(20 + number), "town": f"a, {number % 3}"}
+        pseudonym_of(f"p{number // 2}/n{number}", secret): {"age": ages[number], "town": f"a, {number % 3}"}
         for number in range(40)
     }
+
+
+def test_ids_refuses_a_table_with_a_column_of_the_name_that_names_get(
+    tmp_path: Path, secret: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table.csv").write_text("\n".join(["example_id,ill", *(f"{n},{n % 2}" for n in range(20))]))
+    source = f"{{kind: table, path: {tmp_path}/table.csv, label_column: ill}}"
+    (tmp_path / "recipe.yaml").write_text(f"audit: membership\ndata: {{source: {source}}}\nmodel: {{kind: forest}}\n")
+    command = ["ids", "--recipe", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "asked")]
+    assert main([*command, "--store", str(tmp_path / "s")]) == 2
+    assert "has a column example_id, as ids.csv has; rename it" in capsys.readouterr().err
 
 
 def test_ids_refuses_an_existing_output_folder_and_audits_without_outputs_of_owners(

@@ -113,6 +113,18 @@ def test_the_interval_is_as_wide_as_differences_vary_with_an_estimated_prior() -
         assert found.high - found.low > 0.93 * 2 * 1.96 * found.detectable / unit
 
 
+@pytest.mark.parametrize("count", [20, 37, 60])
+def test_the_interval_of_guesses_that_are_all_right_is_narrow(count: int) -> None:
+    """Rates may miss 1 by a rounding, which must not decide the interval."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values, labels, first = rng.integers(0, 2, count), rng.integers(0, 2, count), np.arange(count) % 2 == 0
+        odds, folds = np.where(values[:, None] == np.arange(2), 9.0, -9.0), np.arange(count) % 5
+        found = attribute_inference(odds, values, labels, Design.of(first, labels), folds=folds, permutations=99, seed=seed)
+        assert found.difference == pytest.approx(0, abs=1e-12)
+        assert -0.6 < found.low < 0 < found.high < 0.6
+
+
 def test_copies_of_persons_do_not_narrow_the_interval() -> None:
     labels, first = np.zeros(60, dtype=int), np.arange(60) < 30
     right = np.arange(60) % 3 == 0

@@ -121,6 +121,8 @@ class DocumentsRecipe(Recipe):
         attacks, count = self.score.attacks, self.shadows.count
         if self.score.headline not in attacks:
             yield f"score.headline {self.score.headline} is not among score.attacks ({', '.join(attacks)})"
+        if self.score.self_influence:
+            yield "score.self_influence is for classifiers of examples; leave it out"
         if "ratio" in attacks and not count and not isinstance(self.model, PretrainedSpec):
             yield "ratio compares with a pretrained model or with shadow models; raise shadows.count, or set score.attacks"
         fitted = [name for name in attacks if name in OF_SHADOWS]

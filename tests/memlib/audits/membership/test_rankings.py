@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.rankings import survey_halves, survey_models
 from memlib.audits.membership.shadows import Answers
+from memlib.specs import TrainingSpec
 from memlib.stats.membership import Trajectory
 from memlib.stats.operating import auc
 from memlib.stats.shadows import Shadows
@@ -32,6 +33,20 @@ def followed(memory: float, *, seed: int = 0, **settings: Any) -> Audited:
         target=more(audited.target, audited.member[None]),
         shadows=more(audited.shadows, audited.inside),
     )
+
+
+@pytest.mark.parametrize("batch_size", [16, None])
+def test_self_influence_weighs_each_epoch_by_its_learning_rate(batch_size: int | None) -> None:
+    optimizer = {"learning_rate": 0.1, "schedule": "cosine", "warmup_epochs": 0, "final_fraction": 0.0}
+    training = TrainingSpec.model_validate(
+        {"objective": {"kind": "supervised"}, "epochs": 4, "batch_size": batch_size, "checkpoint_epochs": [1, 2],
+         "optimizer": optimizer, "augment": None}
+    )  # fmt: skip
+    audited, norms = world(64), np.random.default_rng(0).random((3, 64))
+    audited = replace(audited, norms=norms, recipe=audited.recipe.model_copy(update={"training": training}))
+    steps = 1 if batch_size is None else int(audited.member.sum()) // batch_size
+    rates = [0.05 * (1 + np.cos(np.pi * (epoch * steps - 1) / (4 * steps))) for epoch in (1, 2, 4)]
+    np.testing.assert_allclose(audited.self_influence, rates @ norms)
 
 
 def test_the_trajectory_finds_what_only_earlier_epochs_show() -> None:

@@ -142,12 +142,12 @@ def test_self_influence_is_that_of_the_target_after_each_kept_epoch(tmp_path: Pa
 def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
     large = changed(
         model={"architecture": "three_block"}, data={**DIGITS, "image_size": 28}, shadows={"count": 4},
-        split={"train_per_class": 6}, training={**NET["training"], "epochs": 1, "batch_size": 10},  # type: ignore[dict-item]
+        split={"train_per_class": 6}, training={**NET["training"], "epochs": 2, "batch_size": 10},  # type: ignore[dict-item]
     )  # fmt: skip
     run = memlib.run(large, store=str(tmp_path / "store"), quiet=True)
     assert len(stages(str(tmp_path / "store"))["train_subset"]) == 5
     assert run.tables["models"].num_rows == 5
-    large["training"]["checkpoint_epochs"] = [0]
+    large["training"]["checkpoint_epochs"] = [1]
     run = memlib.run(large | FOLLOWED, store=str(tmp_path / "store"), quiet=True)
     assert run.tables["units"]["trajectory"].null_count == 0
 
@@ -164,6 +164,7 @@ def test_full_batches_are_refused() -> None:
         ({"model": {"kind": "forest"}}, "remove training"),
         ({"score": {"attacks": ["loss"]}}, "headline lira is not among"),
         ({"score": {"self_influence": True}, "model": {"kind": "forest"}, "training": None}, "leave it out"),
+        (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [2], "patience": 3}}, "set it to null"),
         (FOLLOWED, "after several epochs of a network"),
         (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [20]}}, "after several epochs of a network"),
         (FOLLOWED | {"model": {"kind": "forest"}, "training": None}, "after several epochs of a network"),

@@ -6,7 +6,7 @@ import scipy
 
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.rankings import survey_halves
-from memlib.audits.membership.recipe import MEMBERS
+from memlib.audits.membership.recipe import ATTACKS, MEMBERS
 from memlib.audits.membership.summary import summarize
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from tests.memlib.audits.membership.worlds import world
@@ -157,10 +157,12 @@ def test_many_models_bound_the_epsilon_of_training() -> None:
     assert findings_of(world(100, shadows={"count": 128}, seed=3)).first("epsilon_of_training").value < 0.5
 
 
-def test_later_models_are_scored_against_the_first_ones_alone() -> None:
-    audited = world(50, memory=1.0, shadows={"count": 20})
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_later_models_are_scored_against_the_first_ones_alone(attack: str) -> None:
+    score = {"redraws": 999, "attacks": [attack], "headline": attack}
+    audited = world(50, memory=1.0, shadows={"count": 20}, score=score)
     first, second = survey_halves(audited.rankings, 12)
-    other = world(50, memory=1.0, shadows={"count": 13})
+    other = world(50, memory=1.0, shadows={"count": 13}, score=score)
     assert np.allclose(survey_halves(other.rankings, 12)[1][0], second[0])
     assert first.shape == (12, 50)
 
