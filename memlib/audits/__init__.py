@@ -1,6 +1,7 @@
-"""Registry of the audits: one package per audit, all with the same layout.
+"""Registry of the audits: one package per audit.
 
-recipe.py (schema of the recipes), stages.py, scores.py, summary.py, verdict.py, tables.py, report.py; AUDIT in `__init__.py`.
+Each package declares AUDIT in `__init__.py`, the schema of its recipes in recipe.py and its published tables in tables.py;
+its other modules hold its stages, scores, findings, verdict and page.
 """
 
 import importlib

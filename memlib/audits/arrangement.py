@@ -1,6 +1,6 @@
 """The arrangement of each audit: flows/<audit>.py defines its stages (STAGES) and the function that runs them (audit).
 
-Arrangements are loaded by their place beside this package, never by the name `flows`: a user's project may have one, too.
+Arrangements are loaded by their place beside memlib, never by the name `flows`: a user's project may have a flows/, too.
 """
 
 import functools
@@ -43,7 +43,7 @@ def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
 
 
 def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
-    """Return the names of an audit's stages, as in keys and in the store; given a recipe, only those that it may use."""
+    """Return the names of an audit's stages, as in keys and in the store; given a recipe, only those that it may need."""
     absent: Callable[[Any], Collection[type[AnyStage]]] | None = getattr(_module(audit), "absent", None)
     left_out = absent(recipe) if absent is not None and recipe is not None else ()
     return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit) if stage not in left_out))
@@ -65,14 +65,14 @@ def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def prefect_flow(module: str, name: str) -> Any:
-    """Return the Prefect flow of an arrangement, which has the name of its module; Prefect is loaded only now.
+    """Return the Prefect flow of an audit, the attribute of its module in flows/; Prefect is imported on the call.
 
     Args:
         module: name of the audit's module in flows/.
-        name: the name that was asked for, as in the module's `__getattr__`.
+        name: attribute that is looked up in the module by `__getattr__`; the flow has the module's name.
 
     Raises:
-        AttributeError: for any other name.
+        AttributeError: if the attribute is not the flow.
         UserError: if another package named flows hides the one beside memlib.
     """
     if name != module:
@@ -92,7 +92,7 @@ def _module(audit: Audit) -> Any:
 
 @functools.cache
 def _loaded(name: str) -> Any:
-    """Load a module of the folder flows/ beside this package."""
+    """Load a module of the folder flows/ beside memlib, once."""
     place = spec_from_file_location(f"memlib_flows_{name}", FOLDER / f"{name}.py")
     assert place is not None
     assert place.loader is not None

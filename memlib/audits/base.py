@@ -45,7 +45,7 @@ class Judgement:
 
     Attributes:
         outcome: passed, failed or undecided.
-        reason: the numbers behind it, in words.
+        reason: the numbers behind the outcome, in words.
     """
 
     outcome: Literal["passed", "failed", "undecided"]
@@ -97,7 +97,7 @@ class Audit:
         question: the question that the audit answers, in plain words.
         recipe: schema of the audit's recipes.
         tables: published tables by name.
-        headlines: families of tests that decide the word of a run, see `memlib.findings.word_of`.
+        headlines: families of tests that decide the word of a run's verdict; see `memlib.findings.word_of`.
         in_brief: function that returns whether short listings include a finding: takes the params of the finding and those of
             the headline.
         limits: function that yields the limitations of a recipe that do not depend on the data, such as tests that are too
@@ -108,13 +108,13 @@ class Audit:
             supplied outputs: takes a runner and the recipe, and returns the stored examples and the row of each by id.
         columns: metrics that a sweep shows side by side; by default the first ones.
         compare: function that compares each pair of sweep cells that audit the same examples, and returns settled findings.
-        utility: function that returns how well a run's models do what they are for, as an estimate with an interval; None if
-            that was not measured.
+        utility: function that returns an estimate, with an interval, of how well a run's models serve their purpose; None if
+            this was not measured.
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
         run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
-        variants: schemas of recipes with other data, which `recipe` reads as well, by what they are about.
-        variant_of: function that returns the variant that a recipe's content is of; "" for `recipe` itself.
+        variants: schemas of recipes on other kinds of data, by name of the variant; `recipe` reads these recipes, too.
+        variant_of: function that returns the name of the variant to which a recipe's content belongs; "" for `recipe` itself.
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
 
@@ -149,7 +149,7 @@ class Audit:
         return self.name.replace("-", "_")
 
     def schema(self, content: Params) -> type[Spec]:
-        """Return the schema of a recipe's content, whose keys are named in messages."""
+        """Return the schema to which a recipe's content belongs: that of a variant or `recipe`."""
         return self.variants.get(self.variant_of(content), self.recipe)
 
     def level(self, findings: Findings) -> float | None:
@@ -163,7 +163,10 @@ class Audit:
         return tests.strongest() if tests else findings.head
 
     def said_of_look(self, ledger: Ledger, findings: Findings) -> str:
-        """Return which look at its data a run is, and what that does to its result; "" for a first one, or without a test."""
+        """Return a sentence on repeated looks at a run's data and their effect on its result.
+
+        The text is "" for a first look of which no further ones were planned, and for a run without a test.
+        """
         test = self.decisive(findings)
         return look_in_words(ledger, self.field, test.p_adjusted, test.alpha) if test.is_test else ""
 

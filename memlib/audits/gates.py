@@ -18,7 +18,7 @@ GATE = re.compile(r"(?P<metric>\w+)(\[(?P<params>[^\]]*)\])?=(?P<value>[^=]+)")
 
 
 class Judged(NamedTuple):
-    """A decision: the gate as given, the finding, the outcome and the reason."""
+    """The decision of one gate on one finding: the gate as given, metric and params of the finding, outcome and reason."""
 
     gate: str
     metric: str
@@ -33,7 +33,7 @@ class Decision:
 
     Attributes:
         run: id of the run.
-        findings: the decision of every gate, for each finding that it applies to.
+        findings: the decision of every gate on each finding to which the gate applies.
     """
 
     run: str
@@ -41,7 +41,7 @@ class Decision:
 
     @property
     def outcome(self) -> Outcome:
-        """failed if any gate is; passed if all are; undecided otherwise."""
+        """Outcome of the build: failed if any gate failed, passed if all gates passed, otherwise undecided."""
         outcomes = {judged.outcome for judged in self.findings}
         return "failed" if "failed" in outcomes else "undecided" if "undecided" in outcomes else "passed"
 
@@ -59,7 +59,7 @@ def decide(run: Run, *, fail_above: Sequence[str] = (), fail_on: Literal["shown"
         fail_on: "shown": fail if the run shows memorization, pass only if its verdict is bounded.
 
     Raises:
-        UserError: without a gate, for a malformed one, or for one that matches no finding of the run.
+        UserError: if no gate is given, or if a gate is malformed or matches no finding of the run.
     """
     if not fail_above and fail_on is None:
         raise UserError("give a gate: --fail-on shown, or --fail-above METRIC=VALUE")
@@ -85,7 +85,7 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
     Args:
         row: the finding.
         limit: largest accepted value.
-        decides: whether it belongs to a headline family; other tests are adjusted among themselves and decide nothing.
+        decides: whether the finding is of a headline family; other tests are adjusted among themselves and decide nothing.
     """
     if not row.is_test:
         return Judgement("undecided", "it is not tested, so it passes and fails no gate")
@@ -99,10 +99,10 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
 
 
 def _selected(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
-    """Return each gate with the rows that it applies to and its limit.
+    """Return each gate with the findings to which it applies and its limit.
 
     Raises:
-        UserError: for a malformed gate, or one that matches no finding of the run.
+        UserError: if a gate is malformed or matches no finding of the run.
     """
     selected = []
     every = _findings(run) if gates else Findings([])
@@ -130,7 +130,7 @@ def _selected(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], 
 
 
 def _findings(run: Run) -> Findings:
-    """Return the findings of a run's summary; of a sweep, the headlines of its cells, which its manifest holds."""
+    """Return the findings of a run's summary; for a sweep, the headlines of its cells, read from its manifest."""
     return Findings.read(run.summary) if "summary" in run.tables else Findings.of_run(run.record)
 
 

@@ -55,7 +55,7 @@ class PageStage(Stage[Path]):
 
     @abstractmethod
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the audit says on its page."""
+        """Draw the figures and return the audit's part of the page."""
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""

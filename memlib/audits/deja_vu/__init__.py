@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params appears in short listings: those at the headline's setting do.
+    """Return whether a finding with these params appears in short listings.
 
-    So do the probes of earlier checkpoints at the headline's layer.
+    Listed are findings at the headline's setting, probes of earlier checkpoints at the headline's layer, and gains of
+    reconstructions that were drawn from neighbours.
     """
     if "measure" in params:  # of a reconstruction
         return params["source"] == NEIGHBORS and "by" not in params

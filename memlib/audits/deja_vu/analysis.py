@@ -115,7 +115,7 @@ class Analysis:
         return {"A": self.of_a, "B": ~self.of_a, "both": np.ones_like(self.of_a)}[direction]
 
     def _statistics(self, weigh: Weigh) -> dict[str, NDArray[np.float64]]:
-        """Return every statistic by name, (num_pairs, num_weightings); weightings keep the total weight of each direction."""
+        """Return every statistic by name, (num_pairs, num_weightings), under the weightings of the units by `weigh`."""
 
         def within(width: float) -> dict[str, NDArray[np.float64]]:
             parts = [self._of_pair(pair, direction, width) for pair in range(self.num_pairs) for direction in DIRECTIONS]
@@ -145,7 +145,7 @@ class Analysis:
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """Comparison within classes, if their sizes differ; number of groups, and of equal ones that would be as precise."""
+        """Params: comparison within classes unless balanced; number of groups, and of equally precise equal groups."""
         within = {} if self.is_balanced else {"within": "classes"}
         if not self.design.has_groups:
             return within
@@ -160,10 +160,10 @@ class Analysis:
 
     @property
     def own_gains(self) -> NDArray[np.int64]:
-        """1 where only the model trained on A is right, -1 where only the one trained on B is, else 0.
+        """Gains, (num_pairs, num_units): 1 where only the model trained on A is right, -1 where only model B is, else 0.
 
         With a single model, the classifier that replaces the second model takes the place of the model trained on B. If
-        nothing is memorized, the gains do not depend on the side of the image. (num_pairs, num_units).
+        nothing is memorized, the gains do not depend on the side of the image.
         """
         own = self.right["target"].astype(np.int64) - self.right["reference"]
         gains: NDArray[np.int64] = np.where(self.of_a | self.alone, own, -own)
@@ -178,7 +178,7 @@ class Analysis:
     def wrong(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Number of pairs whose model trained on A, and whose model trained on B, is wrong on each image, (num_units,) each.
 
-        With a single model, there is none that was trained on B.
+        With single models, the second array is 0.
         """
         target, reference = (np.asarray((~self.right[side]).sum(axis=0), dtype=np.int64) for side in SIDES)
         if self.alone:
@@ -227,7 +227,7 @@ class Analysis:
         return models[0], models[1]
 
     def interval(self, name: str) -> Interval:
-        """Return the interval over examples or, for both directions and enough pairs, over examples and training runs.
+        """Return a statistic's interval over examples or groups and, for both directions with enough pairs, trainings.
 
         The interval does not enter the verdict.
         """
@@ -244,7 +244,7 @@ class Analysis:
         return Interval(max(floor, ends[0]), min(1.0, ends[1]), sampled)
 
     def _counted(self, name: str) -> int:
-        """Return the number of images (or groups) behind a statistic: of its direction, and of its share if it has one."""
+        """Return the number of groups or images behind a statistic: those of its direction, times its share p if it has one."""
         statistic, direction = name.rsplit("/", 1)
         units = np.unique(self.groups[self.units_of(direction)])
         share = float(statistic.partition("@")[2] or 1)
@@ -252,7 +252,7 @@ class Analysis:
 
     @property
     def sampled(self) -> str:
-        """The units over which intervals without training runs speak."""
+        """The units that intervals sample besides training runs: examples or groups."""
         return sampled_units(self.design)
 
     @property

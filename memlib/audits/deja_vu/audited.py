@@ -1,4 +1,4 @@
-"""The audited images of one finding, and what is said of differences between the models that were trained on them or not."""
+"""The audited images of one finding, with intervals and tests of how the models trained on them differ from the others."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Audited:
 
     @cached_property
     def params(self) -> dict[str, Any]:
-        """Number of groups, and of equal ones that would be as precise."""
+        """Number of groups, and number of equal groups that would be as precise; empty without groups."""
         if not self.design.has_groups:
             return {}
         return {"groups": self.design.num_groups, "effective_groups": round(effective_groups(self.design), 1)}
 
     def own(self, by_model: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the values under the model trained on each image, and under the other one, (num_pairs, num_images) each.
+        """Return the values under the model trained on each image, and under the other model, (num_pairs, num_images) each.
 
         Args:
             by_model: (num_pairs, 2, num_images), under the models trained on A and on B.
@@ -117,7 +117,7 @@ class Audited:
 
         Args:
             metric, params, family: of the finding.
-            gains: (num_pairs, num_images), under the model trained on A, less the other.
+            gains: (num_pairs, num_images), by how much the model trained on A is better than the model trained on B.
             null: the same statistic under redraws of the sides, (num_draws,).
             level: level at which power is stated.
             seed: seed of the power.
@@ -131,5 +131,5 @@ class Audited:
         )  # fmt: skip
 
     def redrawn(self, gains: NDArray[np.float64], *, seed: int) -> NDArray[np.float64]:
-        """Return half the difference of gains (num_images,), which do not depend on the draw, under redraws: (num_draws,)."""
+        """Return half the difference between redrawn sides of fixed gains (num_images,): (num_draws,)."""
         return self.design.redrawn_differences(gains, self.config.permutations, seed=seed) / 2

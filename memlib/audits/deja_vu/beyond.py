@@ -1,10 +1,10 @@
 """Findings on memory beyond the class: attributes, and the rank of the true image within its class and set.
 
-Held fixed in the test are the models, and so for every image the neighbours of its crop, and which of its candidates lie
-nearer than the image itself, under either model. Candidates are drawn from A and B together by a hash of their ids, so they
-are fixed, too. The test redraws which images of each class counted as A's. If the side of an image changes no output of a
-model, which is the null hypothesis, every draw was as likely as the actual one given all this, so the test is exact for any
-statistic, if that is computed from the redrawn sides as from the actual ones.
+The test holds the models fixed, and with them, for every image and either model, the neighbours of its crop and the set of
+candidates that lie nearer than the image itself. Candidates are drawn from A and B together by a hash of their ids, so they
+are fixed, too. The test redraws which images of each class belong to A. Under the null hypothesis, the side of an image
+changes no output of a model; every draw is then as likely as the actual one, so the test is exact for any statistic that is
+computed from the redrawn sides in the same way as from the actual ones.
 
 An attribute's statistic is the difference between sides of a gain that does not depend on the draw. A rank depends on it, as
 only candidates of the image's own side count. Otherwise the whole images that a model trained on, which it may place apart
@@ -68,7 +68,7 @@ class Beyond:
 
 
 def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Finding]:
-    """Yield for each attribute `attribute_excess`, and `neighbor_rank_gain`, tested as one family, and their diagnostics.
+    """Yield `attribute_excess` of each attribute and `neighbor_rank_gain`, tested as one family, with their diagnostics.
 
     Args:
         beyond: the values, neighbours and ranks.

@@ -30,7 +30,7 @@ _TESTED = (
 
 
 def beyond_section(findings: Findings) -> Section | None:
-    """Return the section, from the findings of a run; None if the run does not ask what is remembered beyond the class."""
+    """Return the section, from the findings of a run; None if memory beyond the class was not measured."""
     rows = [row for row in findings if _is_beyond(row)]
     if not rows:
         return None
@@ -47,7 +47,7 @@ def beyond_section(findings: Findings) -> Section | None:
 
 
 def _sampled(rows: Sequence[Finding]) -> str:
-    """Return the units over which the intervals of some findings are."""
+    """Return the units that the intervals of some findings sample."""
     return next(row.interval.over for row in rows if row.interval is not None)
 
 
@@ -75,7 +75,7 @@ def _with_interval(row: Finding) -> str:
 
 
 def _of_missing(rows: Sequence[Finding]) -> Iterator[str]:
-    """Yield a sentence on the audited images that some rows leave out."""
+    """Yield, for each row that leaves out audited images, a sentence with their number and the reason."""
     for row in rows:
         count = row.params.get("without_value", row.params.get("without_candidates", 0))
         if count:

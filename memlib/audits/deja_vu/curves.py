@@ -19,7 +19,7 @@ HELD_OUT = "_held_out"  # suffix of the series for held-out images
 
 
 def curves(units: pa.Table, *, alone: bool = False) -> pa.Table:
-    """Return label-inference accuracy against the share of most confident examples (Figure 3), averaged over directions.
+    """Return label-inference accuracy by share of most confident examples (Fig. 3), averaged over directions and pairs.
 
     Args:
         units: tables.UNITS.

@@ -281,7 +281,7 @@ def shown_rows(
 def views_of(recipe: Recipe) -> list[View]:
     """Return all views that the audit shows to models: background crops of the audited images, and whole images.
 
-    Generators of reconstructions are trained on crops of public images, too.
+    Crops of public images are included if generators of reconstructions are trained on them.
     """
     public_crops = [View((PUBLIC,), recipe.crops[0])] if recipe.reconstruct and recipe.reconstruct.crops else []
     return [*(View((TARGET, REFERENCE), crop) for crop in recipe.crops), PUBLIC_VIEW, PROBED_VIEW, *public_crops]

@@ -24,14 +24,14 @@ CHANGE, CHANGES = "change in share_excess", "changes"
 
 @dataclass(frozen=True)
 class Gains:
-    """Gain of the target over the reference on each image at one setting; the mean over images is the share excess.
+    """Gains on each image at one setting; the difference between their means over the two sides is the share excess.
 
     Attributes:
         images: (num_images,) ids and sides (directions), sorted.
         design: the draw of the sides.
-        gains: (num_pairs, num_images) 1/2 where only the model trained on A names the object, -1/2 where only the one trained
-            on B does, else 0, so that the difference of the sides' means is the share excess. With a single model, its
-            reference takes the place of the one trained on B, and gains are 1, -1 and 0.
+        gains: (num_pairs, num_images) 1/2 where only the model trained on A names the object, -1/2 where only the model
+            trained on B does, else 0. With a single model, its reference takes the place of the model trained on B, and gains
+            are 1, -1 and 0.
     """
 
     images: pa.Table
@@ -95,11 +95,11 @@ def difference(
 
 
 def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, seed: int) -> Iterator[Finding]:
-    """Yield a finding for each layer and epoch: the share excess minus that before fine-tuning, at the headline's crop and k.
+    """Yield, for each layer and each epoch after the first, the share excess minus that at the first epoch.
 
     Args:
         units: tables.UNITS.
-        headline: crop and k.
+        headline: crop and k of the headline, and the layer if only one is followed.
         alone: True if there is no second model.
         seed: seed of the resamples.
     """

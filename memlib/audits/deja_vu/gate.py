@@ -24,9 +24,10 @@ LEVEL = 0.025  # of each of the two steps, at either end
 
 
 def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
-    """Judge the share excess of the headline; None for any other finding.
+    """Judge the headline's share excess against a limit; return None for any other finding.
 
-    Passed if the share of memorized images is at most the limit with 95 % confidence, failed if it is above it.
+    The gate is passed if, with 95 % confidence, the share of memorized images is at most the limit, and failed if, with 95 %
+    confidence, the share exceeds the limit.
     """
     if row.metric != "share_excess" or row.family != HEADLINE:
         return None
@@ -43,7 +44,7 @@ def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
 
 
 def shares(units: pa.Table, recipe: Recipe) -> tuple[float, float, int] | None:
-    """Return limits of the share of memorized images, each at .05 over both steps, and the number of images or persons.
+    """Return limits of the share of memorized images, each with an error of .05 / looks, and the number of images or persons.
 
     Args:
         units: tables.UNITS of the run.

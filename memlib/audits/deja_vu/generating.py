@@ -59,7 +59,7 @@ class Scale:
         return Scale(mean.astype(np.float32), spread.astype(np.float32))
 
     def apply(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return representations with mean 0 and spread 1: (num, dim) -> (num, dim); constant dimensions become 0."""
+        """Return representations scaled to mean 0 and spread 1: (num, dim) -> (num, dim); constant dimensions become 0."""
         divisor = np.where(self.spread > 0, self.spread, np.float32(np.inf))
         scaled: NDArray[np.floating] = (np.asarray(vectors, dtype=np.float32) - self.mean) / divisor
         return scaled.astype(np.float32, copy=False)
@@ -94,7 +94,7 @@ class Conditions:
 
     @functools.cached_property
     def scale(self) -> Scale:
-        """The scale of the whole public images."""
+        """The scale of the representations of whole public images."""
         return Scale.of(_whole(self._views), self._layers)
 
     def __getitem__(self, chosen: NDArray[np.int64], /) -> NDArray[np.float32]:
@@ -185,7 +185,7 @@ class GenerateTrain(Train):
 
 
 class Sampler(Protocol):
-    """Draws images from conditions."""
+    """A function that draws images from conditions."""
 
     def __call__(
         self,
@@ -208,19 +208,19 @@ class Sampler(Protocol):
             device: device to compute on; the CPU by default.
 
         Returns:
-            (num, side, side, 3).
+            (num, side, side, 3) uint8.
         """
         ...
 
 
 def noise_bank(count: int, side: int, *, seed: int) -> NDArray[np.float32]:
-    """Return standard normal noise (count, 3, side, side), the same for all generators; a smaller bank is its beginning."""
+    """Return standard normal noise (count, 3, side, side), the same for all generators; a larger bank begins with it."""
     rng = np.random.default_rng(derive_seed(seed, "noise bank", side))
     return rng.standard_normal((count, 3, side, side), dtype=np.float32)
 
 
 def generator_of(model: Artifact[TrainedModel], epoch: int) -> Sampler:
-    """Return the function that draws images with a generator's weights of an epoch: a denoiser's moving average."""
+    """Return a function that draws images with a generator's weights at an epoch; for a denoiser, their moving average."""
     from memlib.models.generators import Denoiser
 
     network, _ = model.content.load(epoch=epoch)

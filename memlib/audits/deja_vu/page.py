@@ -66,7 +66,7 @@ class Report(PageStage):
         return (self.shard, self.splits)
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the audit says on its page."""
+        """Draw the figures and return the audit's part of the page."""
         from memlib.audits.deja_vu.report import compose
 
         tables, pictures = self.scores.content, _Pictures(self)

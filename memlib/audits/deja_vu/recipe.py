@@ -92,7 +92,7 @@ class Config(LevelSpec):
     """Share of images: if the 95 % upper bound on memory lies below it, the verdict is `bounded`. Fix it in advance."""
 
     def headline_level(self, *, beyond: bool) -> float:
-        """Return the level at which a headline family is tested, regardless of the others.
+        """Return the level at which a headline family is tested whatever the others show: an equal share of the level.
 
         Args:
             beyond: whether memory beyond the class is tested.
@@ -168,8 +168,8 @@ class Recipe(Spec):
     beyond: BeyondSpec | None = None
     """Memory beyond the class, a further headline: it can show memory by itself, and shares the level; null: not measured."""
     reconstruct: ReconstructSpec | None = None
-    """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on what the crop does not
-    show; null: none."""
+    """Reconstructions of audited images from their crops (RCDM; the figures of Meehan 2023), judged on the part that the crop
+    does not show; null: none."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ def compose(
     *,
     reconstructed: Reconstructed | None = None,
 ) -> Content:
-    """Return what the page of a run says, and save its figures to `folder` as SVG and PNG.
+    """Return the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.
@@ -172,7 +172,7 @@ def _numbers(here: Findings, recipe: Recipe, word: str) -> list[tuple[str, str, 
 
 
 def _can(here: Findings, findings: Findings) -> str:
-    """Say what a run that shows memory means for the images."""
+    """State what anyone who has a model that was shown to remember can learn about its training images."""
     holder = "Anyone who has the trained model, the background of a training image and labelled public images can "
     if here.head.verdict == SHOWN:
         return (
@@ -188,7 +188,7 @@ def _can(here: Findings, findings: Findings) -> str:
 
 
 def _than(here: Findings) -> str:
-    """Say what naming the objects of training images is compared with, in numbers."""
+    """Compare, in numbers, naming the objects of training images with the alternative: another model, or held-out images."""
     pair, alone = ("that of a held-out image", ("target", "A"), ("target", "B")), "reference" in here.head.params
     if not alone:
         pair = "with a model that never saw the image", ("target", "both"), ("reference", "both")
@@ -355,7 +355,7 @@ def _gallery_section(
 
 
 def _example(row: Mapping[str, Any], shown: Shown, named: Mapping[int, str]) -> ExampleView:
-    """Return one audited image with what both sides made of its background, from a row of the units."""
+    """Return the view of one audited image: its crop, and each side's nearest public images or named class."""
     x0, y0, x1, y1 = shown.box
     rows = []
     for side in ("target", "reference"):
@@ -400,7 +400,7 @@ ALONG = {
 
 
 def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterator[Section]:
-    """Yield one figure each for epoch, layer and k if several values were decoded, with the headline's other settings."""
+    """Yield a section with a figure for each of epoch, layer and k with several values, at the headline's other settings."""
     order, wholes = list(recipe.model_layers), findings.all("share_excess", direction="both", **{"class": None})
     shown = {name: texts for name, texts in ALONG.items() if name != "epoch" or not findings.all(GAP_CHANGE)}
     for name, (heading, axis, text) in shown.items():

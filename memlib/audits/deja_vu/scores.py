@@ -92,6 +92,6 @@ def score(decodings: Iterable[Decoding], class_names: Sequence[str], config: Con
 
 
 def categorize(target_right: NDArray[np.bool_], reference_right: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number in CATEGORIES of each example's category (section 4.2)."""
+    """Return the category of each example (section 4.2) as its place in CATEGORIES, (num_examples,)."""
     numbers: NDArray[np.int64] = np.where(target_right, np.where(reference_right, 2, 0), np.where(reference_right, 1, 3))
     return numbers

@@ -188,7 +188,7 @@ class Score(ScoresStage):
 
     @property
     def _followed(self) -> dict[str, Any]:
-        """The setting whose change through training is reported: of every layer after fine-tuning, else the headline's."""
+        """The crop, k and layer whose change through training is reported; after fine-tuning, every layer is reported."""
         first = self.searches[0]
         return {"crop": first.crop, "k": self.config.k[0]} | ({} if self.fine_tuned else {"layer": first.layer})
 

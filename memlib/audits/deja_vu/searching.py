@@ -101,8 +101,9 @@ PROBES = pa.schema(
 class Probe(Stage[pa.Table]):
     """Probe what a model knows about whole images: probe.parquet.
 
-    A linear probe is fitted to the model's own training images and tested on those of the other model. The `VOTERS` nearest
-    public images also vote on the classes of at most `MOST_RECOGNISED` of these test images.
+    A linear probe is fitted to the images of the model's own set (A or B) and of C, and tested on those of the other set. At
+    the layers in `searched`, the `VOTERS` nearest public images also vote on the classes of at most `MOST_RECOGNISED` test
+    images.
 
     Attributes:
         images: the model's embeddings of the whole images of A, B and C.

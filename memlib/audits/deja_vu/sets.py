@@ -1,7 +1,8 @@
-"""Do sets that somebody else drew look as if they were drawn at random? Checked without the model, for one model alone.
+"""Checks, without the audited model, that sets drawn by somebody else look as if they were drawn at random.
 
-With two models, each image is seen by one of them and missed by the other, so that sets of unequal difficulty do little harm.
-One model alone is judged by its held-out images: sets that differ in more than chance explains would be taken for memory.
+The checks are for single models. With two models, one was trained on each image and the other was not, so that sets of
+unequal difficulty do little harm. A single model is judged by its held-out images: sets that differ by more than chance would
+be mistaken for memory.
 """
 
 from __future__ import annotations
@@ -119,7 +120,15 @@ class CompareSets(Stage[pa.Table]):
 
 
 def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return mean colours on a grid of 8 x 8 cells, and the deviation of each channel: (num_rows, num_features)."""
+    """Return features of stored images: sums of pixel values in 8 x 8 cells, and the standard deviation of each channel.
+
+    Args:
+        images: (num_stored, height, width, channels).
+        rows: (num_rows,) of the images.
+
+    Returns:
+        (num_rows, 65 * channels).
+    """
     height, width = images.shape[1:3]
     edges = [np.linspace(0, side, SIDE + 1).astype(int)[:-1] for side in (height, width)]
     parts = []
@@ -131,10 +140,10 @@ def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np
 
 
 def check_rows(checks: pa.Table) -> Iterator[Finding]:
-    """Yield a diagnostic per check; `differs` says whether the sets differ by more than chance at .05 over both checks.
+    """Yield one diagnostic per check; params.differs is True if the sets differ, at a level of .05 over both checks.
 
-    By backgrounds, the value is the share of images whose background gives their object away, in A minus in B. By pixels, it
-    is the probability that a classifier of thumbnails ranks an image of A above one of B; .5 by chance.
+    By backgrounds, the value is the share of images whose background gives their object away, in A minus that in B. By
+    pixels, it is the probability that a classifier of thumbnails ranks an image of A above an image of B; .5 by chance.
     """
     for row in checks.to_pylist():
         params = {"by": row["by"], "p": row["p_value"], "differs": row["p_value"] <= LEVEL, "detectable": row["detectable"]}

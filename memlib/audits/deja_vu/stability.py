@@ -155,7 +155,7 @@ class Compared:
         return [[part.key for part in parts] for parts in self.by_model]
 
     def gains(self, layer: str) -> tuple[pa.ChunkedArray, NDArray[np.float64]]:
-        """Return the ids of the images and the distance under model B minus that under A, in units of the mean distance."""
+        """Return ids of images and, for each, the distance under model B less that under A, in units of the mean distance."""
         a, b = (pa.concat_tables([part.content for part in parts]) for parts in self.by_model)
         assert a["example_id"].equals(b["example_id"]), "the two models were shown different images"
         under_a, under_b = (table[layer].to_numpy() for table in (a, b))

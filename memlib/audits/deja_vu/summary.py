@@ -50,7 +50,7 @@ def summarize(
         units: tables.UNITS.
         config: p, level, bound, replicates, permutations, seed.
         num_classes: number of classes; the chance level is 1 / num_classes.
-        probes: stages.PROBES; adds the probe gaps and the accuracies on whole images.
+        probes: table with the schema searching.PROBES; adds the probe gaps and the accuracies on whole images.
         reference: kind of the classifier that replaces the second model; None with two models.
 
     Returns:
@@ -159,7 +159,7 @@ def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *
 
 
 def _score_row(analysis: Analysis, params: Mapping[str, Any], config: Config) -> Finding:
-    """Return the paper's score at p, tested by the same redraws; each model is scored on its own most confident crops.
+    """Return the paper's score at p, tested by redrawing the sides; each model is scored on its own most confident crops.
 
     Where the sides contain a class in unequal numbers, the score is the excess over the mean of the redraws: a side with more
     images of a class that is easy for one of the models differs without memory.
@@ -222,9 +222,9 @@ def rows_through_training(earlier: Mapping[int, pa.Table], probes: pa.Table, *, 
     Both ends of a change use the same images; its interval is computed as if they used different ones, which makes it wider.
 
     Args:
-        earlier: stages.PROBES of each earlier checkpoint, by epoch.
-        probes: those of the last checkpoint.
-        last: its epoch.
+        earlier: table with the schema searching.PROBES of each earlier checkpoint, by epoch.
+        probes: the same of the last checkpoint.
+        last: epoch of the last checkpoint.
     """
     for epoch in sorted(earlier):
         yield from probe_rows(earlier[epoch], epoch=epoch)
@@ -248,8 +248,8 @@ def probe_rows(probes: pa.Table, *, epoch: int | None = None) -> Iterator[Findin
     images name correctly.
 
     Args:
-        probes: stages.PROBES of one checkpoint.
-        epoch: its epoch, for the params; None for the last checkpoint.
+        probes: table with the schema searching.PROBES of one checkpoint.
+        epoch: epoch of the checkpoint, for the params; None for the last checkpoint.
     """
     at = {} if epoch is None else {"epoch": epoch}
     records = probes.to_pylist()

@@ -50,8 +50,8 @@ class Recognition:
     """Recognition of whole images that the model was not trained on by their public neighbours.
 
     Attributes:
-        share, low: share of the images, and the lower end of its 95 % interval.
-        guessing: share that guessing would name.
+        share, low: share of these images that are named correctly, and the lower end of its 95 % interval.
+        guessing: share that guessing would name correctly.
     """
 
     share: float
@@ -60,12 +60,12 @@ class Recognition:
 
     @property
     def is_blind(self) -> bool:
-        """True if neighbours name no more than guessing: then they can name nothing that the model remembers, either."""
+        """True if neighbours name no more than guessing does: then they cannot name what the model remembers, either."""
         return self.low <= self.guessing
 
 
 def recognition(rows: Findings) -> Recognition | None:
-    """Return the recognition of whole images in the headline's layer, or where it is best; None if it was not measured."""
+    """Return the recognition of whole images at the headline's layer, else at the best layer; None if it was not measured."""
     answers = rows.get("accuracy_target")
     last = rows.all("knn_accuracy", epoch=None)  # earlier checkpoints say nothing of the one that is judged
     named = last.all(probe_layer=rows.head.params.get("layer")) or last
@@ -76,7 +76,7 @@ def recognition(rows: Findings) -> Recognition | None:
 
 
 def verdict(rows: Findings) -> Verdict:
-    """Return the run's verdict: what naming objects shows, SSLMem, and memory beyond the class; each alone can show memory.
+    """Return the run's verdict on naming objects, SSLMem and memory beyond the class; each alone can show memory.
 
     Args:
         rows: settled findings.
@@ -95,7 +95,7 @@ def said_beyond(tests: Findings) -> str:
 
 
 def _with_beyond(found: Verdict, shown: Findings) -> str:
-    """State in one or two sentences what is remembered beyond the class, beside what naming objects shows."""
+    """State in one or two sentences the verdict on naming objects, and what is remembered beyond the class."""
     if not shown:
         more = " Whether more than the class is remembered was neither shown nor ruled out." if found.word == BOUNDED else ""
         return f"{found.sentence}{more}"
@@ -116,7 +116,7 @@ def _asked(row: Finding) -> str:
 
 
 def _found_beyond(row: Finding) -> str:
-    """Return a difference beyond the class with its interval and p-value, and what would have been found."""
+    """Return a difference beyond the class with its interval and p-value; if not shown, also the detectable difference."""
     unit = "" if "attribute" in row.params else " in mean rank"
     numbers = f"{percent(row.value)}{unit}, 95 % interval {format_interval(row, percent)}; {say_p(row.p_adjusted)}"
     if row.verdict == SHOWN or (row.p_adjusted or 0.0) <= (row.alpha or 0.0):
@@ -126,7 +126,7 @@ def _found_beyond(row: Finding) -> str:
 
 
 def _of_objects(rows: Findings) -> Verdict:
-    """Return what naming objects shows, and SSLMem if it was measured; either alone can show memory."""
+    """Return the verdict on naming objects and, if it was measured, SSLMem; either alone can show memory."""
     names, views = _of_names(rows), rows.tests(STABILITY)
     if not views:
         return names
@@ -136,7 +136,7 @@ def _of_objects(rows: Findings) -> Verdict:
 
 
 def _together(names: Verdict, excess: Finding, stands_closer: bool) -> str:
-    """State in one or two sentences what both families show."""
+    """State in one or two sentences what naming objects and SSLMem show."""
     closer = "lie closer together than in models that did not see them"
     shown = f"Views of training images {closer}" if stands_closer else f"That views of training images {closer} was not shown"
     if names.word == SHOWN:
@@ -152,7 +152,7 @@ def _together(names: Verdict, excess: Finding, stands_closer: bool) -> str:
 
 
 def _of_views(row: Finding) -> str:
-    """Return the numbers of SSLMem, which has no bound, and what it would have found."""
+    """Return what SSLMem shows, with its numbers; if it shows nothing, also the effect that would have been found."""
     numbers = f"(SSLMem {row.value:.3f}, 95 % interval {format_interval(row)}; {say_p(row.p_adjusted)})"
     if row.verdict == SHOWN:
         return (
@@ -165,7 +165,7 @@ def _of_views(row: Finding) -> str:
 
 
 def _of_names(rows: Findings) -> Verdict:
-    """Return what naming objects shows, and how far sets that were declared to be drawn at random were checked."""
+    """Return the verdict on naming objects; for sets declared to be drawn at random, also how far this was checked."""
     found, check = _of_excess(rows), rows.get(SETS, by="backgrounds")
     if found.word == DESCRIPTIVE or check is None:
         return found
@@ -285,7 +285,7 @@ def _numbers(row: Finding) -> str:
 
 
 def _measured(row: Finding) -> str:
-    """Return the interval of the difference, what was sampled, and its p-value."""
+    """Return the interval of the difference, the units that it samples, and the adjusted p-value."""
     assert row.interval is not None
     over = row.interval.over
     if "groups" in row.params:
@@ -297,7 +297,7 @@ def _measured(row: Finding) -> str:
 
 
 def _no_decision(row: Finding) -> str:
-    """Say why nothing is shown although the interval excludes 0; nothing where it does not."""
+    """Say why nothing is shown although the interval lies above 0; "" for any other interval."""
     if row.low is None or row.low <= 0:
         return ""
     return (

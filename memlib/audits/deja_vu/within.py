@@ -1,6 +1,6 @@
 """Stages of memory beyond the class: attributes of the images, and neighbours and comparisons within the class.
 
-The class of each image is given, and only its own class is searched, so that nothing found depends on naming it.
+The class of each image is given, and only this class is searched, so that no result depends on naming the class.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Within(Stage[pa.Table]):
     """Search each crop's own class under one model, and compare the true image with others of its class: within.parquet.
 
     The candidates are drawn by a hash of their ids from the audited images of both sets, so that they are the same for both
-    models and for every draw of the sets. Compared are the squared distances between the crop's embedding and those of whole
-    images by this model, each less the image's mean distance to all audited crops of its class: otherwise an image that the
-    model places far from all crops, as it may do with the images that it was trained on, would lose whatever the crop.
+    models and for every draw of the sets. Images are compared by the squared distances between the crop's embedding and the
+    embeddings of whole images, each less the image's mean distance to all audited crops of its class: otherwise an image that
+    the model places far from all crops, as it may do with its training images, would never be the nearest, whatever the crop.
 
     Attributes:
         queries: embeddings of a part of the background crops.
@@ -165,7 +165,7 @@ class Within(Stage[pa.Table]):
     def _compared(
         self, ids: pa.ChunkedArray, queries: NDArray[np.float32]
     ) -> list[tuple[NDArray[np.int64], NDArray[np.int8]]]:
-        """Return the places of each crop's candidates among all crops, and whether they are nearer than the true image."""
+        """Return, for each query, the places of its candidates among all crops, and `halves_nearer` of these candidates."""
         crops = self.crops.ids
         names, labels = crops["example_id"].combine_chunks(), crops["label"].to_numpy()
         pool = members_of(self.splits, TARGET, REFERENCE)
@@ -194,6 +194,6 @@ class Within(Stage[pa.Table]):
 
 
 def _places(names: pa.Array, among: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Return the place of each name among others, -1 if it is not there: (num_names,)."""
+    """Return the place of each name among others, -1 for a name that is missing: (num_names,)."""
     places: NDArray[np.int64] = pc.fill_null(pc.index_in(names, value_set=among.combine_chunks()), -1).to_numpy()
     return places.astype(np.int64)

@@ -53,8 +53,8 @@ def latent_rows(
 ) -> Iterator[Finding]:
     """Yield how often the feature excites one unit of the last hidden layer, beyond random partners and in controls.
 
-    The unit is chosen on the first half of the canaries, as that which the feature excites most beyond random partners; the
-    estimates are of the other half (2022, Fig. 3b, which has neither). A unit that answers as much in controls is no memory.
+    On the first half of the canaries, the unit is chosen that the feature excites most beyond random partners; the estimates
+    are made on the other half (2022, Fig. 3b, makes no such split). A unit that is excited as often in controls is no memory.
 
     Args:
         variant: the recipe's variant.

@@ -78,7 +78,7 @@ def _name(score: VariantScore) -> tuple[str, str]:
 
 
 def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: str, count: int) -> Iterator[Finding]:
-    """Yield the change of one quantity, tested if both sides have two units of the same kind, centred independently."""
+    """Yield the change of one quantity, tested if both sides have two or more units of one kind, centred independently."""
     sides = [_side(score, group) for score in (ours, theirs)]
     (a, over), (b, other) = sides
     if not len(a) or not len(b):
@@ -103,7 +103,7 @@ def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: st
 
 
 def _side(score: VariantScore, group: str) -> tuple[NDArray[np.float64], str]:
-    """Return the units of a quantity and their name."""
+    """Return a quantity's values, (num_units,), and the name of the units."""
     return (score.levels, score.over(score.trained)) if group == LEVEL else (score.gains, score.over(score.paired))
 
 

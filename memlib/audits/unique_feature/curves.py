@@ -80,7 +80,7 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[Point]:
 
 
 def draw_curves(units: pa.Table, config: Config) -> Iterator[Point]:
-    """Yield the proportions on each draw of the data (2023, Fig. 3: one draw says little): curve proportion_by_data_seed."""
+    """Yield the share of nets that each criterion flags on each draw of the data (2023, Fig. 3): proportion_by_data_seed."""
     for setting, parts in settings(units):
         if len(parts) == 1:
             continue

@@ -61,7 +61,7 @@ def m_of_labels(
 
 
 def m_w(featured: NDArray[Any], random: NDArray[Any], label: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the label's mean log-probability with the feature minus with a random partner, and p (2022, section 2.2)."""
+    """Return the label's mean log-probability with the feature minus that with a random partner, and p (2022, 2.2)."""
     return paired_t((log_softmax(featured) - log_softmax(random))[..., label])
 
 

@@ -131,8 +131,8 @@ def _has_control(cell: Scored, number: int) -> bool:
 def _attention(recipe: Recipe, cell: Scored, order: Sequence[int], warn: Callable[[str], None]) -> Pictures:
     """Return GradCAM images of the highest-scoring net that has a control, and of this control (2023, Fig. 8).
 
-    A control is of the same seed and canary; if no net has one, the highest-scoring net is shown alone. The images are the
-    canary, other examples of its class and held-out examples, with the feature and without it.
+    A net's control has its seed and canary; if no net has a control, the highest-scoring net is shown alone. The images are
+    the canary, other examples of its class and held-out examples, with the feature and without it.
     """
     paired = [number for number in order if _has_control(cell, number)]
     net, info = _net(cell, (paired or order)[0])
@@ -157,7 +157,7 @@ def _examples(recipe: Recipe, cell: Scored, info: Net) -> list[tuple[int, str]]:
 
 
 def _spread(members: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most so many members of a role, of different classes where possible."""
+    """Return at most `most` members of a role, of different classes where possible."""
     seen: dict[int, int] = {}
     turns = []
     for member in members:
@@ -170,7 +170,7 @@ def _spread(members: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]
 def _heat_maps(
     cell: Scored, net: torch.nn.Module, label: int, examples: Sequence[tuple[int, str]], whose: str
 ) -> list[tuple[NDArray[np.uint8], str]]:
-    """Return the examples overlaid with what a net bases a class on, with the feature and without it.
+    """Return the examples, with the feature and without it, overlaid with GradCAM heat maps of a net for one class.
 
     Raises:
         UserError: for a net without convolutions.

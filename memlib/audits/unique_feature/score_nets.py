@@ -69,7 +69,7 @@ class ScoreNets(Stage[NetTables]):
         models: a chunk of small nets, one large model, or an external model.
         epoch: epoch of a large model whose weights are scored.
         nets: the nets, in the artifact's order.
-        feature, feature_spec: the unique feature.
+        feature, feature_spec: the unique feature, and its settings, from which null features are drawn.
         canaries: stored rows of all canaries of the cell.
         labels: labels of the cell's canaries.
         probe: choice of the probe data, on which the black box is scored.

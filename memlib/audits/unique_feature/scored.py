@@ -1,4 +1,4 @@
-"""Names and records that the scoring stages of unique features share."""
+"""The record of a cell's nets and scores that the stages of unique-feature audits share."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class Shown:
-    """Class scores of nets on all examples that they are scored on: (num_nets, num_examples, num_classes) logits.
+    """Class scores of nets on the examples used for scoring: logits (num_nets, num_examples, num_classes).
 
     Attributes:
         labels: labels of the cell's canaries.
@@ -97,7 +97,7 @@ def _white_rows(nets: Sequence[Net], shown: Shown, output: Output) -> Iterator[d
 def _rows(
     nets: Sequence[Net], metric: str, output: str, found: Pair, label: int | None, means: Pair, count: int, *, draw: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield the row of each net; `found` and `means` hold the values of all nets, else the arguments are those of `unit`."""
+    """Yield the row of each net; `found` and `means` hold the values of all nets, the other arguments are those of `unit`."""
     for net, value, p, shown, clean in zip(nets, *found, *means, strict=True):
         yield unit(net, metric, output, (value, p), label, (shown, clean), count, draw=draw)
 
@@ -172,7 +172,7 @@ def flips(nets: Sequence[Net], shown: Shown) -> pa.Table:
 
 
 def _predicted(shown: Shown, label: int) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Return whether the label is predicted without and with the feature, on each kind of examples of other classes."""
+    """Return where a label is predicted without and with the feature, (num_nets, num_examples), by kind of other examples."""
     parts = [[a.argmax(axis=2) == label for a in pair] for other, pair in shown.by_label.items() if other != label]
     found = {}
     if parts:

@@ -192,9 +192,9 @@ def _who(units: pa.Table) -> list[tuple[int, bool]]:
 
 
 def _latent_shares(cell: Scored) -> dict[str, Any]:
-    """Return how often each unit is excited: feature and random partners in canary nets, the feature in controls.
+    """Return how often each unit is excited, (num_nets, num_units) by series, see `latent_curves`.
 
-    Controls are those of the canary nets' seed: the same unit of another seed is another unit.
+    The controls are those of the canary nets' seed: a unit of the same number in nets of another seed is another unit.
     """
     nets = [net for group in cell.nets for net in group]
     shares = np.concatenate([scores.content.latent for scores in cell.scores], axis=1)

@@ -116,7 +116,7 @@ def _of_variants(heads: Findings, findings: Findings, alpha: float) -> Verdict:
 
 
 def _changes(findings: Findings) -> Iterator[str]:
-    """Yield, for each quantity, which variants differ from their baselines on the headline's score, in words."""
+    """Yield a sentence for each quantity on the variants that differ from their baselines on the headline's score."""
     head = findings.head.params
     for group, quantity in QUANTITIES.items():
         rows = findings.all(statistic="change", group=group, metric=head["metric"], output=head["output"]).tests()
@@ -132,7 +132,7 @@ def _largest_p(rows: Findings) -> str:
 
 
 def change_in_words(row: Finding) -> str:
-    """Return what a comparison of variants found; "" in a run that shows no memory."""
+    """Return the result of a comparison of variants in words; "" in a run that shows no memory."""
     if not row.is_test:
         return f"not tested: {row.params['not_tested']}" if "not_tested" in row.params else "not tested"
     if row.verdict == SHOWN:

@@ -60,8 +60,9 @@ class TrainJudge(Train):
     """Train a classifier on public images, once whole and once with the part that a crop shows painted over.
 
     Attributes:
-        crop: the crop whose place is painted.
-        attribute: what it names; None for the class. Its number of values is not known before it is read: num_classes is 0.
+        crop: the crop whose part of the image is painted over.
+        attribute: the attribute that the classifier names, with num_classes 0, as its values are counted only when they are
+            read; None for the class.
         attributes: the values of all attributes.
     """
 
@@ -166,7 +167,7 @@ class Judge(Stage[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Number of candidates and their order."""
+        """Pair, judges, number of neighbours, and number and order of the candidates."""
         names = ("neighbors", "candidates", "seed")
         return {"pair": self.pair, "judges": list(self.judges), **{name: getattr(self.settings, name) for name in names}}
 
@@ -200,7 +201,7 @@ class Judge(Stage[pa.Table]):
 
 
 class _Bench:
-    """The images, candidates and judges, and what they say of every picture."""
+    """The images, candidates and judges of a pair of models, from which the measures of every picture are computed."""
 
     def __init__(self, stage: Judge, device: torch.device) -> None:
         self.stage, self.side, self.device = stage, stage.settings.side, device
@@ -257,7 +258,7 @@ class _Bench:
         return {source: np.concatenate([part.content.drawn(source) for part in parts]) for source in SAMPLED}
 
     def _neighbors(self, found: Found) -> NDArray[np.int64]:
-        """Return the public neighbours of each image's crop, (num_images, k)."""
+        """Return the public neighbours of each image's crop as rows of the public ids, (num_images, k)."""
         asked = pc.index_in(self.ids["example_id"], value_set=found.ids["example_id"].combine_chunks()).to_numpy()
         return found.rows[asked, : self.stage.settings.neighbors]
 

@@ -1,7 +1,8 @@
 """Measures of a reconstruction: only the part of the image that the crop did not show counts.
 
-Attackers know the crop, so that any rank or name by whole pictures would reward copying it: these rest on the hidden part,
-given as a mask, or on pictures whose shown part was painted over. Whole pictures are compared with public images alone.
+Attackers know the crop, so that ranks and names by whole pictures would reward copying it. Ranks and names therefore rest on
+the hidden part, given as a mask, or on pictures whose shown part was painted over. Whole pictures are compared with public
+images alone.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def hidden_part(box: NDArray[np.int64], *, size: int, side: int) -> NDArray[np.b
 
 
 def painted(pictures: NDArray[np.uint8], hidden: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Paint over the shown part of pictures.
+    """Return a copy of pictures with the shown part painted over.
 
     Args:
         pictures: (num_pictures, side, side, 3).
@@ -48,8 +49,8 @@ def resized(images: NDArray[np.uint8], rows: NDArray[np.int64], side: int) -> ND
 
     Args:
         images: the stored images.
-        rows: (num_rows,) of the images.
-        side: side of the pictures.
+        rows: (num_rows,) stored rows of the images to read.
+        side: side of the pictures in pixels.
     """
     parts = [
         _resized(images[rows[start : start + PICTURES_AT_ONCE]], side) for start in range(0, len(rows), PICTURES_AT_ONCE)
@@ -141,7 +142,7 @@ class Pictures:
             yield self._flat[start : start + PICTURES_AT_ONCE]
 
     def nearest(self, samples: NDArray[np.uint8], *, rank: int = 0) -> NDArray[np.float64]:
-        """Return the distance of each sample to the nearest picture, or to that of a rank: (num_samples,).
+        """Return the distance of each sample to the nearest picture, or to a later one in order of distance: (num_samples,).
 
         Distances are root mean square differences of pixel values in [0, 1].
 
@@ -160,7 +161,7 @@ class Pictures:
         return distances
 
     def copy_distance(self, *, most: int = 500) -> float:
-        """Return the distance below which a sample counts as a copy: half the median between nearest pictures.
+        """Return the distance below which a sample counts as a copy: half the median distance between nearest pictures.
 
         Args:
             most: number of pictures, evenly spaced, whose nearest other picture is searched.
@@ -174,7 +175,7 @@ def _unit(flat: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def spread(samples: NDArray[np.uint8], where: NDArray[np.bool_]) -> float:
-    """Return the standard deviation over samples of pixel values in [0, 1], averaged over a part; NaN for one sample."""
+    """Return the standard deviation over samples of pixel values in [0, 1], averaged over a mask; NaN for one sample."""
     if len(samples) < 2 or not where.any():
         return float("nan")
     return float((samples[:, where] / 255).std(axis=0, ddof=1).mean())

@@ -1,8 +1,8 @@
 """The findings on reconstructions, tested by redrawing the sides, as naming objects is.
 
-The gain of an image is what model A draws better than model B. If nothing is remembered, the side of an image changes no
-picture: images, noise, candidates and judges are the same whatever the side, so that every draw of the sides is as likely as
-the actual one. What is reported is the mean over images of the model that was trained on an image less the other model.
+The gain of an image is by how much model A draws it better than model B. If nothing is remembered, the side of an image
+changes no picture: images, noise, candidates and judges are the same whatever the side, so that every draw of the sides is as
+likely as the actual one. The findings report a mean over images: the model that was trained on an image less the other model.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ DESCRIBED = (COPIES, SPREAD_HIDDEN, SPREAD_SHOWN)  # of the pictures themselves:
 def reconstruction_rows(judged: Sequence[pa.Table], splits: pa.Table, config: Config) -> Iterator[Finding]:
     """Yield findings on every measure of every source of pictures.
 
-    `reconstruction_gain`: own model less the other; for pictures from neighbours, tested in a family of its own. What a
-    picture shows must also surpass what needs no generator, the nearest public image and the mean of the neighbours:
-    `reconstruction_beyond_public`, whose p-value is the largest of the three (an intersection-union test).
+    `reconstruction_gain`: own model less the other; for pictures from neighbours, tested in a family of its own.
+    `reconstruction_beyond_public`: pictures must also surpass the nearest public image and the mean of the neighbours, which
+    need no generator; the p-value is the largest of the three (an intersection-union test).
     `reconstruction_mean`: under either model.
 
     Args:
@@ -92,7 +92,7 @@ def _rows_of(ids: Sequence[str], splits: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Values:
-    """One measure of the pictures from one source, of the images that have one.
+    """One measure of the pictures from one source, for the images on which it is defined under all models.
 
     Attributes:
         ids: (num_images,).
@@ -104,7 +104,7 @@ class _Values:
 
     @classmethod
     def of(cls, table: pa.Table, source: str, measure: str) -> _Values | None:
-        """Return a measure of the pictures from a source; None if no image has one under all models."""
+        """Return a measure of the pictures from a source; None if no image has a value under all models."""
         here = table.filter((pc.field("source") == source) & (pc.field("measure") == measure))
         here = here.sort_by([("pair", "ascending"), ("model", "ascending"), ("example_id", "ascending")])
         ids, pairs = sorted(pc.unique(here["example_id"]).to_pylist()), len(pc.unique(here["pair"]))
@@ -119,20 +119,20 @@ class _Values:
         )
 
     def gains(self, *, smaller_is_better: bool) -> NDArray[np.float64]:
-        """Return how much better the model trained on A is, (num_pairs, num_images)."""
+        """Return by how much the model trained on A is better than the model trained on B, (num_pairs, num_images)."""
         apart: NDArray[np.float64] = self.by_model[:, 0] - self.by_model[:, 1]
         return -apart if smaller_is_better else apart
 
 
 def _beyond(gain: Finding, ours: _Values, public: Mapping[str, _Values | None], audited: Audited) -> Finding:
-    """Test whether what the own model draws surpasses the other model's pictures and all that needs no generator.
+    """Test whether the own model's pictures surpass the other model's and all pictures that need no generator.
 
     Comparisons with the latter are paired within images, whose signs are flipped (by group where images belong together).
     Names are compared by one picture each: for a share of several, differences would not be symmetric where names are rare.
 
     Args:
         gain: the test against the other model, over all pictures.
-        ours, public: the measure of pictures from neighbours, and of what needs no generator.
+        ours, public: the measure of pictures from neighbours, and of pictures that need no generator, by source.
         audited: the images.
     """
     sign, design = (-1.0 if gain.params["measure"] in SMALLER_IS_BETTER else 1.0), audited.design

@@ -1,4 +1,4 @@
-"""The stage that draws the hidden part of audited images from what an encoder makes of their background crops."""
+"""The stage that draws audited images from an encoder's representations of their background crops."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Reconstruct(Stage[Reconstructions]):
     Attributes:
         generator, decoder: trained on the public images' representations under the same encoder.
         crops: the encoder's representations of the audited images' crops.
-        found: their public neighbours at the headline's layer.
-        public, whole: its representations of whole public and whole audited images.
+        found: the crops' public neighbours at the headline's layer.
+        public, whole: the encoder's representations of whole public and whole audited images.
         splits: the sides and classes of the images.
         settings: layers, numbers, guidance and seed.
-        rows: first and last place of the block among the chosen images.
+        rows: first place and end of the block among the chosen images.
     """
 
     declared: ClassVar[Declared] = Declared("reconstruct", 1)
@@ -171,7 +171,7 @@ class Reconstruct(Stage[Reconstructions]):
 
         Args:
             block: places of the images among the crops.
-            others: places of the images whose neighbours stand in for theirs.
+            others: places of the images whose neighbours replace those of the block's images (shuffled).
         """
         scale = Scale.of(self.public, self.layers)
         ids, nearest = self.crops.ids["example_id"].take(pa.array(block)), self.found.rows[:, : self.settings.neighbors]
@@ -228,7 +228,7 @@ def mean_of(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def another_of_its_class(ids: pa.Table, members: pa.Table) -> NDArray[np.int64]:
-    """Return the place of another image of the same class and another group, the next in order; -1 if there is none.
+    """Return, for each image, the place of the next one of the same class and another group, -1 without one: (num_images,).
 
     Args:
         ids: the chosen images in hashed order.

@@ -110,7 +110,7 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
 
 
 def _said(rows: Findings) -> str:
-    """Say what was shown, in the words of the tests."""
+    """State what the tests show."""
     beyond, gains, tests = rows.tests(BEYOND_FAMILY).shown(), rows.tests(FAMILY).shown(), rows.tests(FAMILY)
     if not tests:
         return "Nothing was tested, as the images were not assigned to the sets at random."
@@ -137,7 +137,7 @@ def _said(rows: Findings) -> str:
 
 
 def _copies(rows: Findings) -> str:
-    """Say how many of the pictures are copies of public images, which would be retrieval."""
+    """State the share of pictures that are near copies of public images."""
     copies = rows.first(MEAN, measure=COPIES, source=NEIGHBORS, by="target")
     return (
         f"{percent(copies.value)} of them (95 % interval {format_interval(copies, percent)}) are near copies of a public "
@@ -197,7 +197,7 @@ def _describing(rows: Findings) -> TableView | None:
 
 
 def _chosen(units: pa.Table, ids: list[str], shown: int) -> Iterator[tuple[str, str, pa.Table]]:
-    """Yield galleries: heading, rule, and rows of the units."""
+    """Yield galleries: heading, rule of selection, and rows of the units in order."""
     places = pc.index_in(pa.array(ids), value_set=units["example_id"].combine_chunks()).drop_null()
     among = f" Chosen among {len(ids)} reconstructed images."
     yield (

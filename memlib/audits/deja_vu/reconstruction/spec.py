@@ -39,7 +39,7 @@ class _Trained(Spec):
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=0.001, weight_decay=0.0, warmup_epochs=1)
     """The network's optimizer."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Seed of its training, the same for every encoder."""
+    """Seed of the training, the same for every encoder."""
 
     @property
     def _training(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class BaselineSpec(_Trained):
 
     @property
     def training(self) -> GeneratorTrainingSpec:
-        """Its training, to the smallest squared error."""
+        """Training of the MLP, by squared error."""
         return GeneratorTrainingSpec(objective=DecodingSpec(kind="decoding"), **self._training)
 
 
@@ -63,13 +63,13 @@ class JudgeSpec(_Trained):
     """A classifier trained on public images, whole and with the part that a crop shows painted over."""
 
     model: ModelSpec = ModelSpec(projector=())
-    """Its network; input_size is set to the side of the reconstructions."""
+    """The judge's network; input_size is set to the side of the reconstructions."""
     optimizer: OptimizerSpec = OptimizerSpec(learning_rate=0.002, weight_decay=0.05, warmup_epochs=2)
-    """Its optimizer."""
+    """The judge's optimizer."""
 
     @property
     def training(self) -> TrainingSpec:
-        """Its training, by cross-entropy."""
+        """Training of the judge, by cross-entropy."""
         return TrainingSpec(objective=SupervisedSpec(kind="supervised"), **self._training)
 
 
@@ -77,12 +77,12 @@ class ReconstructSpec(Spec):
     """Reconstructions of audited images from their background crops."""
 
     layers: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Layers whose outputs together are the representation that the generator sees: the backbone's in the paper's text, which
-    is the default, backbone and last in its code; by default, all decoded layers of an encoder that was trained elsewhere.
-    Neighbours are searched at the headline's layer."""
+    """Layers whose outputs together are the representation that the generator sees; by default backbone, as in the paper's
+    text (its code uses backbone and last), and for external encoders all decoded layers. Neighbours are searched at the
+    headline's layer."""
     crops: bool = True
-    """Show the generator the representations of the public images' crops, too: the crop of an audited image is then like
-    those it was trained on."""
+    """Train the generator on representations of the public images' crops, too, so that it has seen crops like those of
+    audited images."""
     generator: GeneratorSpec = GeneratorSpec()
     baseline: BaselineSpec | None = BaselineSpec()
     """null: no MLP decoder is trained."""
@@ -90,8 +90,8 @@ class ReconstructSpec(Spec):
     neighbors: int = Field(default=5, ge=1, le=MOST_EXAMPLES)
     """Number of public neighbours of the crop whose representations are averaged."""
     images: int = Field(default=200, ge=2, le=MOST_EXAMPLES)
-    """Number of audited images to reconstruct, the first ones in an order of hashed ids; of many classes, some, with 20
-    images each."""
+    """Number of audited images to reconstruct, the first ones in an order of hashed ids; with many classes, from some
+    classes only, with 20 images each."""
     samples: int = Field(default=4, ge=1, le=MOST_DRAWS)
     """Reconstructions of each image; the same noise serves all images and both models."""
     steps: int = Field(default=50, ge=2, le=MOST_STEPS)
@@ -99,11 +99,11 @@ class ReconstructSpec(Spec):
     guidance: float = Field(default=2.0, ge=0, le=MOST_NUMBER)
     """Classifier-free guidance: 1 is plain sampling, 0 ignores the representation."""
     candidates: int = Field(default=99, ge=1, le=MOST_EXAMPLES)
-    """Largest number of other audited images of its class among which the true image is ranked."""
+    """Largest number of other audited images of the same class among which the true image is ranked."""
     pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
     """Number of pairs of models whose images are reconstructed, the first ones."""
     shown: int = Field(default=10, ge=0, le=MOST_DRAWS)
-    """Number of images on the page by each rule."""
+    """Number of images that the page shows by each rule of selection."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the noise, the choice of images and the order of candidates; generators are trained from training.seed."""
 

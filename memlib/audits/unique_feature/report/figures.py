@@ -388,7 +388,7 @@ def _panels(findings: Findings) -> tuple[Figure, dict[str, Any]]:
 def _shares(
     curves: pa.Table, findings: Findings, name: str, styles: Mapping[str, Mapping[str, Any]], **params: Any
 ) -> tuple[Figure, dict[str, Any]]:
-    """Return a figure of the shares of nets that each criterion flags, which has its style, and the axes of each variant."""
+    """Return a figure of the shares of nets flagged by each criterion, in the criterion's style, and the axes by variant."""
     figure, panels = _panels(findings)
     for variant, axes in panels.items():
         for criterion, style in styles.items():
@@ -399,7 +399,7 @@ def _shares(
 
 
 def _lines(curves: pa.Table, name: str, **params: Any) -> Lines:
-    """Return the points of a curve with these params, by series; a param "" also stands for one that is missing."""
+    """Return the points of a curve with these params, by series; a param "" also matches a missing param."""
     lines: Lines = {}
     for row in curves.to_pylist():
         at = json.loads(row["params"])

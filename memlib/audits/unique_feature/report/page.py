@@ -69,7 +69,7 @@ _NOT_SHOWN = (
 def compose(
     recipe: Recipe, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
 ) -> Content:
-    """Return what the page of a run says; figures are also written to `folder` as SVG and PNG.
+    """Return the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.

@@ -112,7 +112,7 @@ def flips_section(findings: Findings) -> Section | None:
 
 
 def _with_interval(row: Finding | None) -> str:
-    """Return a share with its interval; "" for none."""
+    """Return a share with its interval; "" without a finding."""
     if row is None:
         return ""
     interval = "" if row.interval is None else f" ({format_interval(row, partial(percent, digits=1))})"
@@ -190,7 +190,7 @@ def variants_of(findings: Findings) -> list[str]:
 
 
 def interval_text(row: Finding) -> str:
-    """Return a finding's interval and the units that it is over, proportions in per cent; "" for none."""
+    """Return a finding's interval, in per cent for proportions, and the units that it samples; "" without an interval."""
     if row.interval is None:
         return ""
     is_share = row.metric.startswith("proportion") or row.metric == FLIPS
