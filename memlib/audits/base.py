@@ -165,7 +165,7 @@ class Audit:
     def said_of_look(self, ledger: Ledger, findings: Findings) -> str:
         """Return a sentence on repeated looks at a run's data and their effect on its result.
 
-        The text is "" for a first look of which no further ones were planned, and for a run without a test.
+        The sentence is "" for a first look if no further looks were planned, and for a run without a test.
         """
         test = self.decisive(findings)
         return look_in_words(ledger, self.field, test.p_adjusted, test.alpha) if test.is_test else ""

@@ -145,7 +145,11 @@ class Analysis:
 
     @property
     def comparison(self) -> dict[str, Any]:
-        """Params: comparison within classes unless balanced; number of groups, and of equally precise equal groups."""
+        """Params of the headline on its design: within, groups and effective_groups.
+
+        within is "classes" unless the sides are balanced. With groups, effective_groups is the number of equally large groups
+        that would be as precise.
+        """
         within = {} if self.is_balanced else {"within": "classes"}
         if not self.design.has_groups:
             return within
@@ -227,9 +231,9 @@ class Analysis:
         return models[0], models[1]
 
     def interval(self, name: str) -> Interval:
-        """Return a statistic's interval over examples or groups and, for both directions with enough pairs, trainings.
+        """Return the interval of a statistic over examples or groups.
 
-        The interval does not enter the verdict.
+        For both directions and enough pairs of models, it is over training runs, too. It does not enter the verdict.
         """
         mean = self.replicates[name].mean(axis=0)
         if self.speaks_of_training and name.endswith("/both"):
@@ -244,7 +248,7 @@ class Analysis:
         return Interval(max(floor, ends[0]), min(1.0, ends[1]), sampled)
 
     def _counted(self, name: str) -> int:
-        """Return the number of groups or images behind a statistic: those of its direction, times its share p if it has one."""
+        """Return the number of groups or images behind a statistic: those of its direction, times the share p if given."""
         statistic, direction = name.rsplit("/", 1)
         units = np.unique(self.groups[self.units_of(direction)])
         share = float(statistic.partition("@")[2] or 1)

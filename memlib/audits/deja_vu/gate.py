@@ -1,8 +1,8 @@
 """Limits on memory of images like the audited ones, for gates.
 
-The tests of a run speak of the audited images: given these, they vary only in which side trained on an image. A gate speaks
-of images like them, so the number that the redraws leave possible is taken as a sample: its exact interval over images (or
-over persons, where images are grouped) is compared with the limit.
+The tests of a run hold for the audited images: they take the images as given, and only the sides as random. A gate is about
+further images like the audited ones, so the number of memorized images that the redraws leave possible is taken as a sample:
+its exact interval over images (or over persons, where images are grouped) is compared with the limit.
 """
 
 import math

@@ -18,7 +18,7 @@ EPOCHS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
 def epoch_rows(history: pa.Table, config: Config) -> Iterator[Finding]:
-    """Yield M of canary nets less that of controls of the same seed, after some epochs (2022, Fig. 3c).
+    """Yield M of canary nets less that of controls of the same seed and canary, after some epochs (2022, Fig. 3c).
 
     Nets that stopped early count with the epoch that was kept. Nets of a single seed yield nothing.
 
