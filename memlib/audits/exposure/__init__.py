@@ -3,13 +3,13 @@
 Canaries are drawn at random from a space R of candidates and inserted into the training text. The audit uses only the
 model's log-perplexities of candidates:
 
-    rank(s[r])      number of candidates that the model finds at least as likely  (Definition 2)
-    exposure(s[r])  log2 |R| - log2 rank(s[r])                                    (Definition 4)
+    rank(s[r])      number of candidates that the model finds at least as likely as s[r]  (Definition 2)
+    exposure(s[r])  log2 |R| - log2 rank(s[r])                                            (Definition 4)
 
 so a canary of exposure e is found 2^(e - 1) times sooner than by guessing without the model, which takes |R| / 2 guesses on
-average. A canary that was never inserted is a
-candidate like any other: its rank is uniform and 2^-exposure is uniform on (0, 1]. That is the null; the p-value of a
-canary is rank / |R|. High exposure is confirmed by extraction: a search for the likeliest candidates.
+average. A canary that was never inserted is a candidate like any other: its rank is uniform and 2^-exposure is uniform on
+(0, 1]. That is the null; the p-value of a canary is rank / |R|. High exposure is confirmed by extraction: a search for the
+likeliest candidates.
 
 Secrets that people chose are not uniform in R: a model that knows this kind of secret also assigns high probability to
 secrets that it never saw. The rank of such a secret is therefore compared with the ranks of other secrets of the same kind
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Return whether a finding with these params is part of the brief listing.
 
-    Single canaries, searches that were given symbols of the secret, and shares of documents are left out: these are on the
-    page, and the verdict names the largest of them.
+    Single canaries, searches that were given symbols of the secret, and shares of documents are left out: the page lists
+    them, and the verdict names the largest.
     """
     return (
         not {"canary", "side"} & params.keys() and params.get("search") in (None, "shortest_path") and not params.get("known")

@@ -44,5 +44,5 @@ def _is_exact(row: Finding) -> bool:
 
 
 def _least(row: Finding) -> float:
-    """Return the lower end of an exposure; an exact one is its own."""
+    """Return the lower end of an exposure's interval; the exposure itself if it is exact or has no interval."""
     return row.value if _is_exact(row) or row.low is None else row.low

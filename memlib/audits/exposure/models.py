@@ -75,7 +75,7 @@ class StoredCorpus:
         return heads
 
     def members(self, *roles: str) -> pa.Table:
-        """Return a table with the rows of the windows that have one of the roles."""
+        """Return a table whose column `row` lists the windows that have one of the roles."""
         return read_members(self._artifact.path(SPLITS_FILE), *roles, columns=("row",))
 
 
@@ -107,7 +107,7 @@ class CorpusData:
         return self.corpus.content.canaries
 
     def kinds(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Return the kinds of some canaries: inserted, given, never or unseen."""
+        """Return the kinds of some canaries: inserted, given, never, unseen or recurring."""
         kinds = self.table["kind"].to_pylist()
         return tuple(kinds[canary] for canary in ids)
 

@@ -63,7 +63,7 @@ class OfModel(Stage[Out]):
 
     @property
     def near(self) -> Ref | None:
-        """The model."""
+        """The model's artifact; None for an external model."""
         return None if self.at.model is None else self.at.model.ref
 
 
@@ -137,7 +137,7 @@ class Ranks(OfModel[NDArray[np.int64]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The fields, and whether the parts are blocks of a long alphabet, which they were not always."""
+        """The fields, with a mark if the parts are blocks of a long alphabet: in earlier versions they never were."""
         in_blocks = not self.pruned and any(len(slot) > LONGEST_ALPHABET for slot in self.at.data.space.slots)
         return {**super().spec, **({"blocks": True} if in_blocks else {})}
 
@@ -195,7 +195,7 @@ class Search(OfModel[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The candidates and the model."""
+        """The fields, without the list of numbers of known symbols (one search has a single `known`)."""
         return {**super().spec, "how": self.how.model_dump(mode="json", exclude={"known"})}
 
     @property
@@ -285,12 +285,12 @@ class Discover(OfModel[pa.Table]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The documents and the model."""
+        """The fields, without the settings that affect only the shares computed from the results."""
         return {**super().spec, "how": self.how.model_dump(mode="json", exclude={"tries", "probability"})}
 
     @property
     def units(self) -> float:
-        """Number of documents."""
+        """Largest number of documents, over both sides."""
         return float(2 * self.how.documents)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -345,7 +345,7 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
 
 
 def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> NDArray[np.bool_]:
-    """Return a mask (num_documents,) of documents whose first `length` tokens are those of another one, on either side.
+    """Return a mask (num_documents,) of documents whose first `length` tokens also begin another document, on either side.
 
     Such documents reveal nothing, as a held-out beginning may also be the beginning of a trained document. They are left out
     of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain

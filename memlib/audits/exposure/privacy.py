@@ -44,7 +44,7 @@ class Look:
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The params that identify it in findings, besides the variant."""
+        """The params that identify the look in findings, besides the variant."""
         return {
             "canary": self.canary, "seed": self.seed, "epoch": self.epoch, "insertions": self.windows, "delta": self.delta
         }  # fmt: skip
@@ -116,7 +116,7 @@ def most_exposed(epsilon: float, delta: float) -> float | None:
 
 
 def looks_at(models: Sequence[Scored], size: int) -> list[Look]:
-    """Return every inserted canary under every model and checkpoint that scored it."""
+    """Return one look at each inserted canary under each model that was trained on it, at every checkpoint."""
     looks = []
     for model in models:
         claim = model.privacy or {"epsilon": math.nan, "delta": 0.0}

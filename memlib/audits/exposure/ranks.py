@@ -76,7 +76,7 @@ def rank_stages(models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]])
 
 
 def _methods(model: ScoredModel, seen: Costs) -> list[str]:
-    """Return the ranking method of each canary, as set in the recipe."""
+    """Return the ranking method of each canary: the recipe's or, for auto, the one chosen for the canary."""
     from memlib.audits.exposure.scores import choose_method
 
     below = np.searchsorted(np.sort(seen.references), seen.canaries, side="right")
@@ -157,7 +157,10 @@ class FitLaw(Stage[float]):
 def law_stages(
     models: Sequence[ScoredModel], costs: Sequence[Artifact[Costs]], counts: Sequence[Artifact[NDArray[np.int64]]]
 ) -> dict[int, FitLaw]:
-    """Return the stages that fit the skew-normal law, by position of the model; none where all exact ranks are known."""
+    """Return the stages that fit the skew-normal law, by position of the model.
+
+    Models of which every canary has an exact or a sampled rank, or whose references all cost the same, have no such stage.
+    """
     fits: dict[int, FitLaw] = {}
     for number, (model, exact) in enumerate(zip(models, exact_ranks(models, costs, counts), strict=True)):
         measured, config = costs[number].content, model.config

@@ -48,7 +48,7 @@ class Config(LevelSpec):
     shards: int = Field(default=10, ge=1, le=MOST_TRAINED)
     """Smallest number of parts of an enumeration; each part is committed separately."""
     replicates: int = Field(default=100, ge=20, le=MOST_DRAWS)
-    """Parametric-bootstrap replicates for the goodness of fit of the extrapolation."""
+    """Number of parametric-bootstrap replicates for the goodness of fit of the extrapolation."""
     precision: Literal["float64", "float32"] = "float64"
     """Precision in which the model is evaluated; float32 is faster but may reorder near ties."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
@@ -113,19 +113,19 @@ class DiscoverableSpec(Spec):
 
 
 class SanitizeSpec(Spec):
-    """Removal of the windows about which two models disagree, trained on halves of the training text (Carlini 2019, 9.2)."""
+    """Removal of the windows about which two models, each trained on half of the text, disagree most (Carlini 2019, 9.2)."""
 
     share: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training windows to remove: those whose losses under the two models differ most."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
-    """Seed of the halves."""
+    """Seed of the division into halves."""
 
 
 class ReportSpec(Spec):
     """Contents of the page."""
 
     histogram_bins: int = Field(default=60, ge=10, le=MOST_DRAWS)
-    """Bars in the histogram of the references' log-perplexities."""
+    """Number of bars in the histogram of the references' log-perplexities."""
 
 
 class Recipe(Spec):
@@ -141,8 +141,8 @@ class Recipe(Spec):
     model: AnyLanguageSpec = LanguageSpec()
     """A language model to train from scratch; or, with kind huggingface, a pretrained model from a folder to fine-tune."""
     training: TrainingSpec | None = None
-    """checkpoint_epochs, checkpoint_steps: epochs and steps at which exposure is measured as well; patience: stop at the
-    lowest validation loss."""
+    """Training of the model. checkpoint_epochs, checkpoint_steps: epochs and steps at which exposure is measured as well;
+    patience: early stopping, with the weights of the lowest validation loss."""
     trained: SequenceModelSpec | None = None
     """An external model, instead of model and training; canaries.file lists the secrets that it saw. Its loss is measured on
     the text (data)."""
@@ -159,8 +159,8 @@ class Recipe(Spec):
     discoverable: DiscoverableSpec | None = None
     """Extraction of documents from fine-tuned models; null: no extraction."""
     sanitize: SanitizeSpec | None = None
-    """Also train on the text without the windows about which two models disagree, and compare (instead of variants); null: no
-    such comparison."""
+    """Also train on the text without the windows about which two models disagree most, and compare both trainings (instead of
+    variants); null: no such comparison."""
     report: ReportSpec = ReportSpec()
 
     @model_validator(mode="after")
@@ -176,7 +176,7 @@ class Recipe(Spec):
         return self
 
     def _check_alphabets(self) -> None:
-        """Refuse symbols of several characters, which would be symbols that a text of characters never contains."""
+        """Refuse symbols of several characters, which a text of single characters never contains."""
         for name, symbols in self.canaries.alphabets.items():
             long = [symbol for symbol in symbols if len(symbol) > 1]
             if long:
@@ -290,7 +290,7 @@ class Recipe(Spec):
 
     @property
     def selected(self) -> str | None:
-        """The variant whose canaries were not drawn at random, but left over by `sanitize`; None without it."""
+        """The variant whose canaries are those that `sanitize` left, not a random draw; None without `sanitize`."""
         return None if self.sanitize is None else SANITIZED
 
     @property
@@ -303,7 +303,7 @@ class Recipe(Spec):
 
     @property
     def _plain(self) -> "Recipe":
-        """The recipe without variants, and without their comparison."""
+        """The recipe without variants, and without their comparison at equal loss."""
         return self.model_copy(update={"variants": {}, "score": self.score.model_copy(update={"equal_loss": False})})
 
     @property

@@ -43,7 +43,7 @@ _NOT_SHOWN = (
 
 
 def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Content:
-    """Compose what a run's page says; the figures are also saved in `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: the recipe of the run.
@@ -132,7 +132,7 @@ def _gained(rows: Findings) -> str:
 
 
 def _numbers(rows: Findings, *, listed: bool) -> list[tuple[str, str, str]]:
-    """Return the exposure of the most exposed secret, and means by the number of occurrences where they differ from it."""
+    """Return the page's tiles (number, label, interval): the most exposed secret, then means over several secrets."""
     singles = sorted(rows.tests(CANARIES), key=lambda row: -row.value)[:1]
     means = [row for row in rows.all(*NAMES, canary=None) if "insertions" in row.params and row.n > 1]
     return [
@@ -146,7 +146,7 @@ def _numbers(rows: Findings, *, listed: bool) -> list[tuple[str, str, str]]:
 
 
 def _how_often(row: Finding, *, listed: bool) -> str:
-    """Say how often the secrets of an exposure were seen, and what to compare the exposure of the first tile with."""
+    """State how often the secrets of a tile were seen and, for a single secret, the mean exposure of one never seen."""
     seen = f"{'listed as seen' if listed else 'seen'} {_occurrences(row.params['insertions'], listed=listed)}".strip()
     if "canary" not in row.params:
         return f"mean of those {seen}"
@@ -171,13 +171,13 @@ def _new_axes(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _with_legend(figure: Figure, folder: Path, name: str) -> str:
-    """Save a figure with a legend beside its axes."""
+    """Save a figure with a legend beside its axes; return its SVG markup."""
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return save_figure(figure, folder, name)
 
 
 def _lines(points: Sequence[Row], *params: str) -> Lines:
-    """Return x and y of the points by series and these params."""
+    """Return the x and the y values of the points, by series and the values of the named params."""
     lines: Lines = {}
     for point in points:
         xs, ys = lines.setdefault((point["series"], *(point["params"][name] for name in params)), ([], []))
@@ -264,7 +264,7 @@ def _epoch_cells(units: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
-    """Yield by how much exposure changed after the lowest validation loss, if training went on beyond it."""
+    """Yield a table of the changes of exposure after the lowest validation loss, if training went on beyond it."""
     found = rows.all("overtraining_change")
     if not found:
         return
@@ -426,7 +426,7 @@ def _null_section(rows: Findings, noun: str) -> Section | None:
 
 
 def _of_check(rows: Findings) -> Iterator[str]:
-    """Yield what a mean of 2^-exposure away from 1/2 says about candidates that were never inserted."""
+    """Yield explanations of means of 2^-exposure that are too far from 1/2 for candidates that were never inserted."""
     if misranked(rows, 1):
         yield (
             "Here the mean is above 1/2: the model finds many candidates equally likely, and a rank counts all of them. "

@@ -1,8 +1,8 @@
-"""Sanitizing a text by the disagreement of two models, trained on halves of it (Carlini 2019, 9.2).
+"""Sanitizing of a text by the disagreement of two models that were trained on its halves (Carlini 2019, 9.2).
 
-What only one model has seen, only that one finds likely. Windows about which the models disagree most are removed, and a
-model is trained on the rest. A canary in a single window is in one half only. One in several windows may be in both halves;
-both models then agree about it, and it is missed.
+Text that only one of the models has seen is likely to that model alone. The windows about which the models disagree most are
+removed, and another model is trained on the rest. A canary in a single window is in one half only. A canary in several
+windows may be in both halves; then the models agree about it, and its windows are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DISAGREED = "two models disagree about it"
 
 @dataclass(frozen=True)
 class Halve(SplitsStage):
-    """Draw the half of each training window: splits.parquet.
+    """Assign each training window at random to one of two halves: splits.parquet.
 
     Attributes:
         corpus: windows with their roles.
@@ -68,7 +68,7 @@ class Halve(SplitsStage):
 
 
 def halved(splits: pa.Table, roles: tuple[str, ...], *, seed: int) -> pa.Table:
-    """Return a splits table in which the windows with one of the roles are divided at random into HALVES, of equal size."""
+    """Return a splits table in which the windows with one of the roles are divided at random into two equal HALVES."""
     members = np.flatnonzero(pc.is_in(splits["role"], value_set=pa.array(roles)).to_numpy())
     drawn = np.random.default_rng(derive_seed(seed, "halves")).permutation(members)
     role = np.array(splits["role"].to_pylist(), dtype=object)
@@ -133,7 +133,12 @@ def window_nats(at: ModelAt, windows: NDArray[Any], device: torch.device) -> NDA
 
 
 def most_disputed(first: NDArray[np.float64], second: NDArray[np.float64], *, share: float) -> NDArray[np.int64]:
-    """Return the positions of the share of windows whose losses under two models differ most, at least one, in order."""
+    """Return the sorted positions of the windows whose losses under two models differ most.
+
+    Args:
+        first, second: (num_windows,) losses under each model.
+        share: share of the windows to return; at least one is returned.
+    """
     differences = np.abs(first - second)
     count = max(1, round(share * len(differences)))
     order: NDArray[np.int64] = np.argsort(-differences, kind="stable")
@@ -141,7 +146,7 @@ def most_disputed(first: NDArray[np.float64], second: NDArray[np.float64], *, sh
 
 
 def without(splits: pa.Table, removed: NDArray[np.int64]) -> pa.Table:
-    """Return a splits table that leaves out the rows at some positions."""
+    """Return a splits table in which the rows at the positions `removed` have the role LEFT_OUT, with the reason."""
     role, reason = (np.array(splits[name].to_pylist(), dtype=object) for name in ("role", "reason"))
     role[removed], reason[removed] = LEFT_OUT, DISAGREED
     return _with(splits, role=role, reason=reason)
@@ -154,6 +159,11 @@ def _with(splits: pa.Table, **columns: NDArray[Any]) -> pa.Table:
 
 
 def left(splits: Artifact[pa.Table], role_of_canary: Mapping[int, str]) -> dict[int, int]:
-    """Return the number of windows that are left of each canary; without those of which none is left."""
+    """Return the number of windows left to each canary; canaries without any are omitted.
+
+    Args:
+        splits: the sanitized splits.
+        role_of_canary: role of the windows of each canary, by id.
+    """
     counts = Counter(splits.content["role"].to_pylist())
     return {canary: counts[role] for canary, role in role_of_canary.items() if counts[role]}

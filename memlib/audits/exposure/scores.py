@@ -29,13 +29,13 @@ class Scored:
     Attributes:
         variant, seed, epoch: the model and the checkpoint.
         canaries: ids of the canaries that it scored.
-        kinds: kind of each canary: inserted, given, never or unseen.
+        kinds: kind of each canary: inserted, given, never, unseen or recurring.
         insertions: occurrences of each canary in the model's training data.
         costs: (num_canaries,) int64, units of 2^-16 bit.
         references: (num_references,) int64 costs of random candidates, the same ones under every model.
         validation_loss: nats per symbol.
         exact: method (pruned, enumerated), rank and evaluations by canary, for walks that were completed.
-        privacy: epsilon, delta, noise and accountant of private training up to this epoch.
+        privacy: epsilon, delta, noise and accountant of private training up to this epoch; None without private training.
         fit_p: goodness of fit of the references' skew-normal law; None if no canary's method needs it.
     """
 
@@ -205,7 +205,7 @@ def _rows_of(model: Scored, size: int, config: Config) -> Iterator[dict[str, Any
 
 
 def _sampled(below: int, references: int, bits: float) -> dict[str, Any]:
-    """Return the columns of a sampled exposure; with no reference below there is only a lower bound."""
+    """Return the columns of a sampled exposure; without a reference at or below the canary, only a lower bound is known."""
     value, low, high = exposure_by_sampling(below, references)
     return {
         "exposure": value, "ci_low": low, "ci_high": None if high is None else min(high, bits), "method": "sampled",

@@ -1,4 +1,4 @@
-"""Stages of an exposure audit: corpus, scores and page (those that query models are in `asking` and `ranks`)."""
+"""Stages of an exposure audit: corpus, scores and page (stages that query models are in `observing`)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MakeCorpus(Stage[StoredCorpus]):
     Attributes:
         text, canaries: specs of the text and the canaries.
         elsewhere: whether the model saw another text, which contained every secret of canaries.file at least once.
-        base: the pretrained model to fine-tune, whose tokenizer spells the text.
+        base: the pretrained model to fine-tune, whose tokenizer is used for the text; None without one.
     """
 
     declared: ClassVar[Declared] = Declared("secret/corpus", 4)
@@ -124,7 +124,7 @@ class MakeCorpus(Stage[StoredCorpus]):
         return digests | tokenizer
 
     def preview(self) -> list[str]:
-        """Describe the amount of text, and what is left out of it."""
+        """Describe the amount of text, and the parts of it that are left out."""
         unit = "documents" if isinstance(self._content, Documents) else "characters"
         return [f"{self._content.measured.length:,} {unit} of text", *map(_of_text, self._content.remarks())]
 
@@ -196,7 +196,7 @@ def _of_text(remark: str) -> str:
 
 
 def _said_of_given(given: Given, kinds: Mapping[str, int]) -> Iterator[str]:
-    """Yield what a user should know about which of the given secrets are compared with which."""
+    """Yield warnings about given secrets that are missing from the training text, and about those that are not tested."""
     known, absent = len(given.known), len(given.known) - kinds[GIVEN] - kinds[RECURRING]
     if absent:
         compared = kinds[UNSEEN] if not given.unseen else 0
@@ -322,7 +322,7 @@ class Report(PageStage):
         return (self.data.corpus,)
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figures and compose what the audit says on its page."""
+        """Draw the figures and return the content of the page."""
         from memlib.audits.exposure.report import compose
 
         tables = {name: self.scores.content[name] for name in ("units", "extractions", "documents", "summary", "curves")}

@@ -4,7 +4,7 @@ Headline families, at alpha together (Holm 1979): "headline", all canaries of a 
 differential privacy; "documents", whether a variant's models know documents that they were trained on better than held-out
 documents. Further families, each at alpha: "canaries", single canaries, named only if the headline of their variant is shown;
 "variants", differences from the first variant; "overtraining", changes after the lowest validation loss. Canaries of a
-sanitized text are not tested: which of them it kept was decided by how models rank them.
+sanitized text are not tested: the text was sanitized by the ranks that models give them, so the rest is no random draw.
 """
 
 import math
@@ -97,10 +97,10 @@ def at_last(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_equal_loss(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the units of each training run at its first checkpoint that is as good as every run becomes.
+    """Return the units of each training run at its first checkpoint with a validation loss that every run reaches.
 
-    The loss to reach is the highest of the runs' lowest validation losses, so that every run reaches it (Carlini 2019, A.2:
-    better models are compared at an earlier epoch). Exposure plays no part in the choice.
+    That loss is the highest of the runs' lowest validation losses (Carlini 2019, A.2: better models are compared at an
+    earlier epoch). Exposure plays no part in the choice.
     """
     training = ["variant", "seed", "canary", "insertions"]
     loss = frame.groupby(training)["validation_loss"].min().max()
@@ -155,7 +155,7 @@ class _Run:
         return math.log2(min(2, self.canaries) * self.canaries / self.alpha)
 
     def recurring(self, at: Mapping[str, str]) -> int:
-        """Return the number of given secrets of a variant that are compared with nothing, so that no bound holds for all."""
+        """Return the number of a variant's given secrets that are not compared with any others; no bound holds for these."""
         units = self.of(at)
         return int(units[units["kind"] == RECURRING]["canary"].nunique())
 
@@ -314,9 +314,9 @@ def _equal_loss(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
 
 
 def without_bounds(units: pd.DataFrame) -> pd.DataFrame:
-    """Return the units of each canary and seed of which no exposure is extrapolated or only a lower bound.
+    """Return the units of the canaries and seeds without any exposure that is extrapolated or only a lower bound.
 
-    Without them, a difference could be one between a rank and the most that sampling can tell.
+    Differences that involve such exposures would compare a measured rank with the most that sampling can tell.
     """
     bounds = (units["method"] == "extrapolated") | ((units["method"] == "sampled") & units["ci_high"].isna())
     return units[~bounds.groupby([units["seed"], units["canary"]]).transform("any")]
@@ -326,8 +326,7 @@ def _differences(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
     """Yield each variant's exposure minus that of the first variant, over the canaries that both saw.
 
     Canaries in separate models are independent. Canaries that share models are not, so the units are then the training runs.
-    Where an exposure is extrapolated or only a lower bound, the difference is an estimate without an interval, which would be
-    one of the bound.
+    Where an exposure is extrapolated or only a lower bound, the difference is an estimate without a test or an interval.
     """
     if recipe.sanitize is not None:
         return  # a sanitized text has fewer canaries: see _sanitizing
@@ -367,11 +366,11 @@ def _flipped(
 
 
 def _overtraining(frame: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
-    """Yield by how much exposure changes from the lowest mean validation loss to the last checkpoint (Carlini 2019, 7.2).
+    """Yield the changes of exposure from the lowest mean validation loss to the last checkpoint (Carlini 2019, 7.2).
 
-    The exposure of a canary that ranks first cannot rise any further, and falls only with its rank; the extrapolated one can.
-    The units are canaries in separate models, or else trainings. Checkpoints are compared that all trainings have; with
-    patience, each training ends for a reason of its own, so that there is no common end. No test rests on an extrapolation.
+    The exposure of a canary that ranks first cannot rise any further, while its extrapolated exposure can. The units are
+    canaries in separate models, or else trainings. Only checkpoints that all trainings have are compared; variants with
+    patience are left out, because early stopping ends their trainings at different epochs. No test rests on an extrapolation.
     """
     for name, at in variants_of(frame):
         of_variant = _at_shared_epochs(frame[frame["variant"] == name])
@@ -409,7 +408,7 @@ def _has_patience(recipe: Recipe, variant: str) -> bool:
 
 
 def _sanitizing(last: pd.DataFrame, recipe: Recipe) -> Iterator[Finding]:
-    """Yield which canaries a sanitized text has lost, and the exposure of the lost and of the others before and after.
+    """Yield the share of canaries that a sanitized text has lost, and exposures of lost and other canaries before and after.
 
     Nothing is tested: models disagree more about unlikely canaries, so the removed ones tend to be the less likely
     candidates, and neither they nor the others rank like candidates drawn at random.
@@ -471,10 +470,10 @@ def _extraction_rows(extractions: pa.Table) -> Iterator[Finding]:
 
 
 def share_interval(shares: NDArray[np.float64]) -> Interval:
-    """Compute Clopper and Pearson's interval over canaries; a canary counts by the share of its models that give it away.
+    """Compute Clopper and Pearson's 95 % interval of a mean share over canaries.
 
     Args:
-        shares: (num_canaries,) shares of each canary's models.
+        shares: (num_canaries,) share of each canary's models that give it away.
     """
     hits, count = float(shares.sum()), len(shares)
     low = float(scipy.stats.beta.ppf(0.025, hits, count - hits + 1)) if hits else 0.0

@@ -94,9 +94,13 @@ def _out_of_order(rows: Findings) -> str:
 
 
 def misranked(rows: Findings, side: int) -> Findings:
-    """Return the means of 2^-exposure of candidates that were never inserted that lie below (-1) or above (1) one half.
+    """Return the means of 2^-exposure, over candidates that were never inserted, that lie too far from one half.
 
-    2^-exposure of such a candidate is uniform, so chance alone brings a mean there in one run of a thousand.
+    2^-exposure of such a candidate is uniform, so chance alone moves a mean that far to one side in one run of a thousand.
+
+    Args:
+        rows: the findings.
+        side: -1 for means below one half, 1 for means above.
     """
     checks = rows.all("two_to_minus_exposure")
     return Findings(row for row in checks if side * (row.value - 0.5) * math.sqrt(12 * row.n) > RARE)
@@ -111,7 +115,10 @@ def _untested(heads: Findings) -> str:
 
 
 def _in_the_format(rows: Findings, heads: Findings, noun: str) -> str:
-    """State exposures in R that lie above the upper bound among unseen secrets; they measure something else."""
+    """State the largest exposure in R if it exceeds the upper bound among unseen secrets; "" otherwise.
+
+    Such an exposure also measures how well the model knows the kind of secret.
+    """
     bounds = [row.upper_bound for row in heads if row.upper_bound is not None]
     tested = {row.params["canary"] for row in rows.tests(CANARIES)}
     among = [row.value for row in rows.all("exposure") if row.params.get("canary") in tested]
@@ -148,7 +155,7 @@ def _where(heads: Findings, recipe: Recipe, noun: str, total: int) -> str:
 
 
 def _model(recipe: Recipe, noun: str, total: int) -> tuple[str, str]:
-    """Return the models that a sentence about this many secrets is about, and its verb."""
+    """Return subject and verb of a sentence on the models that may give away `total` secrets."""
     if noun == "canary" and total > 1 and recipe.trained is None and not recipe.canaries.together:
         each = "" if recipe.seeds == 1 else f" from {recipe.seeds} seeds"
         return f"models trained{each} with one canary each", "give"
@@ -161,7 +168,7 @@ def plural(noun: str, count: int = 2) -> str:
 
 
 def _count(singles: Findings) -> int:
-    """Return the number of canaries that these tests are about."""
+    """Return the number of different canaries among the tests."""
     return len({row.params["canary"] for row in singles})
 
 
@@ -241,7 +248,7 @@ def _times(row: Finding) -> str:
 
 
 def _extracted(rows: Findings) -> tuple[int, int]:
-    """Return how many secrets the search that was given none of their symbols extracted, and how many it searched for."""
+    """Return the number of secrets that searches without known symbols extracted, and the number that they searched for."""
     searches = rows.all("extracted", search="shortest_path", known=0)
     return round(sum(row.value * row.n for row in searches)), sum(row.n for row in searches)
 
@@ -252,7 +259,7 @@ def floored(epsilon: float) -> float:
 
 
 def _of_privacy(rows: Findings) -> Verdict | None:
-    """State which claim of privacy a canary refutes; None if none is refuted, which confirms no claim."""
+    """State the claim of privacy that a canary refutes; None if no claim is refuted, which confirms none."""
     refuted = rows.all("privacy_claim").shown()
     if not refuted:
         return None
