@@ -14,8 +14,8 @@ and withheld examples H were drawn from one pool U, no model is trained on H, an
 
     retained            D_Q ranks above H by more than redraws of both explain
     unlearned too hard  D_Q ranks below H: a trace of another kind
-    forgotten           neither, and examples known to be in the target are detected while D_Q is not
-    no trace found, inconclusive  neither, and no positive control is detected in 80 % of redraws
+    forgotten           neither, and D_Q keeps at most a small share of the trace that known training examples leave
+    no trace found, inconclusive  neither, and no such bound: no positive control holds, or the bound is too large
     undecided           nothing was withheld
 """
 

@@ -28,7 +28,7 @@ class Observed:
         target: the target's name; empty for the auditor's own models.
         number: index within group and target.
         log_odds: (num_pool,) float64, log p / (1 - p) of the true class.
-        decimals: number of decimals to which the owner rounded the probabilities; None for float32.
+        decimals: number of decimals to which the owner rounded the probabilities; None if they were not rounded.
         members: (num_pool,) bool, whether the model was trained on each example of U; None if unknown.
     """
 

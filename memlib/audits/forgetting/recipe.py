@@ -86,7 +86,7 @@ class Config(Spec):
     """Scoring of outputs."""
 
     replicates: int = Field(default=500, ge=100, le=MOST_DRAWS)
-    """Bootstrap replicates over the examples of D_Q."""
+    """Number of bootstrap replicates over the examples of D_Q."""
     permutations: int = Field(default=9999, ge=999, le=MOST_DRAWS)
     """Number of redraws of D_Q, from which the p-value is computed."""
     resamples: int = Field(default=200, ge=50, le=MOST_DRAWS)
@@ -180,7 +180,10 @@ class Recipe(Spec):
                 raise ValueError(f"{place} lacks known: 1; every target must be trained on the known examples")
 
     def is_controlled(self, target: str) -> bool:
-        """Return whether the known examples were trained on like others: by the auditor, or drawn after the training."""
+        """Return whether a target was trained on the known examples as on others.
+
+        This holds if the auditor trained the target, or if the known examples were drawn after the training.
+        """
         return self.targets[target].mix is not None or self.verdict.known_drawn_afterwards
 
     @property

@@ -71,7 +71,7 @@ def compose(
     show: Callable[[str], NDArray[np.uint8]],
     folder: Path,
 ) -> Content:
-    """Compose the page of a run; the figures are also saved in `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: the recipe of the run.
@@ -115,7 +115,7 @@ def _queried(recipe: Recipe) -> str:
 
 
 def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
-    """Return what to do next: about the models that were shown to have used D_Q, and about those that are still open."""
+    """Return the advice on the models that were shown to have used D_Q, and on those about which nothing was concluded."""
     outcomes = outcomes_of(findings)
     used = [name for name, which in outcomes.items() if which in (RETAINED, REVERSED)]
     unsettled = [name for name, which in outcomes.items() if which in (NO_TRACE, UNDECIDED)] if used else []
@@ -165,7 +165,7 @@ def _mix(mix: Mapping[str, float]) -> str:
 
 
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the outcome of each target, or its rho if nothing could be tested."""
+    """Return the tiles (number, label, detail) of the first targets: the outcome, or rho if nothing could be tested."""
     headlines = findings.all(kind=TARGET)[:SHOWN_TARGETS]
     if headlines.all("rho"):
         return [(f"{row.value:.2f}", f"rho, {row.params['target']}", _interval(row)) for row in headlines]

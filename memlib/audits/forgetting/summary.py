@@ -40,8 +40,8 @@ class Control:
         power: share of redraws in which the known examples are found.
         limit: 95 % upper limit of the trace of D_Q, as a share of that of the known examples.
         strength: how far the known examples stand out, in standard deviations of withheld ones.
-        strongest: how far training data are taken to stand out at most, see `strongest_trace`.
-        is_controlled: whether the known examples were trained on like others, see `Recipe.is_controlled`.
+        strongest: largest strength that ordinary training data may have, see `strongest_trace`; None if it is not known.
+        is_controlled: whether the target was trained on the known examples as on others, see `Recipe.is_controlled`.
     """
 
     effect: float
@@ -55,7 +55,8 @@ class Control:
     def holds(self) -> bool:
         """True if the trace of D_Q can be compared with that of the known examples.
 
-        They must be found often enough for the absence of a trace to mean something, and be no stronger than training data.
+        The known examples must be found often enough for the absence of a trace to mean something, and must be no stronger
+        than other training data.
         """
         is_usual = self.strongest is not None and self.strength <= self.strongest
         return self.is_controlled and is_usual and self.effect > 0 and self.power >= FOUND

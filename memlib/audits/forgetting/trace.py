@@ -113,7 +113,7 @@ class Trace:
     upper: float
 
     def detectable(self, alpha: float) -> float | None:
-        """Return the smallest effect that the test detects with a power of 80 %; None if there is none."""
+        """Return the smallest effect that the test detects at level `alpha` with a power of 80 %; None if it detects none."""
         return detectable(self.deviation, alpha, two_sided=True)
 
 
@@ -181,7 +181,7 @@ class Effects:
         return float(w @ self.values), error
 
     def quantile(self, level: float) -> float:
-        """Return the quantile of Student's t distribution."""
+        """Return a quantile of Student's t distribution with `freedom` degrees of freedom (at least one)."""
         return float(scipy.stats.t.ppf(level, max(1, self.freedom)))
 
 
@@ -210,7 +210,7 @@ def estimate_effects(values: NDArray[np.float64], pool: Pool) -> Effects:
 
 
 def share_limit(values: NDArray[np.float64], pool: Pool, *, level: float = 0.95) -> float:
-    """Compute a one-sided upper limit of the trace of D_Q as a share of that of the known examples."""
+    """Compute a one-sided upper limit of the trace of D_Q as a share of that of the known examples; see `share_interval`."""
     return share_interval(values, pool, level=2 * level - 1)[2]
 
 
@@ -291,9 +291,9 @@ def strength_of(
 
 
 def strongest_trace(strengths: Sequence[float]) -> float | None:
-    """Return how far training data are taken to stand out at most: the strongest retained model plus the range of all.
+    """Return the largest strength that ordinary training data may have: the retained models' maximum plus their range.
 
-    Known examples beyond it were trained on harder than other data (in more epochs, copies or augmented versions), so that
+    Stronger known examples were trained on harder than other data (in more epochs, copies or augmented versions), so that
     their trace says nothing about that of D_Q. None for fewer than ten models.
 
     Args:

@@ -76,12 +76,12 @@ def outcomes_of(findings: Findings) -> dict[str, str]:
 
 
 def found_of(row: Finding) -> str:
-    """Return how many of the auditor's models of a kind the test detects."""
+    """Return the number of the auditor's models of a kind that the test detects, in words: "3 of 10"."""
     return f"{round(row.value * row.n)} of {row.n}"
 
 
 def trained_on(recipe: Recipe, name: str) -> str:
-    """Return how much of D_Q a target was trained on, as far as that is known."""
+    """Return the share of D_Q that a target was trained on, in words; "unknown" for external targets."""
     mix = recipe.targets[name].mix
     if mix is None:
         return "unknown"
@@ -127,7 +127,7 @@ def _together(outcomes: Sequence[str], recipe: Recipe) -> str:
 
 
 def _outcome_in_words(row: Finding, findings: Findings, recipe: Recipe) -> str:
-    """Return a target's outcome with its p-value and, if none was shown, the share of the known trace that it may keep."""
+    """Return a target's outcome with its p-value and, if no use was shown, the share of the known trace that may be left."""
     name, which = row.params["target"], outcome(row)
     numbers = [say_p(row.p_adjusted)] if row.is_test else []
     if which in (FORGOTTEN, NO_TRACE) and (left := _left(name, findings)):
@@ -215,7 +215,7 @@ def _missed(name: str, findings: Findings, recipe: Recipe) -> str:
 
 
 def _contradicted(outcomes: Mapping[str, str], recipe: Recipe) -> str:
-    """State where the outcome contradicts what is known of a target that the auditor trained."""
+    """State the outcomes that contradict the known training data of targets that the auditor trained."""
     said = []
     for name, which in outcomes.items():
         mix = recipe.targets[name].mix

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
-    """Return whether a finding with these params is part of the brief listing: the headline attack, and what has no
-    attack."""
+    """Return whether a finding with these params is part of the brief listing.
+
+    Findings on other attacks than the headline's are left out, as are details (likeness, slices, structure).
+    """
     is_detail = bool(params.keys() & {"word", "slice", "structure"})
     return params.get("attack", headline.get("attack")) == headline.get("attack") and not is_detail
 

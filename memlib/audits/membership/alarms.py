@@ -27,13 +27,13 @@ def true_alarms(
 ) -> list[Finding]:
     """Return the share of members found at each rate of false alarms that the non-members control.
 
-    Where they are too few for one of the rates, the share of members above all of them comes first.
+    If non-members are too few for one of the rates, the share of members above all non-members comes first.
 
     Args:
-        named: parameters of each finding, as the attack.
+        named: parameters of each finding, such as the attack.
         scores, member, noun: as in `area`.
         rates: rates of false alarms.
-        of: end of the metrics' names, as "_of_slice".
+        of: end of the metrics' names, such as "_of_slice".
     """
     rows = []
     for rate in rates:

@@ -27,13 +27,13 @@ class Audited:
     Attributes:
         recipe: attacks, tests and claim.
         pool: the audited examples.
-        rows: their rows of tables.SPLITS.
-        member: (num_examples,) whether the target was trained on them.
-        target, shadows: their answers.
+        rows: rows of the examples in tables.SPLITS.
+        member: (num_examples,) whether the target was trained on the example.
+        target, shadows: answers of the target and of the shadow models.
         inside: (num_models, num_examples) training sets of the shadow models.
         held_out: the held-out examples, rows of tables.SPLITS.
         is_drawn: whether the target's members were drawn at random, and nothing contradicts it.
-        norms: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not asked for.
+        norms: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not computed.
     """
 
     has_classes: ClassVar[bool] = True  # whether answers are right or wrong, as memorization and influence need
@@ -51,7 +51,7 @@ class Audited:
 
     @cached_property
     def units(self) -> Units:
-        """The examples, or persons, whose membership is asked."""
+        """The examples, or persons, whose membership is audited."""
         combined = self.recipe.score.persons
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
         return replace(found, word=self.recipe.group_noun) if found.are_persons else found
@@ -63,7 +63,7 @@ class Audited:
 
     @cached_property
     def row_scores(self) -> Scores:
-        """The headline attack on single examples, whosever they are: (num_examples,)."""
+        """The headline attack's scores of single examples, even if the units are persons: (num_examples,)."""
         if not self.pool.has_groups:
             return self.rankings.head.scores
         alone, config = replace(self.pool, groups=np.arange(len(self.pool.groups))), self.recipe.score
@@ -88,7 +88,7 @@ class Audited:
 
     @cached_property
     def survey(self) -> tuple[Scores, list[ModelResult]]:
-        """The headline attack on every shadow model."""
+        """The headline attack on every shadow model, see `survey_models`."""
         return survey_models(self.rankings)
 
     @cached_property
@@ -101,7 +101,7 @@ class Audited:
 
     @cached_property
     def self_influence(self) -> Scores | None:
-        """TracInCP of each example with itself (Pruthi 2020), (num_examples,); None if it was not asked for."""
+        """TracInCP of each example with itself (Pruthi 2020), (num_examples,); None if it is not computed."""
         from memlib.training.optim import learning_rate  # imported late, as it loads PyTorch
 
         training = self.recipe.training
@@ -119,7 +119,7 @@ class Audited:
 
     @cached_property
     def memorization_p(self) -> Scores:
-        """Its p-values, adjusted over all examples: (num_examples,)."""
+        """The p-values of memorization, adjusted over all examples: (num_examples,)."""
         return holm(self.memorization.p_values().tolist())
 
     @cached_property
@@ -146,5 +146,5 @@ class Audited:
         return self.has_classes and bool(len(self.examined)) and bool(self.held_out.num_rows)
 
     def withdrawn(self) -> "Audited":
-        """Return the audit without tests of the target, where the declared random draw is contradicted."""
+        """Return the audit without tests of the target, for a declared random draw that is contradicted."""
         return replace(self, is_drawn=False)

@@ -32,7 +32,7 @@ class Columns:
     """Columns of a table.
 
     Attributes:
-        subgroup: its value by example id; examples without a value are left out.
+        subgroup: value of the subgroup column by example id; examples without a value are left out.
         hidden: coordinates of each hidden column, by name.
     """
 
@@ -101,7 +101,7 @@ def subgroup_values(stated: Mapping[str, Mapping[str, str]], name: str) -> Mappi
     """Return the values of the subgroup column by example id.
 
     Raises:
-        UserError: for a column that is not there, or that has one value or too many.
+        UserError: for a column that the table lacks, or that has a single value or too many.
     """
     if name not in stated:
         raise UserError(f"score.subgroup names {name!r}, and the table has the columns {', '.join(stated)}")
@@ -117,7 +117,7 @@ def subgroup_values(stated: Mapping[str, Mapping[str, str]], name: str) -> Mappi
 
 
 def hideable(column: OneHot, name: str) -> OneHot:
-    """Return a column whose value can be guessed.
+    """Return the column if it has several values, so that they can be guessed.
 
     Raises:
         UserError: for a column with a single value.

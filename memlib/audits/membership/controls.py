@@ -52,7 +52,7 @@ class Blind:
 
 
 def blind_baseline(audited: Audited, data: TrainingData) -> Blind | None:
-    """Tell members from non-members without the model; None where memlib tossed the coins, or the recipe leaves it out."""
+    """Tell members from non-members without the model; None if memlib tossed the coins, or score.blind is false."""
     recipe, pool = audited.recipe, audited.pool
     if not recipe.score.blind or not recipe.target.is_external:
         return None

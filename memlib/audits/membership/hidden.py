@@ -1,4 +1,4 @@
-"""Hidden columns of a table, and the structural risk of its target: findings from more answers of the target."""
+"""Findings from further answers of the target of a table: on hidden columns, and on structural risk."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,7 +30,7 @@ def target_findings(audited: Audited, pool: pa.Table, found: TargetAnswers) -> l
     Args:
         audited: the audited examples and their coins.
         pool: all examples of the pool, rows of tables.SPLITS.
-        found: the target's answers to these.
+        found: the target's answers on these examples.
     """
     listed = pc.is_in(pool["example_id"], value_set=pa.array(audited.pool.ids)).to_numpy()
     columns = [
@@ -42,7 +42,7 @@ def target_findings(audited: Audited, pool: pa.Table, found: TargetAnswers) -> l
 
 
 def _column_rows(name: str, guesses: Guesses, audited: Audited) -> Iterator[Finding]:
-    """Yield how much better a column is guessed of members; of one that few have, only their number."""
+    """Yield the advantage with which a column is guessed for members; if few values are known, only their number."""
     known = guesses.values >= 0
     member = audited.member[known]
     params = {"column": name, "values": guesses.odds.shape[1], "missing": int((~known).sum())}
@@ -77,7 +77,7 @@ def _inferred(name: str, guesses: Guesses, known: NDArray[np.bool_], audited: Au
 
 
 def _structure_rows(found: TargetAnswers, outputs: NDArray[np.float64], audited: Audited) -> Iterator[Finding]:
-    """Yield what the target's outputs tell apart among its training rows."""
+    """Yield the numbers of training rows that the target's outputs tell apart."""
     member = audited.member
     risk = structural_risk(
         outputs[member], audited.pool.labels[member], decimals=DECIMALS, parameters=found.parameters,

@@ -1,4 +1,4 @@
-"""Rows of persons: how much they resemble one another, and how much too narrow intervals over rows would be."""
+"""Rows of persons: the resemblance of one person's rows, and the excessive narrowness of intervals over rows."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from memlib.stats.operating import auc, auc_interval
 def person_findings(audited: Audited) -> list[Finding]:
     """Return the intraclass correlation of the headline attack's scores of single rows, and their AUC with two intervals.
 
-    Both intervals are of one number, the AUC over rows: one takes rows for independent, the other one persons. Empty without
-    persons, and where all rows have the same score.
+    Both intervals are of the AUC over rows: one treats rows as independent, the other persons. The list is empty without
+    persons, or if all rows have the same score.
     """
     if not audited.units.are_persons:
         return []

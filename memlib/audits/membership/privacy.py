@@ -29,8 +29,8 @@ class Comparison:
     """The comparison of a bound with a claim.
 
     Attributes:
-        claimed: the epsilon that the bound, which is about the coins' units, is compared with.
-        problem: why they cannot be compared; "" if they can.
+        claimed: the claimed epsilon in terms of the coins' units, which the bound is about.
+        problem: reason why bound and claim cannot be compared; "" if they can.
     """
 
     claimed: float
@@ -93,7 +93,7 @@ def _claim(bound: Bound, claim: ClaimSpec, units: Units) -> Iterator[Finding]:
 
 
 def _gaussian(bound: Bound, units: Units) -> Iterator[Finding]:
-    """Yield epsilon if the trade-off curve is a Gaussian mechanism's; it is no bound for any other mechanism."""
+    """Yield the lower bound of epsilon that holds if the mechanism is Gaussian, and for no other mechanism."""
     delta = bound.delta or 1 / (10 * len(units))
     found = gaussian_one_run(bound.correct, bound.guesses, len(units), delta=delta, level=bound.level / len(bound.tried))
     params = {
@@ -106,9 +106,9 @@ def _gaussian(bound: Bound, units: Units) -> Iterator[Finding]:
 
 
 def _many_runs(rankings: Rankings, *, delta: float, error: float, seed: int) -> Iterator[Finding]:
-    """Yield the bound for the one unit that the first half of the models tells best, from the other half of the models.
+    """Yield the bound for the single unit whose membership the attack recognizes best in the first half of the shadow models.
 
-    It is about the way in which the models are trained, not about the target.
+    The bound is computed from the other half. It is about the way in which the models are trained, not about the target.
     """
     inside = rankings.units.shadows.inside
     half = len(inside) // 2

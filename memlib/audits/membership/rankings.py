@@ -20,8 +20,8 @@ from memlib.stats.randomization import Design
 from memlib.stats.shadows import Shadows
 
 NEEDS_OWN_SPREAD = {"rmia", "rmia_offline", "calibrated_loss", "trajectory"}
-"""Attacks whose scores of persons are compared with the same person's scores in models without her: persons with few
-examples, whose scores spread more, would have most of the false alarms."""
+"""Attacks whose scores of persons are compared with the same person's scores in models without her; otherwise persons with
+few examples, whose scores spread more, would have most of the false alarms."""
 QUICK_DRAWS = 199  # redraws of the coins of a shadow model whose units are few
 
 Scores = NDArray[np.float64]
@@ -48,7 +48,7 @@ class Signal:
 
     Attributes:
         target: (num_units,), higher for members.
-        shadows: (num_models, num_units), the same of every shadow model.
+        shadows: (num_models, num_units), the same for every shadow model.
     """
 
     target: Scores
@@ -102,7 +102,7 @@ class Rankings:
         return None
 
     def given(self, name: str) -> tuple[NDArray[np.floating], Shadows]:
-        """Return the log odds of the target, and those of its shadow models, that an attack reads."""
+        """Return the log odds that an attack reads: of the target, (num_queries, num_units), and of its shadow models."""
         units = self.units
         if name == "trajectory":
             assert units.through is not None, "models were queried after earlier epochs, too"
@@ -181,10 +181,10 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
 
 
 def survey_halves(rankings: Rankings, count: int) -> tuple[Scores, Scores]:
-    """Return headline scores of the first `count` shadow models, each against the others of them, and of the rest against
-    these.
+    """Return headline scores of the first `count` shadow models, and of all later ones: (num_models, num_units) each.
 
-    The second scores depend on each of the later models alone, given the first ones, so that these are independent trials.
+    The first models are scored against one another, the later models against the first ones. Given the first models, the
+    scores of a later model depend on that model alone, so that the later models are independent trials.
     """
     units, name = rankings.units, rankings.config.headline
     if name in rankings.signals or name == "gap":
@@ -218,7 +218,10 @@ def point_at(scores: Scores, member: NDArray[np.bool_], rate: float) -> Operatin
 
 
 def mean_odds(shadows: Shadows) -> tuple[Scores, Scores]:
-    """Return the mean log odds of in and of out models over queries, (num_units,) each; NaN without such models."""
+    """Return the mean log odds, over queries, of models that were and were not trained on each unit.
+
+    Each array is (num_units,), with NaN for units without such models.
+    """
     odds = shadows.odds.mean(axis=1, dtype=np.float64)
     sides = []
     for inside in (shadows.inside, ~shadows.inside):

@@ -78,8 +78,9 @@ class ShadowsSpec(Spec):
     count: int = Field(default=64, ge=4, le=MOST_MODELS)
     """Number of shadow models. A larger set contains every smaller one: only the additional models are trained."""
     share: float = Field(default=0.5, gt=0, lt=1)
-    """Probability that an example (with `split.group`: a person) is in the training set of a model. An external model's own
-    share makes the shadows' training sets as large as its own; epsilon needs fair coins (0.5)."""
+    """Probability that an example (with `split.group`: a person) is in the training set of a model. For an external model,
+    give the share that it was trained on, so that the training sets are as large as its own; epsilon needs fair coins
+    (0.5)."""
     chunk: int = Field(default=32, ge=1, le=MOST_MODELS)
     """Number of small models that are trained and stored as one artifact. Models are never retrained when `count` grows by
     whole chunks."""
@@ -127,12 +128,12 @@ class Config(LevelSpec):
 
     attacks: tuple[AttackName, ...] = Field(default=ATTACKS, min_length=1)
     """lira: likelihood ratio of models that were and were not trained on the example (Carlini 2022); rmia: confidence beyond
-    that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: from
-    models that were not trained on the example, alone; calibrated_loss and loss; gap: whether the answer is right;
+    that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: using
+    only models that were not trained on the example; calibrated_loss and loss; gap: whether the answer is right;
     trajectory: likelihood ratio of the answers after several epochs (training.checkpoint_epochs), for a target that memlib
     trains."""
     headline: AttackName = "lira"
-    """The attack whose numbers are on top of the page. All attacks are tested, adjusted for their number."""
+    """The attack whose numbers are at the top of the page. All attacks are tested, adjusted for their number."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Significance level over all attacks (Westfall and Young), and of each other family of tests."""
     auc_bound: float = Field(default=0.55, gt=0.5, lt=1)
@@ -150,14 +151,14 @@ class Config(LevelSpec):
     memorized: int = Field(default=50, ge=0, le=MOST_DRAWS)
     """Number of the most memorized examples for which the influence on held-out examples is examined; 0: none."""
     self_influence: bool = False
-    """Of a network that memlib trains: also compare memorization with the self-influence of the target's training examples
+    """For a network that memlib trains: also compare memorization with the self-influence of the target's training examples
     (TracInCP, Pruthi 2020), summed over training.checkpoint_epochs and the last epoch."""
     subgroup: str | None = Field(default=None, min_length=1)
-    """Of a table: the column by whose values the headline attack is also tested, slice by slice, as it is by class; any
-    column of the file, also one that the model does not see."""
+    """For a table: column by whose values the headline attack is also tested slice by slice, as it is by class. Any column of
+    the file will do, even if the model does not see it."""
     hidden: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Of a table: categorical columns that are hidden one at a time and guessed from the model's answers. Tested is whether
-    they are guessed better of members than of non-members (attribute inference)."""
+    """For a table: categorical columns that are hidden one at a time and guessed from the model's answers. The test asks if
+    the guesses are better for members than for non-members (attribute inference)."""
     blind: bool = True
     """Also tell members from non-members without the model, by ids, sizes, dates and content."""
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
@@ -179,8 +180,8 @@ class ClaimSpec(Spec):
     as much: such a claim is compared with twice the epsilon."""
     chosen_among: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Number of training runs (settings, seeds) among which the audited model was chosen by its results on the data. The
-    accountant of a single run does not cover that choice: from 2 on, exceeding it refutes the claim for the whole
-    procedure."""
+    accountant of a single run does not cover that choice: from 2 on, a refutation concerns the whole procedure, including
+    the choice."""
 
 
 class ReportSpec(Spec):
@@ -218,7 +219,7 @@ class Recipe(Spec):
     @model_validator(mode="wrap")
     @classmethod
     def _of_texts(cls, content: Any, handler: ModelWrapValidatorHandler["Recipe"]) -> "Recipe":
-        """Read a recipe whose data are a text as that of documents."""
+        """Validate a recipe with a source of text as a DocumentsRecipe."""
         from memlib.audits.membership.documents.recipe import DocumentsRecipe  # which derives from this class
 
         if cls is Recipe and is_of_texts(content):
@@ -299,7 +300,7 @@ class Recipe(Spec):
 
     @property
     def reads_losses(self) -> bool:
-        """True if the owner of the target supplies losses, which do not tell its answers."""
+        """True if the owner of the target supplies losses, from which its predicted classes do not follow."""
         return self.target.outputs is not None and self.target.outputs.kind == "losses"
 
     @property

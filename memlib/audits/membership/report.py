@@ -71,7 +71,7 @@ def compose(
     sizes: Mapping[str, int],
     folder: Path,
 ) -> Content:
-    """Compose the page of a run; the figures are also saved in `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: the recipe of the run.
@@ -129,7 +129,7 @@ def _model(recipe: Recipe) -> str:
 
 
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the tiles: AUC, true alarms and, if there is one, the bound of epsilon."""
+    """Return the page's tiles (number, label, detail): AUC, true alarms and, if there is one, the bound of epsilon."""
     head = findings.head
     attack = head.params["attack"]
     tiles = [(f"{head.value:.2f}", f"AUC, {NAMES[attack]}", _interval(head))]
@@ -194,7 +194,7 @@ def _share(row: Finding) -> str:
 
 
 def _controlled(findings: Findings, rates: Sequence[float]) -> str:
-    """Return the interval of the true rate of false alarms at each threshold."""
+    """Return the intervals of the true rate of false alarms at each threshold, in words."""
     said = []
     for rate in rates:
         row = next(iter(findings.all("true_alarms", false_alarms=rate)))
@@ -367,7 +367,7 @@ def _memorization_section(
 
 
 def _agreement(findings: Findings) -> str:
-    """Return how memorization, the attack and self-influence agree."""
+    """Return sentences on the rank correlations between memorization, the attack and self-influence."""
     found, text = findings.get("memorization_rank_correlation"), ""
     if found is not None:
         attack = NAMES[found.params["attack"]]

@@ -152,7 +152,7 @@ class Answers:
                 np.save(attempt.path(name), values)
 
     def of(self, listed: NDArray[np.bool_]) -> Answers:
-        """Return the answers on some examples of the pool, (num_pool,) bool."""
+        """Return the answers on the examples of the pool in a mask, (num_pool,) bool."""
         earlier = None if self.earlier is None else self.earlier[:, :, listed]
         return Answers(self.odds[:, :, listed], self.correct[:, listed], self.held_out, earlier)
 
@@ -165,7 +165,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class FitEstimators(Stage[Answers]):
-    """Fit estimators of scikit-learn, each to its own subset of the pool, and keep their answers; they are never stored.
+    """Fit estimators of scikit-learn, each to its own subset of the pool; only their answers are stored.
 
     Attributes:
         subsets: the training sets.

@@ -21,13 +21,13 @@ MOST = 50  # classes; the largest ones are looked at
 
 @dataclass(frozen=True)
 class Slice:
-    """Some of the units.
+    """A part of the units.
 
     Attributes:
-        by: what the units are divided by: the class, the target's answer, or the name of a column.
-        value: their common value.
-        units: (num_units,) the units of the slice.
-        is_fixed: True if it was fixed before the coins were tossed.
+        by: criterion of the division: the class, the target's answer, or the name of a column.
+        value: common value of the units in the slice.
+        units: (num_units,) mask of the units in the slice.
+        is_fixed: True if the slice was fixed before the coins were tossed.
     """
 
     by: str
@@ -84,8 +84,8 @@ def _by_subgroup(audited: Audited, subgroup: Mapping[str, str]) -> Iterator[Slic
 def _by_answer(audited: Audited) -> Iterator[Slice]:
     """Yield the units that the target answers rightly and wrongly (of a person: at least half, or less).
 
-    A model that remembers answers its members rightly, so the answer is an outcome of the coins: given the answer, not every
-    draw of them is as likely, and a redraw within the slice tests nothing. These slices are described alone.
+    A model that remembers answers its members rightly, so the answer is an outcome of the coins: given the answer, draws of
+    the coins are no longer equally likely, and redraws within the slice test nothing. These slices are only described.
     """
     right = audited.units.correct >= 0.5
     yield Slice(ANSWER, "right", right, is_fixed=False)
@@ -93,7 +93,7 @@ def _by_answer(audited: Audited) -> Iterator[Slice]:
 
 
 def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
-    """Yield the findings on a slice; of one that is too small, only its size."""
+    """Yield the findings on a slice; if it is too small, only its size."""
     member, scores = audited.units.member[part.units], audited.rankings.head.scores[part.units]
     inside, outside, count = int(member.sum()), int((~member).sum()), len(member)
     named = {"slice": part.by, "value": part.value}
@@ -116,7 +116,7 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
 
 
 def _p_value(part: Slice, audited: Audited) -> float:
-    """Return the p-value of redraws of the slice's coins, within classes: of the AUC and the tail together."""
+    """Return the joint p-value of the AUC and the tail, by redraws of the slice's coins within classes."""
     units, config = audited.units, audited.recipe.score
     seed, own = derive_seed(config.seed, "slice", part.by, part.value), part.units
     scores, member, labels = audited.rankings.head.scores[own], units.member[own], units.labels[own]

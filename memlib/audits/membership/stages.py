@@ -60,7 +60,7 @@ class Score(ScoresStage):
         members: the training examples of an external target.
         columns: the subgroup column of a table.
         queried: more answers of the target on a table.
-        norms: squared gradient norms of the target after each kept epoch; none if self-influence is not asked for.
+        norms: squared gradient norms of the target after each kept epoch; empty without self-influence.
     """
 
     declared: ClassVar[Declared] = Declared("score_membership", 1)
@@ -90,7 +90,7 @@ class Score(ScoresStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The pool, the answers, and the members of an external target."""
+        """The pool and the answers; if there are any, also members, columns, further answers and gradient norms."""
         inputs: dict[str, Any] = {
             "shard": self.data.shard.key, "splits": self.data.splits.key, "answers": [each.key for each in self.answers],
             "target": self.target.key,
@@ -128,7 +128,7 @@ class Score(ScoresStage):
         return rows
 
     def audited(self) -> Audited:
-        """Return the pool with all answers; of an external target, the part of it that the owner's list names."""
+        """Return the pool with all answers; for an external target, only the examples that the owner's list names."""
         rows = self.data.members(TRAIN)
         inside = np.concatenate([subsets.inside for subsets in self.shadows])
         target, shadows = self.target.content, Answers.joined([answers.content for answers in self.answers])
@@ -166,10 +166,10 @@ def refuse_too_few(units: Units) -> None:
 
 
 def comparable(target: Answers, shadows: Answers, decimals: int | None) -> tuple[Answers, Answers]:
-    """Return answers on one scale: shadow models rounded as the target is, and its log odds within their range.
+    """Return both answers on one scale: shadow models rounded as the target is, and its log odds clipped to their range.
 
-    An external model may be certain (p = 1), where the auditor's own models are smoothed: its certainty then counts as the
-    largest of theirs. No ranking changes but by ties.
+    An external model may be certain (p = 1), while the auditor's models are smoothed: its certainty then counts as their
+    largest log odds. Rankings change only by ties.
 
     Args:
         target, shadows: answers on the same examples.
@@ -195,7 +195,7 @@ def _other_share(audited: Audited) -> str | None:
 def more_likely_right(answers: Answers) -> Answers:
     """Return answers that count as right where the true class has more than half of the probability.
 
-    Losses do not tell which class is the most probable one; with this rule they are compared with shadow models alike.
+    A loss does not reveal the most probable class, so the same rule is applied to the target and to shadow models.
     """
     return replace(answers, correct=answers.odds[:, 0] > 0)
 

@@ -28,7 +28,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
 
     Args:
         audited: pool, answers and coins.
-        more: findings on likeness and on the blind baseline.
+        more: further findings: blind baseline, likeness, slices, persons, hidden columns and structure.
 
     Returns:
         tables.SUMMARY.
@@ -130,7 +130,7 @@ def _alarms_of_models(results: list[ModelResult], place: int, rate: float) -> It
 
 
 def _levels(audited: Audited) -> Iterator[Finding]:
-    """Yield how many values RMIA's scores have, that is, how finely they can tell units apart."""
+    """Yield the number of different values that RMIA's scores take, which limits how finely they rank units."""
     for ranking in audited.rankings.all:
         if ranking.attack in ("rmia", "rmia_offline"):
             _, levels = rmia(ranking.scores, ~audited.units.member)
@@ -140,7 +140,7 @@ def _levels(audited: Audited) -> Iterator[Finding]:
 
 
 def _memorization_rows(audited: Audited) -> Iterator[Finding]:
-    """Yield mean memorization, the number of memorized examples, and of pairs with influence."""
+    """Yield mean memorization, the numbers of memorized examples and of pairs with influence, and rank correlations."""
     found, p_adjusted = audited.memorization, audited.memorization_p
     known = np.isfinite(found.difference)
     models = int(found.num_in[0] + found.num_out[0])

@@ -54,7 +54,7 @@ class ReadMembers(Stage[NDArray[np.int8]]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Nothing: the file counts by its content."""
+        """Empty: the file is identified by its content, which is an input."""
         return {}
 
     @property
@@ -105,7 +105,7 @@ class ReadMembers(Stage[NDArray[np.int8]]):
 
 
 def _by_id(listed: dict[str, str], ids: list[str]) -> dict[str, str]:
-    """Return what a list says by example id, also if it names the examples by their pseudonyms from `memlib ids`."""
+    """Return the entries of a list by example id; pseudonyms from `memlib ids` are replaced by the ids."""
     if listed.keys() & set(ids):
         return listed
     secret = read_secret()
@@ -163,7 +163,7 @@ class ReadOutputs(Stage[Answers]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The pool and the content of the file."""
+        """The pool, the owner's list and the digest of the file."""
         fs, location = open_location(self.outputs.path)
         try:
             with fs.open(location, "rb") as file:

@@ -1,4 +1,4 @@
-"""More queries of the target, of a table alone: its outputs, and its answers with a column replaced by each of its values."""
+"""Further queries of the target of a table: its outputs, and its answers with a column set to each of its values."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class QueryTarget(Stage[TargetAnswers]):
 
     @property
     def where(self) -> Place:
-        """CPU cores for an estimator."""
+        """CPU cores for an estimator that is fitted again; otherwise any machine."""
         return "cores" if isinstance(self.target, Refitted) else "anywhere"
 
     @property

@@ -59,8 +59,8 @@ class Units:
         names: (num_units,) id of the unit's first example.
         sizes: (num_units,) number of the unit's examples.
         labels: (num_units,) class of most of the unit's examples.
-        class_names: (num_units,) its name.
-        member: (num_units,) whether the target was trained on it.
+        class_names: (num_units,) names of these classes.
+        member: (num_units,) whether the target was trained on the unit.
         odds: (num_queries, num_units) the target's log odds.
         correct: (num_units,) the target's share of right answers.
         shadows: the log odds and the training sets of the shadow models.
@@ -101,13 +101,13 @@ def units_of(
 ) -> Units:
     """Combine the answers on a person's examples, for the target and for every shadow model alike.
 
-    A person is then compared with herself in models that were not trained on her, so that the number of her examples decides
-    nothing.
+    A person is then compared with herself in models that were not trained on her, so that the number of her examples does not
+    matter.
 
     Args:
         pool: the audited examples.
-        target, shadows: answers on these.
-        member: (num_examples,) whether the target was trained on it.
+        target, shadows: answers on these examples.
+        member: (num_examples,) whether the target was trained on the example.
         inside: (num_models, num_examples) training sets of the shadow models.
         combined: how the log odds of a person's examples are combined.
     """

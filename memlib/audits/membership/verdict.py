@@ -196,7 +196,7 @@ def _alarms(findings: Findings, attack: str) -> Iterator[str]:
 
 
 def _blind(findings: Findings) -> Iterator[str]:
-    """Yield what can be told without the model, where membership was not drawn at random."""
+    """Yield the result of the blind baseline, for membership that was not drawn at random."""
     blind = findings.get(BLIND)
     if blind is not None:
         yield (

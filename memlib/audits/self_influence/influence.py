@@ -1,4 +1,4 @@
-"""The stages of self-influence, of models that are trained here or elsewhere; unique features use them, too."""
+"""Self-influence of models that memlib trains, and of external models; the unique-feature audit uses it, too."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def influence_of(
     influence: InfluenceSpec,
     canaries: Sequence[Canary | None] = (None,),
 ) -> list[tuple[Artifact[Tables], Artifact[TrainedModel]]]:
-    """Train one model per training set, save every epoch; return the self-influence of its training examples, and the model.
+    """Train one model per training set, saving every epoch, and compute the self-influence of its training examples.
 
     Args:
         runner: runs the stages.
@@ -30,6 +30,9 @@ def influence_of(
         subject: architecture and training of the models.
         influence: settings of self-influence.
         canaries: the example with the unique feature in each training set; None if there is none.
+
+    Returns:
+        the scores and the model, for each training set.
     """
     epochs = influence.epochs or subject.training.epochs
     # no early stopping: it would save the best epoch's weights in place of the last epoch's

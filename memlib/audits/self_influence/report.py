@@ -40,7 +40,7 @@ def compose(
     facts: Mapping[str, str],
     folder: Path,
 ) -> Content:
-    """Return what the page of a run says, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         recipe: recipe of the run.
@@ -81,20 +81,20 @@ def compose(
 
 
 def _lead(verdict: Verdict, top: Sequence[Finding]) -> str:
-    """Return the evidence in the verdict's box: what equal examples would hold comes first."""
+    """Return the text of the verdict's box, which begins with the share that equal examples would hold."""
     equal = f"If all examples were equal, the share would be {_equal_share(top[0])[1]}. " if top else ""
     return f"{equal}Nothing was tested. {verdict.explanation}"
 
 
 def _of_top(row: Finding) -> str:
-    """Name a top share of the examples by their number, and what they would hold if all were equal."""
+    """Return the label of a top share of the examples: their number, and the share that they would hold if all were equal."""
     top, equal = _equal_share(row)
     which = "the most influential" if top == 1 else f"the {top:,} most influential"
     return f"of self-influence in {which} of {row.n:,} examples (if all were equal: {equal})"
 
 
 def _equal_share(row: Finding) -> tuple[int, str]:
-    """Return how many examples a top share counts, and what they would hold if all examples were equal."""
+    """Return the number of examples in a top share, and the percentage that they would hold if all examples were equal."""
     top = max(1, round(row.params["top"] * row.n))
     return top, percent(top / row.n, 1)
 

@@ -11,7 +11,9 @@ from memlib.specs import InfluenceSpec
 
 
 def choose_checkpoints(losses: Sequence[float], spec: InfluenceSpec) -> list[int]:
-    """Return evenly spaced epochs up to the first at which the training loss has fallen by `loss_fall` (2022, A.5).
+    """Return evenly spaced epochs up to the first at which the training loss has fallen enough (Hartley 2022, A.5).
+
+    They are spaced up to the last epoch if the loss never falls by the share `loss_fall`.
 
     Args:
         losses: mean training loss of each epoch, from the first.

@@ -39,7 +39,7 @@ def compose(
     *,
     margin: float = EQUAL_UTILITY,
 ) -> Content:
-    """Return what the page of a sweep says, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a sweep's page, and save its figures to `folder` as SVG and PNG.
 
     Args:
         outcomes: outcome of each cell.
@@ -132,7 +132,7 @@ def _utilities_beside(left: Any, axes: Any, measured: Mapping[int, Finding]) -> 
 
 
 def _measure_of(rows: Iterable[Finding]) -> str:
-    """Return what was measured as utility, in words."""
+    """Describe the measure of utility in words."""
     kinds = dict.fromkeys(f"{row.params['measure']} at {row.params['probe_layer']}" for row in rows)
     return f"utility, the accuracy on images that the models were not trained on ({', '.join(kinds)})"
 
@@ -201,7 +201,7 @@ def _along(trend: Trend, change: Finding | None, useful: Mapping[str, Finding], 
 
 
 def _sampled(change: Finding) -> str:
-    """Say what the interval of a change of utility covers."""
+    """Name the variation that the interval of a change of utility covers."""
     assert change.interval is not None
     covered = "images, training runs and any curvature" if "trainings" in change.interval.over else "images only"
     return f"The interval of utility covers {covered}."

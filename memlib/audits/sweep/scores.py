@@ -37,12 +37,12 @@ class Outcome:
 
     @cached_property
     def findings(self) -> Findings:
-        """The findings that the manifest repeats; none of a failed cell."""
+        """The findings that the manifest of the run repeats; empty for a failed cell."""
         return Findings([] if self.run is None else Findings.of_run(self.run))
 
     @cached_property
     def headline(self) -> Finding:
-        """The test of its headline families with the smallest p-value, else the first finding; not of a failed cell."""
+        """The test with the smallest p-value in the headline families, else the first finding; only for completed cells."""
         assert self.run is not None
         return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
 

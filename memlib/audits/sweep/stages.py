@@ -55,7 +55,7 @@ class Score(ScoresStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The audit, changes and run of each cell, or the reason why it failed; when utilities count as equal."""
+        """The audit, changes and run of each cell, or the reason why it failed; the margin of equal utility."""
         return {"cells": list(map(_cell, self.outcomes)), "equal_utility": self.equal_utility}
 
     @property
@@ -105,7 +105,7 @@ class Report(PageStage):
 
 
 def scored(store: Store, outcome: Outcome) -> Outcome:
-    """Return an outcome with the findings and the verdict of its scores, whatever its manifest repeats of them."""
+    """Return an outcome whose findings and verdict are read from its scores, not from the manifest of its run."""
     if outcome.run is None:
         return outcome
     summary = Tables(store, Ref.parse(outcome.run.artifacts["scores"]))["summary"]

@@ -1,8 +1,8 @@
 """Utility beside memorization: does a cell memorize less because its models are worse, or at equal utility?
 
 Meehan 2023 (Figs. 8 and 14) calls a setting a mitigation if memorization falls while the accuracy of a linear probe stays the
-same. Two utilities are equal here if the interval of their difference lies within a margin fixed by the recipe: no difference
-that was merely not found counts as equality.
+same. Two utilities are equal here if the interval of their difference lies within a margin fixed by the recipe: the failure
+to find a difference is no equality.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def utilities(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
 
 
 def change_along(trend: Trend, known: Mapping[str, Finding], *, margin: float) -> Finding | None:
-    """Return the rise of utility from the first to the last value of a key: a straight line through the ranks of the values.
+    """Return the rise of utility from the first to the last value of a key, by a straight line over the values' ranks.
 
     The interval is the wider one of two: Student's, from the cells' distances to the line, which covers training runs and any
     curvature; and that of the images alone, from the cells' own intervals, as if each cell had images of its own.

@@ -1,4 +1,4 @@
-"""Documents with the scores of all models, as the attacks of a membership audit take them."""
+"""Documents with the scores of all models, in the form that the attacks of a membership audit read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class DocumentsAudited(Audited):
 
     Attributes:
         scores: (num_documents,) of the target and (num_models, num_documents) of the shadow models, by attack.
-        known: what is known of the documents without a model.
+        known: features of the documents that are known without a model.
     """
 
     has_classes: ClassVar[bool] = False
@@ -58,13 +58,13 @@ class DocumentsAudited(Audited):
         Args:
             recipe: attacks, tests and claim.
             pool, rows: the listed documents.
-            member, listed: (num_documents,) whether the target was trained on them, and whether they are audited.
+            member, listed: (num_documents,) whether the target was trained on the document, and whether it is audited.
             inside: (num_models, num_documents) training sets of the shadow models.
-            target, shadows: their scores of all documents.
+            target, shadows: scores of all documents under the target and the shadow models.
             base: the scores of the pretrained model; None without one.
             compressed: (num_documents,) bytes of the compressed texts.
             known: features of all documents.
-            nobody: rows of tables.SPLITS, none.
+            nobody: table without rows, with the columns of tables.SPLITS.
         """
         signals = {
             name: Signal(score[0][listed], score[1:][:, listed])
@@ -78,7 +78,7 @@ class DocumentsAudited(Audited):
 
     @cached_property
     def units(self) -> Units:
-        """The documents, or persons, whose membership is asked."""
+        """The documents, or persons, whose membership is audited."""
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, self.recipe.score.persons)
         return replace(found, word="documents" if self.recipe.split.group is None else "persons")
 
@@ -96,7 +96,7 @@ class DocumentsAudited(Audited):
 
     @property
     def features(self) -> BlindFeatures:
-        """Features of the documents without a model."""
+        """Features of the documents that are known without a model."""
         return self.known
 
     def _by_unit(self, values: Scores) -> Scores:
@@ -112,7 +112,7 @@ def signals_of(
 
     Args:
         models: scores of each model.
-        base: scores of the pretrained model; without one there is no ratio to it.
+        base: scores of the pretrained model; without it, the ratio follows from log odds and is not returned.
         compressed: (num_documents,) bytes of the compressed texts.
     """
     found = {
@@ -129,7 +129,7 @@ def answers_of(models: Sequence[TokenScores], count: int = 0) -> Answers:
 
     Args:
         models: scores of each model.
-        count: number of documents, if there may be no model.
+        count: number of documents, needed only if `models` is empty.
     """
     if not models:
         return Answers(np.zeros((0, 1, count), np.float32), np.zeros((0, count), bool), np.zeros((0, 0), bool))

@@ -1,4 +1,4 @@
-"""The documents of an audit in the store, and the owner's list of those that an external model was trained on."""
+"""The documents of an audit in the store, and the owner's list of the documents that an external model was trained on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES = (
 
 
 class StoredDocuments:
-    """Windows of documents, each of one document."""
+    """Documents in the store, cut into windows that hold one document each."""
 
     def __init__(self, artifact: Artifact[StoredDocuments]) -> None:
         self._artifact = artifact
@@ -66,7 +66,7 @@ class StoredDocuments:
 
     @property
     def features(self) -> BlindFeatures:
-        """Features of the documents without a model: their texts and their places in the source."""
+        """Features of the documents that are known without a model: of their texts, and of their places in the source."""
         described = json.loads(self._artifact.path(FEATURE_NAMES).read_text())
         texts = BlindFeatures(np.load(self._artifact.path(FEATURES)), tuple(described["names"]), tuple(described["families"]))
         return joined([id_features(self.table["example_id"].to_pylist()), texts])
@@ -74,13 +74,13 @@ class StoredDocuments:
 
 @dataclass(frozen=True)
 class MakeDocuments(Stage[StoredDocuments]):
-    """Cut each document into windows of its own: windows.npy, documents.parquet, and what is known of the texts.
+    """Cut each document into windows of its own: windows.npy, documents.parquet, and sizes and features of the texts.
 
     Attributes:
         text: the source of the documents.
-        shortest: number of tokens from which on a document is kept.
+        shortest: smallest number of tokens of a document that is kept.
         group: rules for documents that share a coin.
-        base: the pretrained model whose tokenizer spells the text.
+        base: the pretrained model whose tokenizer is used for the text; None without one.
     """
 
     declared: ClassVar[Declared] = Declared("documents", 1)

@@ -23,7 +23,8 @@ class DocumentsShadowsSpec(ShadowsSpec):
 
 
 class DocumentsTargetSpec(TargetSpec):
-    """The model under audit: by default memlib trains it, on documents that it draws by fair coins."""
+    """The model under audit: by default memlib trains it, on documents that it draws by coins like those of the shadow
+    models."""
 
     trained: HuggingFaceSpec | None = None  # type: ignore[assignment]
     """An external model that was fine-tuned from `model`, with the same tokenizer."""
@@ -49,7 +50,7 @@ class DocumentsConfig(Config):
     probability relative to the compressed size (Carlini 2021); loss; lira and rmia as for classifiers, from the mean log
     probability."""
     headline: DocumentAttack = "ratio"  # type: ignore[assignment]
-    """The attack whose numbers are on top of the page. All attacks are tested, adjusted for their number."""
+    """The attack whose numbers are at the top of the page. All attacks are tested, adjusted for their number."""
     lowest: float = Field(default=0.2, gt=0, le=1)
     """Share of a document's tokens that min_k takes: those that surprise the model most."""
     memorized: int = Field(default=0, ge=0, le=0)
@@ -63,9 +64,10 @@ class DocumentsRecipe(Recipe):
 
     data: TextSpec  # type: ignore[assignment]
     """The documents: records of Parquet, JSON lines or mail; passages between blank lines of other text. Each is cut into
-    windows that hold nothing else; `validation`, `hold_out` have no effect, as the coins decide what is held out."""
+    windows that hold nothing else; `validation` and `hold_out` have no effect, as the coins decide which documents are held
+    out."""
     shortest: int = Field(default=20, ge=2, le=MOST_EXAMPLES)
-    """Number of tokens (data.unit) from which on a document is audited; shorter ones are left out."""
+    """Smallest number of tokens (data.unit) of a document that is audited; shorter documents are left out."""
     split: HoldOutSpec = HoldOutSpec()
     """Only `group`: documents that share a coin. Its pattern is searched in the documents' texts, as in
     `^From: .*?([\\w.+-]+@[\\w.-]+)` for the mails of a sender; its path names documents by their numbers. Copies always share

@@ -71,7 +71,10 @@ class ScoreDocuments(Score):
         )  # fmt: skip
 
     def _inside(self, subsets: Sequence[Subsets]) -> Any:
-        """Return the documents in each model's training set, (num_models, num_documents): all of a document's windows are."""
+        """Return masks of the documents in each model's training set, (num_models, num_documents).
+
+        A training set contains all windows of a document or none, so its first window decides.
+        """
         first = self.corpus.content.sizes.first
         parts = [each.inside[:, first] for each in subsets]
         return np.concatenate([np.zeros((0, len(first)), dtype=bool), *parts])
