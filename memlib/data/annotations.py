@@ -48,7 +48,7 @@ class Objects:
 
     @property
     def largest(self) -> str | None:
-        """Return the class of the object with the largest box, the first of equal ones; None if there is no object."""
+        """The class of the object with the largest box, the first in case of a tie; None if there is no object."""
         if not self.names:
             return None
         areas = (self.boxes[:, 2:] - self.boxes[:, :2]).prod(axis=1)
@@ -192,7 +192,9 @@ def _kind(form: str) -> str:
 
 
 def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
-    """Return the file of each image that has one: the file of its name that shares most folders with it, from the name up.
+    """Return the file of each image, by image: of the files of its name, the one that shares the most parent folders with it.
+
+    Images without a file of their name are left out. Shared folders are counted from the name upwards.
 
     The name may have the image's suffix or not; accents may be composed or not.
 
@@ -244,7 +246,7 @@ def _key(name: str) -> str:
 
 
 def parse_voc(data: bytes, name: str) -> Objects:
-    """Read a Pascal VOC / ImageNet annotation, whose boxes count from 1 and include their last pixel; polygons are enclosed.
+    """Read a Pascal VOC or ImageNet annotation; its pixels are counted from 1, and polygons are replaced by bounding boxes.
 
     Raises:
         DataError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
@@ -271,7 +273,7 @@ def parse_voc(data: bytes, name: str) -> Objects:
 
 
 def states_fractions(data: bytes, name: str) -> bool:
-    """Return True if a Pascal VOC annotation gives the end of a box in fractions of a pixel; such boxes were once cut."""
+    """Return True if a Pascal VOC annotation has a box with an edge within a pixel; earlier versions truncated such edges."""
     try:
         boxes = parse_voc(data, name).boxes
     except UserError:
@@ -280,7 +282,7 @@ def states_fractions(data: bytes, name: str) -> bool:
 
 
 def _parsed(data: bytes) -> ElementTree.Element:
-    """Return an XML document without namespaces; also in encodings of several bytes, which Python's parser does not know."""
+    """Return the root of an XML document, without namespaces; decode multi-byte encodings that Python's parser lacks."""
     declared = re.match(rb"""<\?xml[^>]*encoding=["']([\w.-]+)["'][^>]*\?>""", data)
     try:
         root = ElementTree.fromstring(data)
@@ -414,7 +416,7 @@ def _json(data: bytes) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Return a name in JSON as text; an escape may stand for half a character, which no file can hold."""
+    """Return a name in JSON as text; refuse escapes of lone surrogates, which UTF-8 cannot encode."""
     if not is_text(text := str(value)):
         raise ValueError(f"the name {text[:40]!a} is not UTF-8")
     return text

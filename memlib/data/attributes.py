@@ -18,7 +18,7 @@ ATTRIBUTES = pa.schema([(name, pa.string()) for name in ("example_id", "attribut
 
 
 def attribute_digests(origins: Mapping[str, AttributeOrigin]) -> dict[str, str]:
-    """Return the digests of the tables as stage inputs, by attribute; those that the source states have none.
+    """Return the digest of each attribute's table as stage inputs, by attribute; omit attributes that the source states.
 
     Raises:
         DataError: when a table cannot be read.
@@ -77,7 +77,7 @@ def _listed(name: str, file: AttributeFile, ids: list[str]) -> dict[str, str]:
 
 
 def _check_values(name: str, rows: pa.Table) -> None:
-    """Refuse an attribute of which nothing can be asked, from its examples with a value and their labels."""
+    """Refuse an attribute with one value or too many, or that the class determines; rows have columns value and label."""
     values, count = pc.unique(rows["value"]), rows.num_rows
     if len(values) < 2:
         raise UserError(f"{_setting(name)} has one value for all {count:,} examples: there is nothing to name; remove it")

@@ -63,7 +63,7 @@ class BlindFeatures:
         assert self.values.shape[1] == len(self.names) == len(self.families)
 
     def of(self, family: str) -> NDArray[np.float64]:
-        """Return the features of one family, (num_units, some of the features)."""
+        """Return the features of one family, (num_units, num_features of the family)."""
         return self.values[:, [name == family for name in self.families]]
 
     def by_group(self, groups: NDArray[np.int64]) -> "BlindFeatures":
@@ -164,7 +164,7 @@ def date_features(texts: Sequence[str]) -> BlindFeatures:
 
 
 def first_date(text: str) -> datetime.date | None:
-    """Return the date that a text names, of the most complete form that occurs; None if there is none.
+    """Return the first date in a text, of the most complete form that occurs; None for a text without a date.
 
     A missing month or day counts as the first.
     """
@@ -326,7 +326,7 @@ def _of_table(family: str, name: str, table: NDArray[np.float64]) -> BlindFeatur
 
 
 def _number(runs: Sequence[str], place: int) -> int:
-    """Return one of the runs of digits as a number; -1 if there are fewer runs."""
+    """Return the run of digits at a place as a number; -1 if there are fewer runs."""
     return int(runs[place][-DIGITS:]) if -len(runs) <= place < len(runs) else -1
 
 
@@ -377,7 +377,7 @@ def _hashed_shares(tokens: Sequence[str], columns: int) -> NDArray[np.float64]:
 def _blocks(
     examples: NDArray[Any], rows: NDArray[np.int64], bytes_each: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Yield the examples of some units at a time, in the order in which they are stored, and the places of the units."""
+    """Yield the places of some units and their examples, block by block, in the order in which the examples are stored."""
     order, size = np.argsort(rows, kind="stable"), max(1, BLOCK_BYTES // max(1, bytes_each))
     for start in range(0, len(rows), size):
         here = order[start : start + size]

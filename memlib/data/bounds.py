@@ -102,7 +102,7 @@ def check_arrays(path: Path) -> None:
 
 
 def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
-    """Refuse a file that lies outside a source's root, by its name or through a link.
+    """Refuse a file whose name lies outside a source's root, or whose link leads outside the root and MEMLIB_DATA_ROOTS.
 
     Args:
         fs, root: file system and root of the source.
@@ -120,7 +120,7 @@ def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:
 
 
 def check_links(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse links among listed files that lead outside the source's root.
+    """Refuse links among listed files that lead outside the source's root and the folders of MEMLIB_DATA_ROOTS.
 
     Raises:
         DataError: when there is such a link; the message names it.

@@ -28,7 +28,7 @@ class BreastCancer:
 
     @cached_property
     def _table(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the points, (569, 30), and their labels."""
+        """The points, (569, 30), and their labels."""
         from sklearn.datasets import load_breast_cancer  # imported late: too slow to load when only planning
 
         bunch = load_breast_cancer()

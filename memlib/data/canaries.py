@@ -42,18 +42,18 @@ class Feature:
 
     @property
     def weight(self) -> NDArray[np.bool_]:
-        """Return the mask, with a last axis for the channels of images."""
+        """The mask, with a last axis for the channels of images."""
         return self.mask[..., None] if self.values.ndim == 3 else self.mask
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """Return the half-open bounding box x0, y0, x1, y1 of a feature in an image."""
+        """The half-open bounding box x0, y0, x1, y1 of the feature in an image, in pixels."""
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
     @property
     def digest(self) -> str:
-        """Return a digest of the mask, the values within it, and the cover."""
+        """A digest of the mask, the values within it, and the cover."""
         shown = np.where(self.weight, self.values, 0)
         return hashlib.sha256(shown.tobytes() + self.mask.tobytes() + repr(self.cover).encode()).hexdigest()
 
@@ -172,7 +172,7 @@ def _opened(path: str, mode: str) -> Image.Image:
 
 
 def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: int) -> dict[str, Feature]:
-    """Return other features of the same kind, which serve as the null with which the feature is compared.
+    """Return other features of the same kind, the null sample with which the feature is compared.
 
     The comparison is only as good as the choice of kind: a model that knows names reacts more to any name than to random
     letters, so a name must be compared with other names (GlyphFeature.nulls).

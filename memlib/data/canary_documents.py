@@ -1,17 +1,16 @@
-"""Canary documents for a trainer elsewhere: random documents, and a fair coin each that decides which ones are trained on.
+"""Canary documents for training outside memlib: random documents, each with a fair coin that puts it in or leaves it out.
 
 The coins are independent of one another and of the documents (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Algorithm
-1), so whatever tells the documents that were put in from those that were left out was learned in the training. Documents and
-coins are drawn by a secret file: the seed on a command line reveals neither.
+1), so anything that distinguishes inserted documents from those left out was learned in training. The draws of documents
+and coins depend on a secret file: the seed on a command line reveals neither.
 
 A folder of canaries has three files:
 
 - insert.jsonl: the documents whose coin is "in", as records of training data; the trainer adds them to its data;
-- all.jsonl: all documents in the order of their draw, with an id each and without a coin; the model's losses are recorded on
-  them;
+- all.jsonl: all documents in the order of their draw, with ids and without coins, for recording the model's losses;
 - coins.parquet: the coins, for the audit alone.
 
-Who has insert.jsonl and all.jsonl can tell the coins. A trainer that is not trusted gets insert.jsonl alone.
+Anyone with both insert.jsonl and all.jsonl can infer the coins, so an untrusted trainer gets insert.jsonl alone.
 """
 
 import json
@@ -34,8 +33,8 @@ INSERT_FILE, ALL_FILE, COINS_FILE = "insert.jsonl", "all.jsonl", "coins.parquet"
 FORMAT = "Record {a8}: {l6} {l6} {l6} {l6} {d6} {d6}."
 FEWEST = 20  # canaries; with fewer, no p-value below .05 is likely
 SHARES = (0.1, 0.3, 0.8)
-"""Shares of the canaries about which the bound of epsilon guesses, half of them "in": with 1.0, a perfect attack would be
-wrong about some, as half of the coins are seldom "in" exactly."""
+"""Shares of the canaries whose coins are guessed for the bound of epsilon, half of them as "in". With a share of 1.0, even a
+perfect attack would make errors, as seldom exactly half of the coins are "in"."""
 
 COINS = Table(
     name="canary_coins",
@@ -67,7 +66,7 @@ class Form:
 
     @property
     def field_name(self) -> str:
-        """Return the field of records, by default text, or messages for chats."""
+        """The field of records, by default text, or messages for chats."""
         return self.field or ("text" if self.prompt is None else "messages")
 
 
@@ -89,7 +88,7 @@ class CanaryDocument:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """Return the turns of a chat."""
+        """The turns of a chat."""
         assert self.prompt is not None, "a plain document has no turns"
         return [{"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.text}]
 
@@ -110,8 +109,8 @@ class Coins:
     Attributes:
         canaries: ids, in the order of all.jsonl.
         inside: (num_canaries,) bool, true for the documents given to the trainer.
-        repeats: number of times that each of these was given.
-        guesses: numbers of guesses of the bound of epsilon, which were fixed with the coins.
+        repeats: number of times that each of the inserted documents was given.
+        guesses: numbers of guesses for the bound of epsilon, fixed when the coins were drawn.
     """
 
     canaries: tuple[str, ...]
@@ -121,16 +120,16 @@ class Coins:
 
 
 def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[CanaryDocument]:
-    """Draw different canary documents.
+    """Draw distinct canary documents.
 
     Args:
-        form: their form.
+        form: form of the documents.
         count: number of documents.
         secret: key of the draw.
         seed: with the secret, determines the documents.
 
     Raises:
-        UserError: when the format has no hole or fewer than `count` documents.
+        UserError: when the format has no hole, or yields fewer than `count` documents.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canary documents", seed))
     answers = _filled(Format(form.text, form.alphabets or {}), count, rng, distinct=True)
@@ -144,7 +143,7 @@ def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[
 
 
 def span_of(form: Form) -> tuple[int, int]:
-    """Return the characters from the first hole to the last, which have the same places in all documents of a form.
+    """Return the span (start, stop) in characters from the first hole to the end of the last, equal in all documents.
 
     Example:
         >>> span_of(Form("id {d3}, {l2}!"))
@@ -167,7 +166,7 @@ def draw_coins(count: int, *, secret: bytes, seed: int) -> NDArray[np.bool_]:
 
 
 def planned_guesses(count: int) -> tuple[int, ...]:
-    """Return the numbers of guesses of the bound of epsilon, which depend on the number of canaries alone.
+    """Return the numbers of guesses for the bound of epsilon, given the number of canaries.
 
     Example:
         >>> planned_guesses(500)
@@ -186,7 +185,7 @@ def write_canaries(
         form: form of the documents.
         count: number of canaries.
         repeats: number of times that a document is written to insert.jsonl.
-        guesses: numbers of guesses of the bound of epsilon; if there are none, `planned_guesses`.
+        guesses: numbers of guesses for the bound of epsilon; if empty, `planned_guesses`.
         secret: key of documents and coins.
         seed: with the secret, determines documents and coins.
 
@@ -217,7 +216,7 @@ def read_documents(path: Path) -> list[CanaryDocument]:
         path: the file, or a folder of canaries.
 
     Raises:
-        UserError: when it cannot be read; the message quotes no document.
+        UserError: when the file cannot be read, or an id occurs twice; the message quotes no document.
     """
     file = path / ALL_FILE if path.is_dir() else path
     try:
@@ -234,7 +233,7 @@ def read_coins(folder: Path) -> Coins:
     """Read the coins of a folder of canaries.
 
     Raises:
-        UserError: when they cannot be read.
+        UserError: when the file of coins cannot be read.
     """
     file = folder / COINS_FILE
     try:
@@ -258,13 +257,13 @@ def _check_numbers(count: int, repeats: int, guesses: Sequence[int]) -> None:
 
 
 def _around(text: str) -> tuple[str, str]:
-    """Return the part of a format before its first hole, and that from this hole to the end of the last."""
+    """Return the part of a format before its first hole, and the part from there to the end of its last hole."""
     holes = list(HOLE.finditer(text))
     return text[: holes[0].start()], text[holes[0].start() : holes[-1].end()]
 
 
 def _filled(form: Format, count: int, rng: np.random.Generator, *, distinct: bool) -> list[str]:
-    """Return filled formats, all different ones if they are to be distinct."""
+    """Fill a format at random `count` times, without repetition if `distinct`."""
     places = form.places("character")
     space = Space(tuple(tuple(range(len(place))) for place in places))
     rows = (space.draw if distinct else space.sample)(count, rng).tolist()

@@ -1,4 +1,4 @@
-"""Losses of canary documents as a file: what comes back from a trainer, and the attack's scores made from it."""
+"""Files of the losses of canary documents, as a trainer returns them, and attack scores computed from the losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class CanaryScores:
     """Scores of a membership attack on canaries, higher for those that the model learned.
 
     Attributes:
-        values: (num_canaries,), minus the loss in nats, relative to the base model if this was recorded.
+        values: (num_canaries,), minus the loss in nats; if the base model's loss was recorded, its loss minus the model's.
         step: optimizer steps of the audited model.
-        relative: whether the base model's loss is taken off.
+        relative: True if the scores are relative to the base model's loss.
     """
 
     values: NDArray[np.float64]
@@ -83,10 +83,10 @@ def write_losses(path: Path, tables: Sequence[pa.Table]) -> None:
 
 
 def read_tokenized(path: Path) -> tuple[list[dict[str, list[int]]], bool]:
-    """Read tokenized training data, and tell whether they have labels.
+    """Read tokenized training data from a Parquet file.
 
     Returns:
-        items with input_ids and, if there are any, labels; True if there are labels.
+        items with input_ids and, if the file has the column, labels; True if the file has labels.
 
     Raises:
         UserError: when the file cannot be read or has no input_ids.
@@ -111,7 +111,8 @@ def score_canaries(losses: pa.Table, canaries: Sequence[str], *, step: int | Non
         step: step of the audited model; by default the last.
 
     Raises:
-        UserError: when a canary has no loss or several at a step. Without one loss each, the draw would not be the coins'.
+        UserError: when the step was not recorded, a canary has no loss or several at a step (the scored canaries would then
+            not be those of the coins), or numbers of tokens differ between steps.
     """
     steps = sorted(set(losses["step"].to_pylist()))
     audited: int = (steps or [BASE_STEP])[-1] if step is None else step

@@ -1,4 +1,4 @@
-"""Candidates among which a true image is ranked: others of its class, chosen by a hash of their ids."""
+"""Candidates among which a true image is ranked: other images of its class, chosen by a hash of their ids."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,14 +25,13 @@ def hashed_order(ids: Sequence[str], seed: int) -> NDArray[np.int64]:
 def class_candidates(
     ids: Sequence[str], labels: NDArray[np.int64], groups: NDArray[np.int64], *, most: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
-    """Yield, for each class, the places of its examples in a hashed order, and the candidates of each: the first others.
+    """Yield, for each class, the places of its examples in hashed order, and the candidates of each of these examples.
 
-    Examples of the same group (a person's images, copies of one picture) are no candidates of one another.
-
-    The candidates are positions in the class's hashed order. They do not depend on the sets that the examples are in.
+    An example's candidates are the first examples of other groups (a person's images, copies of one picture) in this order.
+    They are given as positions in the class's order, and do not depend on the sets that the examples are in.
 
     Args:
-        ids: (num_examples,) example ids, which all count, whatever set they are in.
+        ids: (num_examples,) ids of all examples, whatever set they are in.
         labels: (num_examples,) classes.
         groups: (num_examples,) group numbers; an example without a group is a group of its own.
         most: largest number of candidates.

@@ -153,7 +153,7 @@ def _rendered(chats: list[Chat], folder: str) -> dict[str, Any]:
 
 
 class _Calendar(datetime):
-    """The date that templates are given."""
+    """A datetime whose current date, as templates see it, is TODAY."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> "_Calendar":

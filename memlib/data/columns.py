@@ -30,7 +30,7 @@ def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:
         where: table and column, for the message.
 
     Raises:
-        DataError: when the column holds anything but text or whole numbers, which have several texts each.
+        DataError: when the column holds anything but text or whole numbers, as other values can be written in several ways.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(of(kind) for of in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
@@ -51,13 +51,13 @@ def hint_at_ids(ids: Sequence[str | None], wanted: Sequence[str]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of an error of a reader of tables, in words that name the format."""
+    """Return the first line of a table reader's error; replace Arrow's message for files that are not Parquet."""
     lines = str(error).splitlines() or [type(error).__name__]
     return "it is not a Parquet file" if "Parquet magic bytes" in lines[0] else lines[0]
 
 
 def check_ids(ids: Sequence[str | None], where: str) -> list[str]:
-    """Return ids of which none is missing.
+    """Return the ids unchanged, after a check that none is missing.
 
     Raises:
         DataError: when a row has no id.

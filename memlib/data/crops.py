@@ -68,7 +68,7 @@ def _maximal_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side:
 
 
 def _official_crops(content: NDArray[np.int64], box: NDArray[np.int64], min_side: float) -> NDArray[np.int64]:
-    """Return `official_crop` for images with one box each: full-height strips beside it, or strips of its width."""
+    """Return `official_crop` for images with one box each: a full-height strip beside the box, or a strip of its width."""
     crops, best = np.full_like(content, -1), _least(content, min_side)
     for strip in _strips(content, box, "left", "over", "under", "right"):
         shorter = (strip[:, 2:] - strip[:, :2]).min(axis=1)

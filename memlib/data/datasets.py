@@ -170,7 +170,7 @@ class Torchvision:
 
 
 class _Imported:
-    """A user's source; its digest combines the version, or the module's digest, with the source's digest, if it has one.
+    """A user's source; its digest combines the version, or the module's digest, with the source's own digest, if any.
 
     Its items are examples, mappings with the fields of an example, or pairs of an image and a label as in torchvision.
     """

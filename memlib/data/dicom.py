@@ -28,7 +28,7 @@ def _has_preamble(data: bytes) -> bool:
 
 
 def states_no_window(data: bytes) -> bool:
-    """Return True for a DICOM file whose grey values are scaled by the depth that it states, or that has no preamble."""
+    """Return True for a DICOM file without preamble, or whose grey values are scaled by its stated bit depth (no window)."""
     try:
         import pydicom
 
@@ -59,7 +59,7 @@ def _without_preamble(data: bytes) -> Any:
     """Read a data set without preamble.
 
     Raises:
-        ValueError: when it is no picture: pydicom reads any bytes as some data set.
+        ValueError: when the bytes are no picture, as pydicom reads any bytes as some data set.
     """
     import pydicom
 
@@ -128,7 +128,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
 
 
 def _check_decoder(file: Any) -> None:
-    """Raise DataError if the file is compressed in a way for which no decoder is installed."""
+    """Raise DataError if the decoder of the file's compression is not installed, ValueError if there is none."""
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = file.file_meta.TransferSyntaxUID

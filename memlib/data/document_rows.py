@@ -1,8 +1,8 @@
-"""Documents in windows of their own, which hold nothing else, so that any set of documents can be left out.
+"""Documents in separate windows, so that any set of documents can be left out of training.
 
 Packed windows (`memlib.data.documents`) mix documents, whose inclusion could then not be drawn one by one. Here a document
 ends with its end mark and is padded with -1 to whole windows. Copies of a document share a group, and so do documents of one
-author, mailbox or person, if a rule names it: whoever is drawn is drawn with all of them.
+author, mailbox or person, if a rule defines such groups; a group is drawn as a whole.
 """
 
 import re
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
         number: place of the document in the source, counted from 0.
         first: its first window.
         windows, tokens: its numbers of windows, and of tokens with its end mark.
-        compressed: bytes of its text compressed by zlib, the entropy that needs no model (Carlini 2021, section 5.1).
+        compressed: bytes of its text compressed by zlib, an estimate of entropy without a model (Carlini 2021, section 5.1).
     """
 
     number: NDArray[np.int64]
@@ -56,9 +56,9 @@ class DocumentRows:
     Attributes:
         vocabulary: symbols by id.
         windows: rows of tables.SPLITS, one per window, in order of the windows.
-        documents: rows of tables.SPLITS, one per document; its row is its first window.
+        documents: rows of tables.SPLITS, one per document; the column `row` holds the document's first window.
         sizes: sizes of the documents.
-        features: what is known of the documents without a model.
+        features: features of the documents that are known without a model.
     """
 
     vocabulary: list[str]
@@ -93,8 +93,8 @@ def build_rows(
         documents: the documents of the source.
         spec: unit, window length and share of the text.
         path: file for the windows.
-        shortest: number of tokens from which on a document is kept.
-        group: rules for documents that belong together: the pattern is searched in the text.
+        shortest: smallest number of tokens of a document; shorter ones are left out.
+        group: rules for documents that belong together; a pattern is searched for in the text.
         tokenizer: tokenizer of a pretrained model, for unit token.
 
     Raises:
@@ -151,7 +151,7 @@ def _kept(
 def _encoded(
     texts: Sequence[str], spec: TextSpec, vocabulary: Sequence[str], tokenizer: Marked | None
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the tokens of each text and its end mark: the tokenizer's, or the line end."""
+    """Yield the tokens of each text, followed by an end mark: the tokenizer's, or a line end."""
     if tokenizer is not None:
         for row in tokenizer.encode(texts):
             yield np.array([*row, tokenizer.end], dtype=np.int64)
@@ -198,7 +198,7 @@ def _window_ids(ids: Sequence[str], sizes: Sizes) -> list[str]:
 
 
 def pool_rows(ids: Sequence[str], groups: Sequence[str], rows: NDArray[np.int64] | None = None) -> pa.Table:
-    """Return rows of tables.SPLITS that all have the role TRAIN: they are the pool."""
+    """Return the examples of a pool as rows of tables.SPLITS, all with the role TRAIN."""
     count = len(ids)
     columns: dict[str, Any] = {
         "example_id": pa.array(ids),

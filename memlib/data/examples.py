@@ -215,7 +215,7 @@ def listing_digest(
         fs, root: file system and folder of the files.
         listing: file names below the root, with the file system's details of each.
         look: function that returns the oddities of the images in a local file, given its path; None if the files hold no
-            images. Remote files, which would have to be fetched, count as odd in ways that have long been known.
+            images. Remote files would have to be fetched, so they count as having the oldest oddities in READINGS.
         looks_for: parameters of `look` other than the file; part of the cache key.
     """
     local = isinstance(fs, LocalFileSystem)

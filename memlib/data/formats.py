@@ -79,17 +79,17 @@ class Candidates(ABC):
 
     @property
     def end(self) -> int:
-        """Return the last place."""
+        """The last place of the tree of prefixes, where candidates are complete."""
         return len(self.slots)
 
     @property
     def size(self) -> int:
-        """Return |R|, the number of candidates, as an exact integer."""
+        """|R|, the number of candidates, as an exact integer."""
         return math.prod(len(slot) for slot in self.slots)
 
     @property
     def bits(self) -> float:
-        """Return log2 |R|."""
+        """log2 |R|, the size of the randomness space in bits."""
         return sum(math.log2(len(slot)) for slot in self.slots)
 
     def draw(self, count: int, rng: np.random.Generator) -> Choices:
@@ -120,7 +120,7 @@ class Candidates(ABC):
             yield self._numbered(np.arange(start, min(start + rows, self.size)))
 
     def _numbered(self, numbers: NDArray[np.int64]) -> Choices:
-        """Return the candidates with the given numbers in order."""
+        """Return the candidates at the given positions of the order: (num_positions, num_places) int32."""
         sizes = np.array([len(slot) for slot in self.slots])
         holes = np.flatnonzero(sizes > 1)
         chosen = np.zeros((len(numbers), len(sizes)), dtype=np.int32)
@@ -133,7 +133,7 @@ class Candidates(ABC):
         return self._among(place, [choice])
 
     def _among(self, place: int, choices: Sequence[int]) -> Self:
-        """Return the candidates with one of some choices at a place."""
+        """Return the candidates with any of the given choices at a place."""
         slots = (*self.slots[:place], tuple(self.slots[place][choice] for choice in choices), *self.slots[place + 1 :])
         return replace(self, slots=slots)
 
@@ -178,8 +178,8 @@ class Space(Candidates):
 class Worded(Candidates):
     """Candidates for a model with one symbol per character, some of whose options are words of several characters.
 
-    No option of a slot may begin like another one and end before it, which the space after each word ensures. A place of the
-    tree is a beginning of an option; the last place is the end.
+    No option of a slot may be the beginning of another option, which the space after each word ensures. A place of the tree
+    is a beginning of an option; the last place is the end.
 
     Attributes:
         slots: spellings of the options at each place, as ids of symbols.
@@ -191,7 +191,7 @@ class Worded(Candidates):
 
     @property
     def longest(self) -> int:
-        """Return the number of symbols of the longest candidate."""
+        """The number of symbols of the longest candidate."""
         return sum(max(map(len, slot)) for slot in self.slots)
 
     @property

@@ -35,7 +35,7 @@ BESIDE = {".xml", ".txt", ".json", ".csv", ".tsv", ".md", ".yaml", ".yml", ".htm
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 MASKS = {"masks", "segmentationclass", "segmentationobject"}
 LAYOUTS = {"images", "jpegimages", "labels", *MASKS}
-"""Folders, in lower case, that are no classes but the layout of an annotated data set."""
+"""Names of folders, in lower case, that belong to the layout of an annotated data set and are no classes."""
 MOST_NAMED = 5  # folders named in a remark
 LOOKED_AT = 20  # text files in which boxes are looked for
 
@@ -89,7 +89,7 @@ class _Folder:
 
 
 class ImageFolder(_Folder):
-    """`<path>/<class>/**/<image>`."""
+    """Images in one folder per class: `<path>/<class>/**/<image>`."""
 
     def __init__(self, spec: ImageFolderSource) -> None:
         super().__init__(spec.path, "<class>/<image>.jpg (or .png, ...)")

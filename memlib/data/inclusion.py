@@ -1,4 +1,4 @@
-"""Training sets that are drawn by independent coins: which examples each of many models is trained on.
+"""Training sets of many models, drawn by independent coins.
 
 Every group of examples (a person, copies of one picture; else each example by itself) is in a model's training set with the
 same probability, independently of all other groups and models. A model's coins depend on its number alone, so a set of 64
@@ -17,7 +17,7 @@ TARGET = -1
 
 
 def toss(groups: NDArray[np.int64], numbers: Sequence[int], *, share: float, seed: int) -> NDArray[np.bool_]:
-    """Return which examples are in the training set of each model, (num_models, num_examples).
+    """Draw the training set of each model: a mask (num_models, num_examples) of its examples.
 
     Args:
         groups: (num_examples,) group of each example.

@@ -76,7 +76,7 @@ def ends_of(low: float, high: float, *, floats: bool) -> tuple[float, float]:
     """Return the intensities of black and white for a source whose intensities lie between `low` and `high`.
 
     Raises:
-        DataError: when they cannot be inferred: negative intensities, or floats above 1.
+        DataError: when the intensities are negative, or floats above 1, so that black and white cannot be inferred.
     """
     range_text = f"intensities of this source range from {low:g} to {high:g}"
     if low < 0 or (floats and high > 1):
@@ -102,7 +102,7 @@ def _scale(example: Example, window: tuple[float, float], whose: str) -> Example
 
 
 def _how(window: tuple[float, float], whose: str) -> str:
-    """Describe how intensities are scaled: the group to which an image belongs."""
+    """Describe how an image's intensities are scaled; images are counted by this description."""
     low, high = window
     bits = math.log2(high + 1) if high > 0 else 0.0
     return f"scaled as {bits:.0f} bits{whose}" if low == 0 and bits in range(1, 33) else f"scaled by the window{whose}"

@@ -34,7 +34,7 @@ class Joined:
 
     @property
     def labels(self) -> list[int]:
-        """The label of each image; only where all parts know theirs before decoding."""
+        """The label of each image; an AttributeError unless all parts know their labels before decoding."""
         return [label for source in self._sources for label in source.labels]  # type: ignore[attr-defined]
 
     @property

@@ -14,7 +14,7 @@ MOST_NAMED = 5  # classes named in a remark
 
 
 class Labelled:
-    """Leave out the examples of some labels of a source, and number the remaining classes without a gap.
+    """A source without the examples of some labels, and with its remaining classes numbered without a gap.
 
     Args:
         source: the source to wrap. Labels can be left out if it has the attribute `labels`, the label of each example.

@@ -59,7 +59,8 @@ def build_pairs(text: str, spec: TextSpec, canaries: SecretsSpec, windows: Path,
     """Write rows of pairs, with drawn canaries in place of some of them.
 
     Args:
-        text: one pair per line, source and target separated by a tab; pairs longer than a window are left out.
+        text: one pair per line, source and target separated by a tab; pairs with a side that does not fit into a window,
+            with its line end, are left out.
         spec: unit, window length and shares.
         canaries: formats and numbers of insertions.
         windows: path of the file to which the rows are written.

@@ -69,7 +69,7 @@ class ParquetImages:
         self._loaded: tuple[int, pa.Table] | None = None
 
     def _scan(self, file: str, labels: list[Any]) -> list[str] | None:
-        """Read the ids and labels of a file; return the class names that its metadata state, if any."""
+        """Read a file's ids, append its labels to `labels`, and return the class names that its metadata state, if any."""
         spec = self._spec
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         with self._fs.open(file) as handle:

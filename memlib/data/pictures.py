@@ -32,7 +32,7 @@ READINGS = (
     (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),
 )
-"""Marks of the digests of sources, and the oddities that versions of memlib before each mark decoded differently."""
+"""Marks of the digests of sources, newest first, each with the oddities that versions before the mark decoded differently."""
 PHOTOMETRIC, DEEP_MODES = 262, ("RGB", "LA", "RGBA")  # TIFF's tag; Pillow's modes of which it keeps 8 of 16 bits
 INTENSITIES = ("I", "F")  # Pillow's modes with 16 or 32 bits or floats, including I;16 and its variants
 TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
@@ -128,7 +128,7 @@ def _check_shape(size: tuple[int, int]) -> None:
 
 
 def _is_deep_colour(image: Image.Image) -> bool:
-    """Return whether Pillow would keep 8 of 16 bits; known only until it has read anything but the header."""
+    """Return True if Pillow would keep only 8 of 16 bits; the image must not be loaded beyond its header."""
     tiles: Any = getattr(image, "tile", None)
     return bool(image.format == "PNG" and image.mode in DEEP_MODES and tiles and str(tiles[0][3]).endswith(";16B"))
 
@@ -179,7 +179,7 @@ def _read(image: Image.Image, orientation: int, deep: bytes | None) -> Picture:
 
 
 def _deep_colours(data: bytes, orientation: int) -> NDArray[np.uint16]:
-    """Return the intensities (height, width) or (height, width, 3) of a PNG file of 16 bits a channel, drawn on white."""
+    """Return the intensities (height, width) or (height, width, 3) of a PNG file with 16 bits per channel, drawn on white."""
     import torch
     from torchvision.io import ImageReadMode, decode_png
 

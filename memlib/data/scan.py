@@ -17,26 +17,26 @@ class Scan:
     """The secrets of a text.
 
     Attributes:
-        counts: number of occurrences by secret; not to be shown.
+        counts: number of occurrences by secret; must not be shown.
     """
 
     counts: Mapping[str, int] = field(repr=False)
 
     @property
     def occurrences(self) -> int:
-        """Return the number of all occurrences."""
+        """The number of all occurrences."""
         return sum(self.counts.values())
 
     @property
     def once(self) -> int:
-        """Return the number of secrets that occur once."""
+        """The number of secrets that occur once."""
         return sum(count == 1 for count in self.counts.values())
 
     def lines(self, *, counted: bool = False) -> str:
-        """Return the secrets in order as `memlib.data.text.read_secrets` reads them, one per line.
+        """Return the sorted secrets, one per line, in the format of `memlib.data.text.read_secrets`.
 
         Args:
-            counted: whether a tab and the number of occurrences follow each secret.
+            counted: True to add a tab and the number of occurrences to each secret.
         """
         return "".join(f"{secret}\t{count}\n" if counted else f"{secret}\n" for secret, count in sorted(self.counts.items()))
 
@@ -63,8 +63,8 @@ def scan_text(text: Text, form: Format) -> Scan:
 def find_secrets(pieces: Iterable[str], places: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield the occurrences of a format in a text, overlapping ones included, in order.
 
-    An occurrence that begins or ends with a hole does not count if another symbol of this hole's alphabet precedes or follows
-    it: nine digits within twelve are no number of nine digits.
+    An occurrence that begins or ends with a hole does not count if a further symbol of this hole's alphabet adjoins the hole:
+    nine digits within twelve are no number of nine digits.
 
     Args:
         pieces: the text, cut anywhere.
@@ -83,13 +83,13 @@ def find_secrets(pieces: Iterable[str], places: Sequence[tuple[str, ...]]) -> It
 
 
 def _ended(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield pieces, then a line end, which decides about occurrences at the end of the text."""
+    """Yield pieces, then a line end, after which occurrences at the end of the text are complete."""
     yield from pieces
     yield LINE_END
 
 
 def _pattern(places: Sequence[tuple[str, ...]]) -> re.Pattern[str]:
-    """Return the expression of an occurrence at given places, with the characters that may not surround it."""
+    """Return a regular expression of the occurrences of a format, with lookarounds for symbols that must not adjoin them."""
     parts = [re.escape(place[0]) if len(place) == 1 else _any_of(place) for place in places]
     before = f"(?<!{parts[0]})" if len(places[0]) > 1 else ""
     after = f"(?!{parts[-1]})" if len(places[-1]) > 1 else ""

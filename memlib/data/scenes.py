@@ -52,8 +52,8 @@ class Digits:
 class Scenes:
     """Digits on backgrounds; a scene depends on the spec and its index only.
 
-    Its attributes beyond the class are `colour`, the name of the ink's colour, and, of a single digit, `place`: the quadrant
-    that holds the digit's centre (upper left, ...).
+    Its attributes beyond the class are `colour`, the name of the ink's colour, and, for scenes with a single digit, `place`,
+    the quadrant that holds the digit's centre (upper left, ...).
     """
 
     def __init__(self, spec: ScenesSource) -> None:
@@ -62,7 +62,7 @@ class Scenes:
 
     @cached_property
     def _chosen(self) -> NDArray[np.int64]:
-        """Return the position of each scene's digit among the digits."""
+        """The position of each scene's digit among the digits."""
         count, rng = len(_digits()[1]), np.random.default_rng(derive_seed(self._spec.seed, "scenes", "digits"))
         rounds = -(-self._spec.num_examples // count)
         return np.concatenate([rng.permutation(count) for _ in range(rounds)])[: self._spec.num_examples]

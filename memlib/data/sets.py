@@ -208,7 +208,7 @@ def _join_copies(
 
 
 def _leave_out_groups(rows: list[dict[str, Any]], blocks: NDArray[np.int64]) -> None:
-    """Leave out every group of several examples, whatever its sets, from a pool that was drawn by the owner of the data.
+    """Leave out every group of several examples, in whatever sets, from a pool that was drawn by the owner of the data.
 
     The owner drew single examples, not groups: a whole group is less likely than a single example to fall into one set.
     """

@@ -1,8 +1,9 @@
-"""Given secrets that occur once in a text, and so are compared with held-out ones on equal terms.
+"""Given secrets that occur once in a text, and so can be compared with held-out secrets on equal terms.
 
-A text's own held-out secrets are a null for its given secrets only if chance alone decided which is which. What recurs is
-seldom held out as a whole, and what recurs is popular or simple: unseen secrets would be less likely than given ones under a
-model that saw neither. So only secrets that occur once, in training and held-out text together, are compared.
+A text's own held-out secrets are a null for its given secrets only if chance alone decided which secrets were held out.
+Recurring secrets are seldom held out completely, and they are popular or simple: with them, given secrets would be more
+likely than unseen ones even under a model that saw neither. So only secrets that occur once, in training and held-out text
+together, are compared.
 """
 
 import re
@@ -23,15 +24,15 @@ def normalized(text: str) -> str:
 def single_secrets(documents: Iterable[tuple[int, str]], secrets: Sequence[str]) -> list[bool]:
     """Return a mask of the secrets that occur exactly once in all documents, spelt as given, and first in their document.
 
-    Documents are held out as wholes, so that two secrets of one document are one piece of evidence; the first one stands
-    for it.
+    Documents are held out as wholes, so the secrets of one document are a single piece of evidence, and only the first is
+    used.
 
     Args:
         documents: number and text of each document that is trained on or held out; copies that stay together share a number.
         secrets: the secrets; occurrences are counted after `normalized`.
 
     Returns:
-        (num_secrets,)
+        (num_secrets,) booleans.
     """
     spelt = [normalized(secret) for secret in secrets]
     different = {text: place for place, text in enumerate(dict.fromkeys(filter(None, spelt)))}
@@ -55,7 +56,7 @@ def single_secrets(documents: Iterable[tuple[int, str]], secrets: Sequence[str])
 
 
 def blocks_of(chunks: Iterable[Sequence[str]], size: int, unit: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each block of consecutive symbols, the last of which may be shorter.
+    """Yield the number and text of each block of consecutive symbols; the last block may be shorter.
 
     Args:
         chunks: the text's symbols.

@@ -24,7 +24,7 @@ class Tokenizer(Protocol):
 
     @property
     def pieces(self) -> Sequence[str | None]:
-        """Return the text of every token; None for tokens without a text."""
+        """The text of every token; None for tokens without a text."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -121,7 +121,7 @@ class Spelled(Candidates):
 
 
 def _advice(before: str) -> str:
-    """Return how the text before the first hole can be changed so that the tokenizer separates both."""
+    """Return advice on changing the text before the first hole so that the tokenizer separates it from the hole."""
     if before.endswith(" "):
         return (
             "end the text before the first hole with a colon or another mark instead of the space, if the text has one there"

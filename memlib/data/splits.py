@@ -56,7 +56,7 @@ class _Candidates:
 
     @property
     def usable(self) -> Places:
-        """Return the positions of the examples that are not excluded."""
+        """The positions of the examples that are not excluded."""
         return np.flatnonzero([reason is None for reason in self.reason])
 
 
@@ -114,7 +114,7 @@ def split_examples(
 
 
 def check_sets(given: Mapping[str, str]) -> None:
-    """Raise UserError for a set that split.sets assigns examples to, and that does not exist, such as train or test."""
+    """Raise UserError if split.sets assigns examples to a set that does not exist, such as train or test."""
     if unknown := sorted(set(given.values()) - GIVEN.keys()):
         raise UserError(
             f"split.sets puts examples in {unknown[0]!r}; sets are A (the model trained on it), B (held out, or the second "

@@ -70,14 +70,14 @@ class Shard:
 
     @property
     def _blocks(self) -> tuple[list[int], list[Artifact[Shard]]]:
-        """Return the number of images in each block of a large source, and the blocks themselves."""
+        """The number of images in each block of a large source, and the blocks themselves."""
         listed = json.loads(self._artifact.path(BLOCKS_FILE).read_text(encoding="utf-8"))
         blocks = [Artifact(self._artifact.store, Ref.parse(one["block"]), DecodeBlock) for one in listed]
         return [one["images"] for one in listed], blocks
 
     @cached_property
     def images(self) -> NDArray[Any]:
-        """Return the examples (num_stored, ...), memory-mapped; blocks of a large source are read on first access."""
+        """The examples (num_stored, ...), memory-mapped; blocks of a large source are read on first access."""
         if BLOCKS_FILE not in self._artifact.files:
             name = examples_file(self._artifact.files)
             return read_images(self._artifact.path(name), name)
@@ -86,12 +86,12 @@ class Shard:
 
     @property
     def has_images(self) -> bool:
-        """Return True for images, False for points or windows of text; do not open any block of a large source."""
+        """True for images, False for points or windows of text; opens no block of a large source."""
         return BLOCKS_FILE in self._artifact.files or are_images(self.images)
 
     @cached_property
     def pictures(self) -> Callable[[int], NDArray[np.uint8]]:
-        """Return a function that maps a stored row to its image; for a large source, it reads only that image, not its block.
+        """A function that maps a stored row to its image; of a large source, only that image is read, not its block.
 
         Raises (in each call of the returned function):
             CorruptArtifact: when the image cannot be decoded, or does not match its digest in the index (images stored as
@@ -129,23 +129,23 @@ class Shard:
 
     @cached_property
     def index(self) -> pa.Table:
-        """Return the index (tables.INDEX), sorted by example id."""
+        """The index (tables.INDEX), sorted by example id."""
         return read_index(self._artifact.path(INDEX_FILE))
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Return, for each stored row, its position in the index: (num_stored,)."""
+        """The position of each stored row in the index: (num_stored,)."""
         places: NDArray[np.int64] = np.argsort(self.geometry["row"].to_numpy())
         return places
 
     @cached_property
     def geometry(self) -> pa.Table:
-        """Return only the columns row, boxes, content and unreadable, a third of the index's size."""
+        """The columns row, boxes, content and unreadable of the index, a third of its size."""
         return read_index(self._artifact.path(INDEX_FILE), ["row", "boxes", "content", "unreadable"])
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """Return the label of each stored row: (num_stored,)."""
+        """The label of each stored row: (num_stored,)."""
         labels = np.zeros(self.index.num_rows, dtype=np.int64)
         labels[self.index["row"].to_numpy()] = self.index["label"].to_numpy()
         return labels
@@ -189,17 +189,17 @@ class DecodeBlock(Stage[Shard]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Return the data spec without file locations, and the rows."""
+        """The data spec without file locations, and the rows."""
         return {**described_data(self.data), "rows": [self.first, self.last]}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the digest of the source's content."""
+        """The digest of the source's content."""
         return {"source": self.digest}
 
     @property
     def units(self) -> float:
-        """Return the number of images."""
+        """The number of images."""
         return float(self.last - self.first)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -231,7 +231,7 @@ class Decode(Stage[Shard]):
 
     @property
     def where(self) -> Place:
-        """Return "cores" if blocks are joined; otherwise "driver", as the source may be reachable only from there."""
+        """The place of the stage: cores if blocks are joined; else driver, as the source may be reachable only from there."""
         return "cores" if self.blocks else "driver"
 
     @cached_property
@@ -249,12 +249,12 @@ class Decode(Stage[Shard]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """Return the data spec without file locations."""
+        """The data spec without file locations."""
         return described_data(self.data)
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the digest of the source's content."""
+        """The digest of the source's content."""
         return {"source": self._source.content_digest()}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -403,13 +403,13 @@ class Split(SplitsStage):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The split's settings; given sets count by their content."""
+        """The split's settings; a file of given sets enters by its digest in `inputs`, not by its path."""
         spec = self.split.model_dump(mode="json") | (self.split.crop.rule if self.split.crop.mode == "official" else {})
         return spec if self.split.sets is None else spec | {"sets": "given, whole"}  # independent of the file's location
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the shard's key and, if there are files of groups or sets, their digests."""
+        """The shard's key and, if there are files of groups or sets, their digests."""
         path = self.split.sets
         given = {} if path is None else {"sets": named_digest(path, setting="split.sets")}
         return {"shard": self.shard.key} | groups_digest(self.split.group) | given
@@ -448,7 +448,7 @@ class HoldOut(SplitsStage):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Return the shard's key and, if there is a file of groups, its digest."""
+        """The shard's key and, if there is a file of groups, its digest."""
         return {"shard": self.shard.key} | groups_digest(self.split.group)
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -473,22 +473,22 @@ class TrainingData:
 
     @property
     def store(self) -> Store:
-        """Return the store that holds the examples."""
+        """The store that holds the examples."""
         return self.shard.store
 
     @property
     def images(self) -> NDArray[Any]:
-        """Return the stored examples, memory-mapped."""
+        """The stored examples, memory-mapped."""
         return self.shard.content.images
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Return the label of each stored row: (num_stored,)."""
+        """The label of each stored row: (num_stored,)."""
         return self.shard.content.labels
 
     @property
     def table(self) -> pa.Table:
-        """Return the splits table (tables.SPLITS)."""
+        """The splits table (tables.SPLITS)."""
         return self.splits.content
 
     def members(self, *roles: str) -> pa.Table:
@@ -496,7 +496,7 @@ class TrainingData:
         return select(self.table, *roles)
 
     def pictures(self, *roles: str) -> Callable[[str], NDArray[np.uint8] | None]:
-        """Return a function from the id of an example with one of the roles to its image, or None (of others, and points)."""
+        """Return a function from ids to images: the image of an example with one of the roles; None for others and points."""
         if not self.shard.content.has_images:
             return lambda _: None
         members, images = self.members(*roles), self.images
@@ -505,7 +505,7 @@ class TrainingData:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes among the training examples."""
+        """The number of classes among the training examples."""
         return len(set(self.members(TRAIN)["label"].to_pylist()))
 
     def inputs(self, *roles: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ FEW = 8  # up to this number of files, threads are not worthwhile
 
 
 def are_images(examples: "NDArray[Any] | ReadRows") -> bool:
-    """Return whether stored examples are images (num, height, width, channels), and not points (num, dim)."""
+    """Return True if stored examples are images (num, height, width, channels), False for points (num, dim)."""
     return len(examples.shape) == 4
 
 
@@ -39,16 +39,16 @@ class ReadRows(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the whole array."""
+        """The shape of the whole array."""
 
     @property
     @abstractmethod
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of the array's elements."""
+        """The type of the array's elements."""
 
     @property
     def ndim(self) -> int:
-        """Return the number of dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @abstractmethod
@@ -100,12 +100,12 @@ class Blocks(ReadRows):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of all blocks together."""
+        """The shape of all blocks together."""
         return (len(self), *self._block(0).shape[1:])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of the first block."""
+        """The type of the first block."""
         return self._block(0).dtype
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
@@ -142,12 +142,12 @@ class Ranges(ReadRows):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the whole file."""
+        """The shape of the whole file."""
         return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return the type of the pixels."""
+        """The type of the pixels."""
         return self._dtype
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:
@@ -201,12 +201,12 @@ class Encoded(ReadRows):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return (number of images, side, side, channels)."""
+        """The shape (number of images, side, side, channels)."""
         return (len(self._files), *self._image_shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Return uint8."""
+        """The type of the pixels, uint8."""
         return np.dtype(np.uint8)
 
     def read(self, rows: NDArray[np.int64], found: NDArray[Any]) -> None:

@@ -52,7 +52,7 @@ class Readable(ABC):
     Attributes:
         read: function that starts a new pass over the pieces.
         name: name of the text in messages.
-        remarks: function that returns lines on what the last pass left out or read otherwise.
+        remarks: function that returns lines on parts that the last pass left out, or read with a fallback.
     """
 
     read: Callable[[], Iterator[str]]
@@ -67,7 +67,7 @@ class Readable(ABC):
 
     @cached_property
     def measured(self) -> Measured:
-        """Return the text's digest and length.
+        """The text's digest and length.
 
         Raises:
             DataError: when the text cannot be read or is empty.

@@ -42,7 +42,7 @@ class Subsets:
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
-        """The examples of the pool, in order of example id, in each model's training set: (num_models, num_pool)."""
+        """A mask (num_models, num_pool) of each model's training set; the pool is in order of example id."""
         return toss(groups_in(self.data.members(TRAIN)), self.numbers, share=self.share, seed=self.seed)
 
     def seen_by(self, place: int) -> Seen:

@@ -33,8 +33,9 @@ class Column:
         name: name of the column.
         categories: the values of a categorical column, sorted; None for a numeric column.
         missing: number of rows without a value.
-        coordinates: (num_rows, num_coordinates) float32. Of a numeric column: the standardized value, 0 where it is missing,
-            and if any is missing, 1 where it is. Of a categorical column: 1 for the row's category, then for a missing value.
+        coordinates: (num_rows, num_coordinates) float32. Numeric column: the standardized value, 0 if it is missing; then, if
+            the column lacks any value, an indicator of missing values. Categorical column: an indicator of each category,
+            then of missing values, if there are any.
     """
 
     name: str
@@ -53,7 +54,7 @@ class OneHot:
 
     Attributes:
         start: place of the first category's coordinate.
-        categories: its values, one coordinate each.
+        categories: values of the column, one coordinate each.
         has_missing: True if one more coordinate is 1 where the value is missing.
     """
 
@@ -67,12 +68,12 @@ class OneHot:
         return slice(self.start, self.start + len(self.categories) + self.has_missing)
 
     def codes(self, points: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the number of each point's value, -1 where it is missing: (num_points,)."""
+        """Return the position of each point's value in `categories`, -1 if it is missing: (num_points,)."""
         codes: NDArray[np.int64] = points[:, self.places].argmax(axis=1)
         return np.where(codes < len(self.categories), codes, -1)
 
     def replaced(self, points: NDArray[np.float32], code: int) -> NDArray[np.float32]:
-        """Return the points with the column set to one of its values."""
+        """Return a copy of the points (num_points, dim) with the column set to the category at position `code`."""
         changed = points.copy()
         changed[:, self.places] = 0
         changed[:, self.start + code] = 1
@@ -232,7 +233,7 @@ class Table:
 
 
 class _ColumnTexts(Mapping[str, Mapping[str, str]]):
-    """The values of a table's columns as text, by column and example id; a column is converted when it is asked for."""
+    """The values of a table's columns as text, by column and example id; each column is converted on access."""
 
     def __init__(self, table: pa.Table, ids: list[str]) -> None:
         self._table, self._ids = table, ids
@@ -251,9 +252,9 @@ class _ColumnTexts(Mapping[str, Mapping[str, str]]):
 
 
 def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of text without surrounding spaces and with nulls; as numbers if each value is one.
+    """Strip surrounding spaces from a column of text, replace missing values by nulls, and convert the column to numbers.
 
-    Codes such as 007 are no numbers.
+    A column stays text if any value is no number; codes such as 007 are no numbers.
     """
     text = pc.utf8_trim_whitespace(column)
     text = pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)

@@ -60,7 +60,7 @@ class Rows:
 
     @property
     def table(self) -> pa.Table:
-        """Return the splits table (tables.SPLITS) of all rows."""
+        """The splits table (tables.SPLITS) of all rows."""
         return pa.concat_tables(self.tables())
 
     def tables(self) -> Iterator[pa.Table]:
@@ -110,8 +110,8 @@ class Corpus:
         rows: roles of the windows; a canary's windows have the role "canary <id>".
         canaries: the table of canaries (tables.CANARIES).
         heads: beginnings of distinct documents, (num_documents, 7): document number; 1 if held out; number of copies in the
-            corpus; row; place in the row; number of its tokens in that row (0 if canaries replaced the row); number of all
-            its tokens (which continue in the next rows). None for text without documents.
+            corpus; row; place in the row; number of the document's tokens in that row (0 if canaries replaced the row);
+            number of all its tokens (which continue in the next rows). None for text without documents.
         words: words that {w} in the canaries' format stands for.
     """
 
@@ -124,7 +124,7 @@ class Corpus:
 
     @property
     def splits(self) -> pa.Table:
-        """Return the splits table (tables.SPLITS)."""
+        """The splits table (tables.SPLITS)."""
         return self.rows.table
 
 
@@ -162,7 +162,7 @@ def numbered(
 
 
 def most_frequent(counts: Counter[str], most: int | None) -> list[str]:
-    """Return the most frequent symbols, of equal ones the first in alphabetical order; None for all."""
+    """Return the `most` most frequent symbols (None: all), in descending order; ties are in alphabetical order."""
     return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]]
 
 
@@ -308,12 +308,12 @@ def build_corpus(
 
 
 def _block(count: int) -> int:
-    """Return the number of windows in a block that is held out or not."""
+    """Return the number of windows per block; blocks are held out as wholes."""
     return max(1, count // BLOCKS)
 
 
 def _sides(count: int, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> NDArray[np.int64]:
-    """Return 0 for windows of training text and 1 for held-out ones; then NEITHER, for symbols that fill no window."""
+    """Return the side of each window, 0 training or 1 held-out, then NEITHER for symbols that fill no window: (count + 1,)."""
     num_held = max(1, round(count * spec.validation))
     sides = np.concatenate([np.arange(count) >= count - num_held, [NEITHER]]).astype(np.int64)
     if spec.hold_out == "blocks":
@@ -404,8 +404,8 @@ def known_canaries(
         canaries: format, and number of candidates to draw (`never`).
         secret: key of the draw.
         occurrences: function that counts candidates in the model's training text, as far as the text is known.
-        single: function that returns which candidates occur once in training and held-out text, see `single_secrets`; None if
-            the held-out text was not drawn at random.
+        single: function that returns a mask of the candidates that occur once in training and held-out text, see
+            `single_secrets`; None if the held-out text was not drawn at random.
 
     Returns:
         choices, numbers of insertions, and kinds, in the above order.
@@ -440,7 +440,7 @@ def known_canaries(
 
 
 def _check_unseen(known: Sequence[Secret], unseen: Sequence[Secret], times: Sequence[int]) -> None:
-    """Refuse unseen secrets that are also known or occur in the training text; error messages do not show them."""
+    """Refuse unseen secrets that are also known or occur in the training text, without showing them in the message."""
     given = {candidate.choices for candidate in known}
     for number, (candidate, held) in enumerate(zip(unseen, times, strict=True), start=1):
         if candidate.choices in given:

@@ -35,7 +35,7 @@ JSON_LINES = {".jsonl", ".json", ".ndjson"}
 
 
 def open_text(source: TextSource) -> Text:
-    """Return the text of a source; for pairs, the text from which they are made. Records are joined by line ends."""
+    """Return the text of a source; for pairs, the text from which pairs are made. Records are joined by line ends."""
     name = str(getattr(source, "path", source.kind))
     if (records := records_of(source)) is not None:
         return Text(lambda: _joined(records), name, records.remarks)
@@ -58,7 +58,7 @@ class Records(ABC):
     """A source of text that is divided into records.
 
     Attributes:
-        counts: number of parts that the last pass left out or read otherwise, by kind.
+        counts: number of parts that the last pass left out, or read with a fallback, by kind.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Records(ABC):
         """
 
     def remarks(self) -> list[str]:
-        """Return a line for each kind of part that the last pass left out or read otherwise."""
+        """Return a line for each kind of part that the last pass left out, or read with a fallback."""
         return [f"{what}: {count:,}" for what, count in self.counts.items()]
 
 
@@ -90,7 +90,7 @@ def records_of(source: TextSource) -> Records | None:
 
 
 def _texts(values: Iterable[tuple[str, Any]], template: str | None, what: str) -> Iterator[str]:
-    """Yield texts, or the rendered chats.
+    """Yield the texts that are not empty, or the rendered chats.
 
     Args:
         values: the texts or chats, each after its place in the source.
@@ -214,7 +214,7 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
     """Yield the URLs of a file, of the files of a folder that have one of the suffixes, or of those that match a glob.
 
     Raises:
-        DataError: when there is none.
+        DataError: when there is no such file.
     """
     fs, root = open_location(path)
     listed = fs.glob(root, detail=True) if "*" in root else find_files(fs, root)
@@ -232,7 +232,7 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
 
 
 def _lines(pieces: Iterable[AnyStr], end: AnyStr) -> Iterator[AnyStr]:
-    """Yield the lines of a text or file without their ends; a line may be as long as the whole."""
+    """Yield the lines of a text or file without their line ends; a line may be as long as the whole text."""
     parts: list[AnyStr] = []  # of a line that is not complete
     for piece in pieces:
         found = piece.split(end)
@@ -306,7 +306,7 @@ def _header(message: EmailMessage, name: str) -> str:
 
 
 def _messages(path: str) -> Iterator[bytes]:
-    """Yield the messages of a file: of an mbox, split at its lines that begin with "From "; else the file itself."""
+    """Yield the messages of an mbox file, split at lines that begin with "From "; any other file is a single message."""
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
             yield from _split(read_pieces(file, path), path)
@@ -334,7 +334,7 @@ def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
 
 
 class _Tagless(HTMLParser):
-    """Collects the text of an HTML document, a line per block."""
+    """A parser that collects the text of an HTML document, one line per block."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -30,7 +30,7 @@ NO_EFFECT = frozenset(
      "exclude_modules", "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core",
      "eva_config", "qalora_group_size"}
 )  # fmt: skip
-"""Settings that change nothing in the merged weights: which modules are adapted, the names and types of the weights say."""
+"""Settings that change nothing in the merged weights; names and types of the weights state which modules are adapted."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that leave the weights of the base model as they are."""
 Number = TypeVar("Number", int, float)
@@ -53,7 +53,7 @@ class _Config(BaseModel, extra="allow"):
 def merge_adapter(model: nn.Module, folder: str) -> None:
     """Merge an adapter with a model's weights, in place: W + s B A with s = alpha / rank, or alpha / sqrt(rank) (rslora).
 
-    The product is computed in float64. A weight that is tied to another one is untied from it, as in peft.
+    The product is computed in float64. A changed weight that was tied to another weight is untied from it, as in peft.
 
     Args:
         model: the model on which the adapter was trained.
@@ -138,7 +138,7 @@ def _scale(config: _Config, module: str, rank: int, folder: str) -> float:
 
 
 def _for_module(patterns: Mapping[str, Number], module: str, default: Number, folder: str) -> Number:
-    """Return the value of the first pattern that names a module by its end, or with ^ as a whole."""
+    """Return the value of the first pattern that equals a module's name or ends it, or with ^ equals it; else the default."""
     for pattern, value in patterns.items():
         if PLAIN.fullmatch(pattern) is None:
             raise UserError(
@@ -160,7 +160,7 @@ def _is_transposed(module: nn.Module, name: str, folder: str) -> bool:
 
 
 def _replace(model: nn.Module, path: str, value: Tensor, folder: str) -> None:
-    """Replace a weight, in its own precision; a weight that is tied to it stays as it is."""
+    """Replace a weight, keeping its precision; other weights that are tied to it keep their values."""
     old = _weight(model, path, folder)
     if old.shape != value.shape:
         raise _another_model(folder, f"{path} of shape {tuple(value.shape)}, not {tuple(old.shape)}")

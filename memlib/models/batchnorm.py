@@ -1,6 +1,6 @@
 """Batch norm over the global batch on CPU workers (torch's own SyncBatchNorm needs GPUs).
 
-A model trained by several workers must equal the one trained by a single worker, up to rounding, so the statistics
+A model trained by several workers must equal a model trained by a single worker, up to rounding, so the statistics
 are always those of the whole batch.
 """
 

@@ -34,7 +34,7 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
 def share(value: Any, group: dist.ProcessGroup | None, device: torch.device) -> Any:
     """Return the first worker's value, plain JSON, on every worker.
 
-    It travels as bytes in tensors: torch.distributed's own functions for objects exchange pickles, which run code.
+    The value travels as bytes in tensors: torch.distributed's own functions for objects exchange pickles, which run code.
     """
     first = dist.get_rank(group) == 0
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device) if first else None
@@ -47,7 +47,7 @@ def share(value: Any, group: dist.ProcessGroup | None, device: torch.device) -> 
 
 
 def share_files(folder: Path, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Copy the files of the first worker's folder into the folder of every other worker, which holds none."""
+    """Copy the files of the first worker's folder into the empty folder of every other worker."""
     first = dist.get_rank(group) == 0
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if first else []
     for name, size in share([[str(path.relative_to(folder)), path.stat().st_size] for path in files], group, device):

@@ -27,9 +27,10 @@ class Velocity(Protocol):
 
 
 def alpha_bars(steps: int) -> Tensor:
-    """Return the share of the image's variance that is left after each of `steps` steps, (steps,) float32, falling.
+    """Return alpha_bar, the falling share of the image's variance that is left after each of `steps` steps: (steps,) float32.
 
-    The product of 1 - beta, where beta = 1 - f(t + 1) / f(t) <= .999 and f(t) = cos((t / steps + s) / (1 + s) pi / 2)^2.
+    It is the running product of 1 - beta, with beta = 1 - f(t + 1) / f(t) <= .999, f(t) = cos((t / steps + s) / (1 + s) pi
+    / 2)^2 and s = .008.
     """
     times = torch.arange(steps + 1, dtype=torch.float64) / steps
     left = torch.cos((times + OFFSET) / (1 + OFFSET) * math.pi / 2).square()
@@ -74,7 +75,7 @@ def sampled_times(total: int, steps: int) -> list[int]:
 def guided(
     model: Velocity, images: Tensor, times: Tensor, conditions: Tensor | None, dropped: Tensor | None, guidance: float
 ) -> Tensor:
-    """Return v_none + guidance (v_conditional - v_none) (Ho 2022, Eq. 6, where w + 1 is our guidance).
+    """Return v_none + guidance (v_conditional - v_none), (batch, 3, side, side) (Ho 2022, Eq. 6; guidance is its w + 1).
 
     Guidance 1 takes the conditional prediction as it is, 0 the unconditional one; larger values exaggerate the condition.
     """
@@ -91,8 +92,8 @@ def denoised(images: Tensor, v: Tensor, now: Tensor, before: Tensor) -> Tensor:
 
     Args:
         images: the present images, (batch, 3, side, side).
-        v: their predicted velocity.
-        now, before: alpha_bar at their time and at the next, less noisy, time; scalars.
+        v: predicted velocity of the images, (batch, 3, side, side).
+        now, before: alpha_bar at the images' time and at the next, less noisy, time; scalars.
     """
     clean = (now.sqrt() * images - (1 - now).sqrt() * v).clamp(-1, 1)
     noise = now.sqrt() * v + (1 - now).sqrt() * images

@@ -39,7 +39,7 @@ class Encoder(Taught):
         self.dim = dim
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the last layer's output."""
+        """Return the last layer's output (batch, dim)."""
         return self.layers(images)[-1][1]
 
     def freeze_backbone(self) -> None:
@@ -55,13 +55,13 @@ class Encoder(Taught):
         return self
 
     def all_layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Return the output of every named layer and then, if there is a teacher, of its layers: teacher_backbone, ..."""
+        """Return name and output of every layer, then of the layers of the teacher, if any: teacher_backbone, ..."""
         if self.teacher is None:
             return self.layers(images)
         return self.layers(images) + [(f"{TEACHER}{name}", output) for name, output in self.teacher.layers(images)]
 
     def layers(self, images: Tensor) -> list[tuple[str, Tensor]]:
-        """Return every named layer's output from one pass, in order of depth."""
+        """Return name and output (batch, dim) of every layer from one pass, in order of depth."""
         features = self.backbone(images)
         outputs = [("backbone", features)]
         for number, layer in enumerate(self.projector, start=1):

@@ -1,7 +1,7 @@
 """Scikit-learn estimators as classifiers of points: fitted on one core, and scored by the log odds of the true class.
 
-Probabilities that an estimator rounds to 1 have no log odds, and where they are cut decides what pooled variances are worth.
-So scores come from the most exact source that an estimator has: its margins before the softmax, or its votes, smoothed by one
+Probabilities that an estimator rounds to 1 have no finite log odds, and clipping them would distort pooled variances. So
+scores come from the most exact source that an estimator has: its margins before the softmax, or its votes, smoothed by one
 additional vote that is shared equally by all classes.
 """
 
@@ -106,7 +106,7 @@ class FittedEstimator:
         return found
 
     def _present_scores(self, points: Scores) -> tuple[Scores, float]:
-        """Return the scores of the present classes, and that of an absent one."""
+        """Return the scores (num_points, num_present) of the present classes, and the score of an absent class."""
         if self.model is None or not len(points):
             return np.zeros((len(points), len(self.present))), ABSENT
         with _one_core():
@@ -229,7 +229,7 @@ def _last_of(model: Any) -> Any:
 
 
 def votes_of(model: Any) -> int | None:
-    """Return the number of votes of which a fitted classifier's probabilities are shares; None if they are none."""
+    """Return the number of votes of a fitted classifier whose probabilities are shares of votes; None for any other."""
     from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -241,13 +241,13 @@ def votes_of(model: Any) -> int | None:
 def smoothed(shares: Scores, votes: int, num_classes: int) -> tuple[Scores, float]:
     """Return log-probabilities from shares of votes, and the log-probability of a class that got none.
 
-    One more vote is shared equally by all classes: with two classes, p = (votes for the class + 1/2) / (votes + 1). It
-    changes no order, unlike a clip, and no share of 1 stays 1.
+    One more vote is shared equally by all classes: with two classes, p = (votes for the class + 1/2) / (votes + 1). Unlike a
+    clip, this changes no order, and no share of 1 stays 1.
 
     Args:
         shares: (num_points, num_present) of the classes that the classifier knows.
         votes: number of votes.
-        num_classes: number of classes, with those that the classifier does not know.
+        num_classes: number of classes, including those that the classifier does not know.
 
     Example:
         >>> import numpy as np
@@ -269,7 +269,7 @@ def margins_of(model: Any, points: Points) -> Scores:
 
 
 def log_softmax(margins: Scores) -> Scores:
-    """Return log-probabilities (num_points, num_classes)."""
+    """Return the log-probabilities (num_points, num_classes) of margins of the same shape."""
     shifted = margins - margins.max(axis=1, keepdims=True)
     scores: Scores = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return scores

@@ -1,6 +1,6 @@
 """Networks that draw images from a condition vector: a U-Net that denoises, and an MLP that decodes as a cheap baseline.
 
-The U-Net conditions as RCDM's released code does (Bordes 2022): a linear map of the condition is added to the embedding of
+The U-Net is conditioned as in RCDM's released code (Bordes 2022): a linear map of the condition is added to the embedding of
 the time, from which every block takes the scale and shift of its normalization.
 """
 
@@ -29,7 +29,7 @@ def time_features(times: Tensor, width: int) -> Tensor:
 
 
 class Condition(nn.Module):
-    """A linear map of condition vectors, with a learned vector in place of those that are absent or dropped."""
+    """A linear map of condition vectors, with a learned vector in place of absent or dropped conditions."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Condition(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions around a skip connection; the embedding scales and shifts the second normalization."""
+    """Two convolutions with a skip connection around them; the embedding scales and shifts the second normalization."""
 
     def __init__(self, spec: DenoiserSpec, before: int, after: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Residual(nn.Module):
 
 
 class Attending(nn.Module):
-    """A residual block, followed by self-attention between the places of the image, around a skip connection."""
+    """A residual block, followed by self-attention between the places of the image, with a skip connection around it."""
 
     def __init__(self, residual: Residual, channels: int, groups: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Denoiser(Taught):
         conditions: Tensor | None = None,
         dropped: Tensor | None = None,
     ) -> Tensor:
-        """Return v.
+        """Return v, (batch, 3, side, side).
 
         Args:
             images: (batch, 3, side, side) float32.
@@ -152,7 +152,7 @@ class Denoiser(Taught):
 
 
 class Decoder(nn.Module):
-    """An MLP from the condition to the mean image, (batch, 3, side, side); what it draws depends on nothing else."""
+    """An MLP from the condition to the mean image, (batch, 3, side, side), which depends on the condition alone."""
 
     def __init__(self, spec: DecoderSpec, *, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Import Hugging Face's transformers, and check a folder of theirs before memory is allocated for its model."""
+"""Import of Hugging Face's transformers, and checks of a model's folder before memory is allocated for the model."""
 
 import contextlib
 import importlib
@@ -53,7 +53,7 @@ def transformers_for(folder: str, what: str) -> Any:
 
 
 def check_folder(folder: str, what: str) -> None:
-    """Check that a folder holds a whole model as safetensors, and neither an adapter nor pickles alone.
+    """Check that a folder holds a whole model, with weights not only in pickles, and no adapter.
 
     transformers would load an adapter's base model from the place that the adapter's file names.
 
@@ -62,7 +62,7 @@ def check_folder(folder: str, what: str) -> None:
         what: kind of model, for messages: MODEL or ENCODER.
 
     Raises:
-        UserError: when it does not; the message says what to do.
+        UserError: when a check fails; the message says what to do.
     """
     root = Path(folder)
     whole = (root / "config.json").is_file()
@@ -119,9 +119,9 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file of a model's folder.
 
     Raises:
-        UserError: when it names a key twice, of which libraries take the last.
-        OSError: when it cannot be read.
-        ValueError: when it is not JSON.
+        UserError: when an object has a key twice, of which libraries take the last.
+        OSError: when the file cannot be read.
+        ValueError: when the content is not JSON.
     """
     try:
         return json_once(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def _base_of(root: Path) -> str:
 
 @contextlib.contextmanager
 def loading(folder: str, what: str) -> Iterator[None]:
-    """Raise a UserError of one line for whatever transformers and its libraries raise in the block."""
+    """Convert any error that transformers and its libraries raise in the block to a UserError of one line."""
     try:
         yield
     except UserError:
@@ -151,13 +151,13 @@ def loading(folder: str, what: str) -> Iterator[None]:
 
 
 def within(seconds: float, what: str, function: Callable[[], Out]) -> Out:
-    """Return what a function returns; call it in a thread of its own, and give it up after some time.
+    """Call a function in a separate thread, with a time limit, and return its result.
 
-    An expression in a tokenizer can take for ever; the libraries that match it do not hold Python's lock.
+    A regular expression of a tokenizer can take for ever to match; the libraries that match it do not hold Python's lock.
 
     Args:
         seconds: limit of the call.
-        what: what is called, for the message.
+        what: description of the function, for the message.
         function: the function.
 
     Raises:
@@ -184,7 +184,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _check_declared(folder: Path) -> int:
-    """Return how many numbers the weights hold; 0 if there are no weights, which transformers then reports.
+    """Return the number of numbers in the weights; 0 if there are no weights, which transformers then reports.
 
     transformers builds the declared modules one by one, and some tensors in memory, before it compares them with the weights.
 
@@ -242,7 +242,7 @@ NOT_SIZES = frozenset(
 
 
 def _integers(config: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the integers in a config with the keys that hold them."""
+    """Yield the key and value of each integer in a config."""
     if isinstance(config, Mapping):
         for key, value in config.items():
             yield from _integers(value, str(key))

@@ -1,4 +1,4 @@
-"""Memory layout of images and convolutions: channels last, which is faster, but for very narrow networks."""
+"""Memory layout of images and convolutions: channels last, which is faster, except for very narrow networks."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ with AVX2 and without AVX-512: the heap is corrupted and the process aborts."""
 
 
 def layout_of(model: nn.Module) -> torch.memory_format:
-    """Return the layout in which a model's convolutions are computed: channels last, unless one has fewer than 8 channels.
+    """Return the layout for a model's convolutions: channels last, unless any has fewer than 8 output channels.
 
     Example:
         >>> from torch import nn

@@ -76,7 +76,7 @@ class LanguageModel(nn.Module, ABC):
         """Return scores (batch, length, num_symbols) of the symbol after each of (batch, length) int64 symbols."""
 
     def begin(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return scores (1, num_symbols) of the symbol after a context, and the state (1, ...) after it."""
+        """Return scores (1, num_symbols) of the symbol after a context, and the state (1, ...) after the context."""
         device = next(self.parameters()).device
         state = torch.tensor([[START, *context]], device=device)
         return self.following(state)[:, -1], state
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module, ABC):
 
 
 class Recurrent(LanguageModel):
-    """A model of an embedding, LSTM or GRU layers, and scores, with dropout between and after the layers."""
+    """An embedding, LSTM or GRU layers, and a linear map to scores, with dropout between and after the layers."""
 
     def __init__(self, spec: LanguageSpec, num_symbols: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of weights, which are never unpickled, as trainers save them: wrapped, prefixed, with other states beside."""
+"""Files of weights as trainers save them (wrapped, prefixed, with other states beside), read without unpickling."""
 
 import logging
 import pickle
@@ -26,7 +26,7 @@ class Found:
     """A state dict in a file that has all weights of a model.
 
     Attributes:
-        state: its place in the file, dotted; "" if the file is the state dict.
+        state: place of the state dict in the file, dotted; "" if the file is the state dict.
         prefix: text before the names of the weights, left out of `weights`.
         weights: weights by name.
     """
@@ -37,7 +37,7 @@ class Found:
 
 
 def weights_for(path: str, needed: Collection[str], where: InFile, *, other: str = "") -> State:
-    """Return the state dict in a file whose names are those of a model, whatever is wrapped around it.
+    """Find the only state dict in a file that has the weights of a model, and return them by name, without a prefix.
 
     Args:
         path: the file.
@@ -86,7 +86,7 @@ def states_in(path: str) -> dict[str, State]:
     """Return all dictionaries of tensors in a file, by their dotted places.
 
     Raises:
-        UserError: when the file cannot be read, or holds none.
+        UserError: when the file cannot be read, or holds no such dictionary.
     """
     content = _content(path)
     states = dict(_states(content, "", DEEPEST))

@@ -20,7 +20,7 @@ class BatchPart:
     Attributes:
         seed, step: of the training run.
         size: number of rows of the global batch, for which the draws are made.
-        rows: this worker's rows of it.
+        rows: this worker's rows of the global batch.
     """
 
     seed: int

@@ -11,8 +11,8 @@ from memlib.objectives.base import Objective, Terms
 class NextSymbol(Objective):
     """Mean cross-entropy in nats of the symbols of a window given the preceding symbols (Carlini 2019, section 2).
 
-    The loss is the mean over the windows of their means, so the gradient of a window does not depend on other windows, as
-    private training requires.
+    The loss is averaged over the symbols of each window, then over windows, so the gradient of a window does not depend on
+    other windows, as private training requires.
     """
 
     def forward(self, model: nn.Module, views: Sequence[Tensor], labels: Tensor) -> Terms:

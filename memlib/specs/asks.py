@@ -28,7 +28,7 @@ def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks_digest(recipe: Mapping[str, Any]) -> str:
-    """Return a digest of `asks`; it is equal for recipes that differ only in titles, galleries and data locations."""
+    """Return a digest of `asks`, equal for recipes that differ only in titles, report settings and data locations."""
     return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
 
 

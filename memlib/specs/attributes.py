@@ -20,7 +20,7 @@ class AttributeFile(Spec):
 
 
 def _kind(value: Any) -> str | None:
-    """Return which kind of origin a recipe's value stands for; None for neither, so that one message says what to write."""
+    """Return the kind of origin, source or table, that a recipe's value stands for; None for anything else."""
     if value == "source":
         return "source"
     return "table" if isinstance(value, Mapping | AttributeFile) else None

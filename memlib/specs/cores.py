@@ -25,7 +25,7 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas, in cores, of this process's cgroups (both versions) and of those above them."""
+    """Yield the CPU quotas, in cores, of this process's cgroups (both versions) and of their ancestors."""
     for line in _text(own).splitlines():
         kinds, path = line.split(":", 2)[1:] if line.count(":") >= 2 else ("", "")
         if kinds not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):

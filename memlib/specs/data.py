@@ -179,16 +179,17 @@ class ParquetSource(Source):
 
 
 class TableSource(Source):
-    """A table (CSV or Parquet) with an example per row: columns become coordinates of a point. Numbers are standardized over
-    the table, categories get a coordinate each, and so do missing values; `memlib plan` shows what was inferred."""
+    """A table (CSV or Parquet) with one example per row: columns become coordinates of a point. Numbers are standardized over
+    the table; each category gets a coordinate, and so do the missing values of a column. `memlib plan` shows the inferred
+    types."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["table"]
     path: str
-    """The file; local or s3://; of CSV, .xz, .gz and .bz2 are decompressed."""
+    """The file; local or s3://; CSV files ending in .xz, .gz and .bz2 are decompressed."""
     label_column: str
-    """Column of the class: names or whole numbers. Rows without one are left out."""
+    """Column of the class: names or whole numbers. Rows without a class are left out."""
     id_column: str | None = None
     """Column of unique example ids; by default the ids are row numbers."""
     person_column: str | None = None
@@ -199,11 +200,11 @@ class TableSource(Source):
     categorical: tuple[str, ...] = ()
     """Columns of numbers that stand for categories."""
     names: tuple[str, ...] = ()
-    """Of a CSV file without a header: the names of its columns."""
+    """For a CSV file without a header: the names of its columns."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
-    """Of a CSV file: the character between values."""
+    """For a CSV file: the character between values."""
     skip_rows: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
-    """Of a CSV file: number of lines before the header, or before the first row."""
+    """For a CSV file: number of lines before the header, or before the first row."""
 
 
 class ImportSource(Source):
@@ -310,7 +311,7 @@ class LabelsSpec(Spec):
 
     drop: tuple[Annotated[int, Field(ge=-MOST_EXAMPLES, le=MOST_EXAMPLES)] | str, ...] = Field(min_length=1)
     """Labels by number, as in [-1] for examples without a class, or by the name of their class. The remaining classes are
-    numbered anew."""
+    renumbered without gaps."""
 
 
 class DataSpec(Spec):
@@ -349,8 +350,8 @@ class CropSpec(Spec):
     """maximal: the largest rectangle that overlaps no box; official: the rectangle between neighbouring edges of boxes with
     the largest shorter side, as in the authors' code; corner: the lower-left 0.3 x 0.3 (Meehan 2023, A.8)."""
     min_side: float = Field(default=0.25, gt=0, le=1)
-    """Smallest acceptable shorter side of a crop, as a fraction of the image's shorter side; crops of mode official must
-    exceed it."""
+    """Smallest acceptable shorter side of a crop, as a fraction of the image's shorter side; crops of mode official must be
+    larger."""
 
     @model_validator(mode="after")
     def _corner_is_large_enough(self) -> "CropSpec":

@@ -13,9 +13,9 @@ class LevelSpec(Spec):
 
     alpha: float
     looks: int = Field(default=1, ge=1, le=MOST_LOOKS)
-    """Number of audits of these data that are planned in all, such as one pair now and three if in doubt, or five seeds of a
-    split. Each spends alpha / looks, so that the chance of a false finding over all of them stays below alpha; one-sided 95 %
-    bounds hold over all of them, too. Fix it before the first."""
+    """Number of audits of these data that are planned in all, such as one pair of models now and three more if in doubt, or
+    five seeds of a split. Each audit spends alpha / looks, so that the chance of a false finding over all audits stays below
+    alpha; one-sided 95 % bounds hold over all audits, too. Fix the number before the first audit."""
 
     @property
     def level(self) -> float:

@@ -8,4 +8,4 @@ class WithMembers(Spec):
 
     members: str | None = None
     """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
-    be audited; examples that it does not list are left out."""
+    be audited; examples that the file does not list are left out."""

@@ -22,8 +22,8 @@ class OutputsSpec(Spec):
     id_column: str = "example_id"
     """Column of example ids, as in the source (with the prefix <part>/ for a joined source)."""
     scores_column: str = "scores"
-    """Column of lists with one number per class; of losses, a column of numbers. Without it, one column per class is read:
-    named after the class, or p0, p1, ... in the order of the classes."""
+    """Column of lists with one number per class; for losses, a column of numbers. If it is missing, one column per class is
+    read: named after the class, or p0, p1, ... in the order of the classes."""
     label_column: str | None = None
     """Column of the labels that the model's owner assigned to the examples; they are compared with those of the data."""
     kind: Literal["probabilities", "logits", "losses"] = "probabilities"

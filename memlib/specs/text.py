@@ -54,8 +54,8 @@ class JsonLinesSource(Source):
     path: str
     """A file, a folder or a glob; local or s3://; .xz, .gz and .bz2 are decompressed."""
     field: str = "text"
-    """The record's field with the text; of a field within a field: their names with dots, as in `message.body`. With
-    `template`: the field with the chat, a list of messages."""
+    """The record's field with the text; a field within a field is named with dots, as in `message.body`. With `template`: the
+    field with the chat, a list of messages."""
     template: str | None = None
     """For chats: folder of the Hugging Face tokenizer or model whose chat template renders them as text. The template runs in
     a sandbox; one that prints the date is given 1 January 2026."""
@@ -142,7 +142,7 @@ class SecretsSpec(Spec):
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
     """Further alphabets by name: characters, or words for a word model."""
     words: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
-    """Number of words that {w} stands for: the most frequent words of the text, or fewer if it has fewer; null: all."""
+    """Number of words that {w} stands for, the most frequent ones of the text (all if it has fewer); null: all."""
     source: str | None = None
     """For pairs: the source text of which a canary (`format`) is the translation. If it has the same holes, it
     contains the same secret: each candidate is then scored after its own source, and extraction is impossible."""

@@ -29,9 +29,9 @@ class Loss(Spec):
     """Base class of all objectives.
 
     Attributes:
-        has_classes: whether the loss needs scores of classes (or tokens), so that the model's last layer outputs such scores.
-        per_example: whether the loss of a batch is the mean of losses per example, so that per-example gradients exist.
-        has_teacher: whether the model learns from a moving average of itself (the teacher), which is stored with it.
+        has_classes: True if the loss needs scores of classes (or tokens), so that the model's last layer outputs such scores.
+        per_example: True if the loss of a batch is the mean of losses per example, so that per-example gradients exist.
+        has_teacher: True if the model keeps a moving average of itself (the teacher), which is stored with it.
     """
 
     has_classes: ClassVar[bool]

@@ -11,6 +11,6 @@ class InFile(Spec):
     added_later: ClassVar[frozenset[str]] = frozenset({"state", "prefix"})
 
     state: str | None = None
-    """Place of the state dict in the file, dotted (state_dict, teacher); by default the only one with the model's weights."""
+    """Place of the state dict in the file, dotted (state_dict, teacher); by default the only one that fits the model."""
     prefix: str | None = None
-    """Text before the names of the weights in the file (module., encoder_q.); by default it is found."""
+    """Text before the names of the weights in the file (module., encoder_q.); by default it is detected."""

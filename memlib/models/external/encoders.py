@@ -32,7 +32,7 @@ class ExternalNetwork(nn.Module):
         side: side of its input images, in pixels.
         mean, std: mean of each channel, which is subtracted from pixels in [0, 1], and standard deviation, by which the
             difference is divided.
-        read: converts the model's outputs to layers by name, the deepest last.
+        read: function that converts the model's outputs to layers by name, the deepest last.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ExternalNetwork(nn.Module):
         """Embed the same images twice.
 
         Raises:
-            UserError: when the embeddings differ by more than rounding: the model draws random numbers.
+            UserError: when the embeddings differ by more than rounding, as those of a model that draws random numbers do.
         """
         for (layer, first), (_, again) in zip(self.all_layers(pixels), self.all_layers(pixels), strict=True):
             if not torch.allclose(first, again, rtol=SAME, atol=SAME * float(first.abs().max()), equal_nan=True):
@@ -143,7 +143,7 @@ class _Headless(nn.Module):
 def _from_library(
     name: str, build: Callable[[int], nn.Module], spec: TorchvisionEncoder | TimmEncoder
 ) -> _Headed | _Headless:
-    """Build a library's architecture with the weights of a file, which may lack the last linear layer or have another."""
+    """Build a library's architecture with the weights of a file, which may lack the last linear layer or resize it."""
     try:
         model = build(HUNDREDS)
     except Exception as error:  # libraries raise different errors for unknown names

@@ -64,8 +64,8 @@ class EstimatorModule(nn.Module):
 def external_scores(model: Any, points: Points, name: str) -> Scores:
     """Return log-probabilities (num_points, num_classes) from the most exact source that a fitted classifier has.
 
-    Votes are smoothed. Margins are used where their softmax is what `predict_proba` returns; else probabilities, of which
-    those below 1e-12 are raised to it.
+    Votes are smoothed. Margins are used if their softmax equals the result of `predict_proba`; otherwise its probabilities
+    are used, with those below 1e-12 raised to 1e-12.
 
     Args:
         model: the classifier, or a pipeline that ends with one.
@@ -90,7 +90,7 @@ def external_scores(model: Any, points: Points, name: str) -> Scores:
 
 
 def _last_step(model: Any, points: Points) -> tuple[Any, Points]:
-    """Return the last step of a pipeline, and what it takes."""
+    """Return the last step of a pipeline and its inputs; a model that is no pipeline and the points unchanged."""
     from sklearn.pipeline import Pipeline
 
     if not isinstance(model, Pipeline):

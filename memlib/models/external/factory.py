@@ -1,4 +1,4 @@
-"""Call a user's factory of an external model, and digest external models for keys. This module does not import PyTorch."""
+"""Calls of users' factories of external models, and digests of external models for keys; this module imports no PyTorch."""
 
 import inspect
 import math
@@ -39,7 +39,11 @@ def made(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder) -> Any:
 
 
 def external_digest(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
-    """Return the digest, for use in keys, of a model's weights, its settings, and its factory's version or source code."""
+    """Return the digest, for use in keys, of a model's weights, its settings, and its factory's version or source code.
+
+    Raises:
+        UserError: when there is neither version nor readable source code, or a file of weights is missing.
+    """
     version = spec.version
     if version is None:
         source = source_file(spec.model) or _source_of(load(spec.model))
@@ -114,7 +118,7 @@ def scale_of(folder: str) -> float:
 
 
 def read_files(folder: str) -> dict[str, Path]:
-    """Return the files at the top level of a Hugging Face model's folder, by name, except files that are never read.
+    """Return the files at the top level of a Hugging Face model's folder by name, except the kinds that are never read.
 
     Raises:
         UserError: when the folder holds no model.
@@ -123,7 +127,7 @@ def read_files(folder: str) -> dict[str, Path]:
 
 
 def _folder_digest(folder: str, what: str) -> str:
-    """Return the digest of a Hugging Face model's files, except files that are never read."""
+    """Return the digest of a Hugging Face model's files, except the kinds that are never read."""
     return canonical_json(_digests(_files_below(folder, what)))
 
 

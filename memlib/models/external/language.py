@@ -171,7 +171,7 @@ class HuggingFace(Causal):
 
     @torch.inference_mode()
     def bits(self, tokens: Sequence[int]) -> float:
-        """Return the total -log2 probability of a text's tokens, in separate pieces that fit the model's window."""
+        """Return the sum of -log2 p over a text's tokens, scored in separate pieces that fit the model's window."""
         total, room = 0.0, (self.window or len(tokens) + 1) - 1
         for start in range(0, len(tokens), room):
             part = torch.tensor([tokens[start : start + room]], device=self.device)
