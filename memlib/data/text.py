@@ -313,7 +313,7 @@ def _block(count: int) -> int:
 
 
 def _sides(count: int, spec: TextSpec, canaries: SecretsSpec, secret: bytes) -> NDArray[np.int64]:
-    """Return the side of each window, 0 training or 1 held-out, then NEITHER for symbols that fill no window: (count + 1,)."""
+    """Return each window's side, 0 training or 1 held-out, then NEITHER for symbols that fill no window: (count + 1,)."""
     num_held = max(1, round(count * spec.validation))
     sides = np.concatenate([np.arange(count) >= count - num_held, [NEITHER]]).astype(np.int64)
     if spec.hold_out == "blocks":

@@ -435,8 +435,8 @@ class SplitSpec(Spec):
     seed: int = Field(default=0, ge=0, le=MOST_SEED)
     """Seed of the assignment to sets."""
     drop_duplicates: bool = True
-    """Leave out images whose pixels equal those of an earlier image, so that no set contains a copy of another set's image;
-    ignored with `sets`."""
+    """Leave out images whose pixels equal those of an earlier image, so that no set contains a copy of another set's image.
+    With `sets`, all copies of an image that is in several sets are left out."""
     small_classes: Literal["error", "less", "leave_out"] = "error"
     """Treatment of classes with too few images. error: stop and name them; less: give them fewer public images; leave_out:
     omit them entirely."""

@@ -189,7 +189,7 @@ class DenoiserSpec(Spec):
     blocks: int = Field(default=1, ge=1, le=MOST_WIDTH)
     """Residual blocks of each level, on the way down and on the way up."""
     attention_side: int = Field(default=8, ge=0, le=MOST_PIXELS)
-    """Levels of at most this side attend; 0: none."""
+    """Levels whose feature maps have at most this side, in pixels, have attention; 0: no level."""
     norm_groups: int = Field(default=8, ge=1, le=MOST_WIDTH)
     """Groups of channels that are normalized together."""
     input_size: int = Field(default=32, ge=4, le=MOST_PIXELS)

@@ -137,8 +137,8 @@ class SecretsSpec(Spec):
     added_later: ClassVar[frozenset[str]] = frozenset({"words"})
 
     format: str = "My number is {d9}"
-    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l, u: letters; a: lower-case letters and digits; w: words
-    of the text, which a model of characters spells (with spaces around)."""
+    """Text with holes: {d9} is nine digits; h: hexadecimal digits; l: lower-case letters; u: capitals; a: lower-case letters
+    and digits; w: words of the text, which a model of characters spells (with spaces around)."""
     alphabets: Mapping[Annotated[str, Field(pattern=r"^[a-z_]+$")], tuple[str, ...]] = {}
     """Further alphabets by name: characters, or words for a word model."""
     words: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
