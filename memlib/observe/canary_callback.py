@@ -26,7 +26,7 @@ LOSSES_FILE = "canary_losses.parquet"
 
 
 class CanaryCallback(TrainerCallback):
-    """The recorder of canaries' losses: before the training, on request meanwhile, and after it.
+    """Recorder of the losses of canaries before the training, at chosen steps or epochs, and after it.
 
     The training itself is the same with and without it: the model's mode and all random states are restored.
 
@@ -36,7 +36,7 @@ class CanaryCallback(TrainerCallback):
         tokenizer: the model's tokenizer; by default the trainer's processing_class.
         every_steps: also record every so many optimizer steps.
         every_epochs: also record every so many epochs.
-        batch_size: canaries at once.
+        batch_size: number of canaries per forward pass.
         on_problem: "raise" ends the training before its first step if its data do not train on the canaries; "warn" warns.
     """
 
@@ -78,7 +78,7 @@ class CanaryCallback(TrainerCallback):
             self._record(args, state, kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the losses of the trained model, again if they are known: the best checkpoint may have been loaded."""
+        """Record the losses of the trained model even if the step is known, as the best checkpoint may have been loaded."""
         if state.global_step > BASE_STEP:
             self._table = self._table.filter(pc.not_equal(self._table["step"], state.global_step))
         self._record(args, state, kwargs["model"])

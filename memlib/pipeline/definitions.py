@@ -1,9 +1,9 @@
 """The definitions of memlib that a stage's results can depend on, found in the source without running it.
 
-A stage's code is what its class reaches by name: functions, classes and constants, in annotations and in imports inside
-functions, too. A class that is named elsewhere than among another one's bases stands for its subclasses as well, and a
-protocol for the classes that have its members. Another stage is reached through its `open` alone, by its own name or by the
-type of what it opens; pages show what every stage says in `described`, too. Modules that only keep, list and run stages are
+A stage's code is all that its class reaches by name: functions, classes and constants, in annotations and in imports inside
+functions, too. A class that is named other than as a base of another class stands for its subclasses as well, and a protocol
+for the classes that have its members. Another stage is reached through its `open` alone, by its own name or by the type that
+`open` returns; stages that draw pages also reach `described` of every stage. Modules that only keep, list and run stages are
 left out, and so is `memlib.report`, except for stages that draw pages and for the formats of numbers, which verdicts use.
 """
 
@@ -94,8 +94,8 @@ def code_of(module: str, name: str) -> str:
 def equal_codes(module: str, name: str) -> frozenset[str]:
     """Return the digests of code that gives the same results as the code of a stage's class, this one included.
 
-    They are those that `make pins` recorded for the class within its version (pins.json); code that was changed since is
-    equal to nothing.
+    They are those that `make pins` recorded for the class within its version (pins.json); code that was changed since equals
+    only itself.
 
     Args:
         module, name: the class.
@@ -114,8 +114,7 @@ def _pins() -> dict[str, list[Any]]:
 
 @functools.cache
 def _saved_at() -> Path:
-    """Return the file in which digests are kept: beside the bytecode that Python keeps, named after the content of all "
-    "files."""
+    """Return the file in which digests are kept: beside Python's bytecode, and named after the content of all files."""
     digest = hashlib.sha256()
     for path in sorted(
         path for path in (ROOT / "memlib").rglob("*.*") if path.is_file() and path.parent.name != "__pycache__"
@@ -186,7 +185,7 @@ def _is_covered(module: str, pages: bool) -> bool:
 
 
 def _followed(place: Name, as_base: bool) -> Iterator[Name]:
-    """Yield a definition that is named somewhere, with what it stands for: subclasses, or the `open` of a stage."""
+    """Yield the definitions that a name stands for: a definition and its subclasses, or the `open` of a stage."""
     if place == STAGE:
         yield place
     elif _is_stage(place):
@@ -247,7 +246,7 @@ def _collect(module: Module, body: list[ast.stmt]) -> None:
 
 
 def _imports(node: ast.Import | ast.ImportFrom, inside: str) -> dict[str, Name]:
-    """Return what an import statement binds: the module and the name that is imported from it, empty for a module."""
+    """Return, by bound name, the module of an import and the name imported from it, which is empty for a module."""
     if isinstance(node, ast.Import):
         return {
             alias.asname or alias.name.partition(".")[0]: (alias.name if alias.asname else alias.name.partition(".")[0], "")
@@ -259,7 +258,7 @@ def _imports(node: ast.Import | ast.ImportFrom, inside: str) -> dict[str, Name]:
 
 
 def _nodes(place: Name) -> list[ast.stmt]:
-    """Return the statements behind a definition; `Stage.open` is one method of a class."""
+    """Return the statements behind a definition; a name such as `Stage.open` is one method of a class."""
     module, name = place
     if module not in _paths():
         return []
@@ -278,7 +277,7 @@ def _is_named(node: ast.stmt, name: str) -> bool:
 
 
 def _references(nodes: list[ast.AST], inside: str) -> Iterator[tuple[Name, bool]]:
-    """Yield the definitions of memlib that nodes name, and whether each is named as the base of a class alone."""
+    """Yield the definitions of memlib that nodes name, and whether the name is the base of a class."""
     local: dict[str, Name] = {}
     for inner in nodes:
         if isinstance(inner, ast.Import | ast.ImportFrom):

@@ -11,7 +11,7 @@ KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and
 
 
 def examples_of(artifacts: Iterable[AnyArtifact]) -> list[str]:
-    """Return the smallest digests of the examples in a run's decoded sources; those of overlapping sources overlap.
+    """Return the 16 smallest digests of the examples in a run's decoded sources; overlapping sources tend to share some.
 
     Args:
         artifacts: artifacts of the run.

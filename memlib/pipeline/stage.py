@@ -188,7 +188,7 @@ class Stage(ABC, Generic[Out]):
         title: name shown to users, unique among the stages of all audits.
         place: where the stage is computed: "driver"; "anywhere", with the parts of a step in parallel; "cores", the same but
             on CPU cores only, for work that a GPU would not speed up; or "fleet", a group of workers that train together.
-        passing: pattern of the names of transient files, which may be evicted once all stages that read them are done.
+        transient: pattern of the names of transient files, which may be evicted once all stages that read them are done.
 
     Example:
         >>> from memlib.data.stages import Decode
@@ -321,7 +321,7 @@ class CellRequest:
     Attributes:
         audit: the audit's name on the command line.
         recipe: its recipe.
-        changes: what distinguishes the recipe from that of other cells, by dotted key.
+        changes: settings in which the recipe differs from those of other cells, by dotted key.
     """
 
     audit: str
@@ -330,7 +330,7 @@ class CellRequest:
 
 
 Ended = Mapping[str, "RunRecord | str"]
-"""Manifest of each cell's run by name of the cell, or what went wrong in it."""
+"""Manifest of each cell's run, or the text of its error, by name of the cell."""
 NO_CELLS: Ended = MappingProxyType({})
 
 
@@ -378,7 +378,7 @@ class Runner(Protocol):
             recipe: the recipe of the run.
             scores, report: the artifacts of the run's tables and of its page.
             artifacts: the run's other artifacts, by their names in the manifest.
-            cells: how the cells ended that the run compares.
+            cells: manifest or error of each cell that the run compares.
         """
         ...
 
@@ -387,7 +387,7 @@ class Runner(Protocol):
 
         Args:
             cells: the audits by name of the cell.
-            look: id of the run that compares them: together they are one look at the data.
+            look: id of the run that compares the cells, which together count as one look at the data.
             at_once: number of cells that may run concurrently.
         """
         ...
@@ -460,7 +460,7 @@ class OldCode:
         self.untraced = False
 
     def note(self, store: Store, ref: Ref, stage: AnyStage) -> list[str]:
-        """Compare the code that made a committed artifact with the current code; return lines that were not said before."""
+        """Compare the code that made a committed artifact with the current code; return the new lines for the user."""
         before = self.lines
         with contextlib.suppress(CorruptArtifact):
             manifest = store.artifacts.manifest(ref)

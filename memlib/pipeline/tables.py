@@ -24,7 +24,7 @@ class Tables:
         return pa.concat_tables(self.parts(name))
 
     def has(self, name: str) -> bool:
-        """Return whether the artifact itself holds a table, not in parts."""
+        """Return whether the artifact itself holds a table in a single file."""
         return f"{name}.parquet" in self._artifacts.manifest(self._ref).files
 
     def parts(self, name: str) -> Iterator[pa.Table]:

@@ -118,10 +118,10 @@ def source_file(named: str) -> Path | None:
 
 @functools.cache
 def identity_of(module: str) -> str:
-    """Return what identifies the code of a module that a recipe names, without running it.
+    """Return an identifier of the code of a module that a recipe names, without running it.
 
-    Of an installed package: its version. Of other code: a digest (from sha256) of the module's file and of the files of its
-    own top-level package that it imports, directly or not. "unknown" if its file cannot be found.
+    For an installed package, it is the name and version; for other code, a digest (from sha256) of the module's file and of
+    the files of its own top-level package that it imports, directly or not; "unknown" if the module's file cannot be found.
     """
     top = module.partition(".")[0]
     files: dict[str, Path] = {}

@@ -65,7 +65,7 @@ def varying_params(params: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def format_setting(name: str, value: Any) -> str:
-    """Return a param in words: a word stands for itself."""
+    """Return a param as text: NAME=VALUE, or the value alone if it is a string."""
     if isinstance(value, float):
         return f"{name}={value:.3g}"
     return value if isinstance(value, str) else f"{name}={value}"
@@ -77,7 +77,7 @@ def format_settings(varying: Iterable[str], params: Mapping[str, Any]) -> str:
 
 
 def format_p(value: float | None) -> str:
-    """Return a p-value with two digits; "" for none. One below the resolution of its sums is not printed as 0."""
+    """Return a p-value with two digits; "" for None. Below the resolution of sums, it is given as an inequality."""
     if value is None:
         return ""
     return f"<{SMALLEST_P:g}" if value < SMALLEST_P else f"{value:.2g}"

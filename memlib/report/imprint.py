@@ -21,10 +21,10 @@ def signed(
     content: Content, verdict: Verdict, *, level: float | None, audit: str, question: str, recipe: Spec, run: str,
     store: Store, read: Sequence[AnyArtifact] = (),
 ) -> Page:  # fmt: skip
-    """Return the page of a run: what the audit says, below its heading and verdict, with an imprint.
+    """Return the page of a run: the audit's content below heading and verdict, with an imprint.
 
     Args:
-        content: what the audit says.
+        content: the part of the page that the audit composes.
         verdict: verdict of the run.
         level: significance level of the tests that decide the verdict; None without such tests.
         audit, question: name of the audit, and the question that it answers.

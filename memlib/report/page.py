@@ -1,6 +1,6 @@
 """The report page: sections of blocks (text, tables, figures, pictures), rendered to one file that needs no network.
 
-A new kind of block is a class here with `kind` and `words`, and in page.html.j2 a macro of that kind, listed in `macros`.
+A new kind of block needs a class here, with `kind` and `words`, and a macro of that kind in page.html.j2, listed in `macros`.
 """
 
 import re
@@ -44,7 +44,7 @@ class TableView:
     folded: str = ""
 
     def words(self) -> str:
-        """Return its text."""
+        """Return the text of the table."""
         return f"{self.folded} {' '.join(self.headings)} {' '.join(cell for row in self.rows for cell in row)}"
 
 
@@ -57,7 +57,7 @@ class FigureView:
     caption: str
 
     def words(self) -> str:
-        """Return its caption."""
+        """Return the caption."""
         return self.caption
 
 
@@ -89,7 +89,7 @@ class ExampleView:
     rows: Sequence[tuple[str, Sequence[tuple[str, str, str, bool]]]] = ()
 
     def words(self) -> str:
-        """Return nothing: captions name examples and classes, which are no terms."""
+        """Return "": captions name examples and classes, which are not terms of the glossary."""
         return ""
 
 
@@ -99,13 +99,13 @@ Block = str | TableView | FigureView | PicturesView | ExampleView
 
 @dataclass(frozen=True, init=False)
 class Section:
-    """A section of the page: a heading and its blocks from top to bottom; what is None or "" is left out."""
+    """A section of the page: a heading and its blocks from top to bottom; blocks that are None or "" are left out."""
 
     heading: str
     blocks: Sequence[Block]
 
     def __init__(self, heading: str, *blocks: Block | None) -> None:
-        """Keep the blocks that are there."""
+        """Keep the blocks that are neither None nor empty."""
         object.__setattr__(self, "heading", heading)
         object.__setattr__(self, "blocks", tuple(block for block in blocks if block))
 
@@ -137,13 +137,13 @@ class Content:
 
 @dataclass(frozen=True)
 class Page:
-    """A report.
+    """A report page.
 
     Attributes:
         title, audit, run: the parts of the page's heading.
         question: the question that the audit answers.
         verdict: verdict of the run.
-        content: what the audit says.
+        content: the part of the page that the audit composes.
         imprint: lines about the origin of the page, as heading and text.
         level: significance level of the tests that decide the verdict; None without such tests.
     """
@@ -213,8 +213,8 @@ def advice_of(word: str, *, shown: str, descriptive: str = _DRAW_FIRST, more: st
     Args:
         word: the verdict's word.
         shown, descriptive: the texts for these two verdicts.
-        before: what comes first, where nothing was shown.
-        more: what can still be added to an audit of a model that was trained elsewhere, so that no other one can be trained.
+        before: text that precedes the advice if the verdict is inconclusive.
+        more: possible additions to the audit of an external model, for which no further models can be trained; "" otherwise.
     """
     match word:
         case "shown":
@@ -307,9 +307,9 @@ def _columns(count: int) -> int:
 
 
 def said_on_page(page: bytes, text: str) -> bytes:
-    """Return a rendered page with a line below its verdict, for what is known only when it is published; "" adds nothing.
+    """Return a rendered page with a line below its verdict, for text that is known only at publication; "" adds nothing.
 
-    The page itself is computed once and cached; which look at the data it is depends on the store.
+    The page itself is computed once and cached, whereas the number of the look at the data depends on the store.
     """
     line = f'<p class="looks">{escape(text)}</p>' if text else ""
     return page.replace(b"<!-- looks -->", line.encode(), 1)

@@ -163,10 +163,10 @@ def check(
 ) -> Decision:
     """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
 
-    Only a test can pass or fail a gate; a run that cannot tell is undecided, and so is its decision.
+    Only a test can pass or fail a gate; for a run that tests nothing, or cannot tell, the decision is undecided.
 
     Args:
-        run: a run, or the name of one or a unique prefix of the name.
+        run: a run, its name, or a unique prefix of the name.
         fail_above: largest accepted values, as in {"share_excess": 0.05}: the headline of that metric decides.
             "METRIC[KEY=VALUE,...]" asks for the findings with these params instead.
         fail_on: "shown": fail if the run shows memorization, pass only if its verdict is bounded.
@@ -191,7 +191,7 @@ def verify(run: Run | str | None = None, *, trust: str | Path | None = None, sto
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     Args:
-        run: a run, or the name of one or a unique prefix of the name; by default all runs and artifacts are checked.
+        run: a run, its name, or a unique prefix of the name; by default all runs and artifacts are checked.
         trust: file with a public key (Ed25519, PEM) from outside the store; runs must be signed with its private key.
         store: the store; see `memlib.list_runs`. A run that is given as an object is checked in its own store.
 

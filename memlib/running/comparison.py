@@ -158,7 +158,7 @@ def _values(rows: Iterable[Finding]) -> dict[str, set[str]]:
 
 
 def _key(row: Finding, known: Mapping[str, set[str]]) -> Key:
-    """Return what a finding is matched by; values that the other run does not know count as equal."""
+    """Return the metric and params by which a finding is matched; values that are not `known` become None."""
     params = {name: json.dumps(value, sort_keys=True) for name, value in row.params.items() if name in known}
     return row.metric, frozenset((name, value if value in known[name] else None) for name, value in params.items())
 

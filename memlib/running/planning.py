@@ -22,7 +22,7 @@ MEASURABLE = 0.5  # seconds; a lower bound below it says nothing
 
 
 def in_time(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= MEASURABLE else "less than 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

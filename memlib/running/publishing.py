@@ -75,8 +75,8 @@ def publish_audit(
         recipe: the recipe of the run.
         scores, report: the artifacts of the run's tables and of its page.
         artifacts: the run's other artifacts, by their names in the manifest.
-        cells: how the cells ended that the run compares; if their runs and the comparison were published before, as they are
-            now, they are not published again.
+        cells: manifest or error of each cell that the run compares; a comparison that was published before, of the same
+            runs, is not published again.
 
     Returns:
         the manifest.
@@ -134,7 +134,7 @@ def publish_audit(
 
 
 def said_of_looks(audit: str, ledger: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:
-    """Return the note on repeated looks at the data, for page and terminal; a sweep names the cells whose results these void.
+    """Return the note on repeated looks at the data, for page and terminal; for a sweep, the cells whose results they void.
 
     Args:
         audit: the audit's name in recipes.
@@ -163,7 +163,7 @@ def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended
         work: resources and artifacts that the run has used; none of the artifacts was computed.
         name: id of the run.
         recipe: the recipe of the run.
-        cells: how the cells ended that the run compares.
+        cells: manifest or error of each cell that the run compares.
 
     Returns:
         the manifest, or None.
@@ -196,7 +196,7 @@ def _completed(cells: Ended) -> dict[str, RunRecord]:
 
 
 def _all(which: str, work: Work, cells: Mapping[str, RunRecord]) -> list[str]:
-    """Return the artifacts that a run computed, or reused: also those of the cells that it compares."""
+    """Return the artifacts that a run computed, or reused, including those of the cells that it compares."""
     own = getattr(work, which)
     return sorted({*own, *(ref for one in cells.values() for ref in getattr(one, which))}) if cells else own
 

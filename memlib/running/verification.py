@@ -65,7 +65,7 @@ class Problem:
     Attributes:
         what: the artifact, file below the store's root, or run.
         problem: description of the problem.
-        is_unchecked: whether nothing was found, as the item cannot be checked with what is here.
+        is_unchecked: whether the item could not be checked, so that no deviation was found.
     """
 
     what: str
@@ -202,7 +202,7 @@ def check_run(
     Args:
         store: store of the run.
         run: manifest of the run.
-        rows: rows of all runs of the store, see `runs.rows_of`.
+        rows: rows of all runs of the store, see `memlib.runs.index.rows_of`.
         known: all committed artifacts of the store; listed if not given.
         made: whether to check as well how the artifacts were made.
     """
@@ -255,7 +255,7 @@ def known_of(refs: Iterable[Ref]) -> Known:
 
 
 def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
-    """Yield what a run's manifest should name and does not: artifacts that it rests on, its tables, its page."""
+    """Yield the omissions of a run's manifest: artifacts on which the run rests, its tables, its page."""
     if run.scores is None:
         if run.audit != SWEEP:
             yield "names no scores"
@@ -299,7 +299,7 @@ def _named(run: RunRecord, scores: str) -> str | None:
 
 
 def _keys_in(inputs: Any) -> Iterator[str]:
-    """Yield the keys of artifacts among a stage's inputs, at any depth: digests of content are longer than keys."""
+    """Yield the keys of artifacts among a stage's inputs, at any depth; longer texts are digests of content."""
     if isinstance(inputs, str):
         if KEY.fullmatch(inputs):
             yield inputs
@@ -356,7 +356,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
 
 
 def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdict: Verdict, source: str) -> Iterator[str]:
-    """Yield where a manifest's findings or verdict differ from those that its scores, or its cells, give."""
+    """Yield the differences between a manifest's findings and verdict and those of their `source`."""
     if not _alike([finding.model_dump() for finding in run.findings], findings):
         yield f"its findings differ from its {source}"
     said = run.verdict
@@ -365,7 +365,7 @@ def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdi
 
 
 def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
-    """Yield the published files of a page that differ from the report artifact, with the line about looks at the data."""
+    """Yield the published files of a page that differ from the report artifact, apart from the line about looks."""
     report = Ref.parse(run.artifacts.get("report", run.scores or ""))
     try:
         manifest = store.artifacts.manifest(report)
@@ -385,7 +385,7 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
 
 
 def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
-    """Yield where the cells of a sweep disagree with its recipe or scores, or were published again since."""
+    """Yield contradictions between a sweep's cells and its recipe or scores, and cells that were published again since."""
     name = f"run {run.run}"
     if run.scores is None:
         problem = "was published before the comparison of cells was an artifact; run it again, or verify its cells themselves"

@@ -4,10 +4,10 @@ from memlib.errors import UserError
 
 
 class NoSuchRun(UserError):
-    """A name that no run of a store has, or a beginning of names that more than one run has.
+    """A name that no run of a store has, or a prefix that is not unique.
 
     Attributes:
-        name: the name or beginning that was given.
+        name: the name or prefix that was given.
     """
 
     def __init__(self, message: str, name: str) -> None:

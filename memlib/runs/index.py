@@ -160,7 +160,7 @@ def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -
 
 
 def cells_of(store: Store, run: RunRecord) -> dict[str, RunRecord]:
-    """Return the runs of a sweep's cells, by cell: of those that completed, and whose manifests can still be read."""
+    """Return the manifests of a sweep's completed cells, by cell; missing and unreadable ones are left out."""
     cells = {}
     for cell, name in run.cells.items():
         if name is not None:

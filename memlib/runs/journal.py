@@ -95,7 +95,7 @@ def read_status(store: Store, run: str) -> StatusRecord | None:
 
 
 def log_as_asked() -> None:
-    """If MEMLIB_LOG is json, log to standard error as lines of JSON (on a Ray worker, to the worker's log).
+    """Log to standard error (on a Ray worker: to its log) as lines of JSON if MEMLIB_LOG is json.
 
     Raises:
         UserError: when MEMLIB_LOG has any other value.

@@ -11,7 +11,7 @@ ALIKE = 2  # number of common digests from which on two audits are said to be of
 
 
 def trained_in(refs: Iterable[str]) -> set[str]:
-    """Return those of some artifacts that are models which memlib trained."""
+    """Return the given artifacts that stages of `TRAINED` made."""
     return {ref for ref in refs if ref.split("/")[0] in TRAINED}
 
 
@@ -65,7 +65,7 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 
 def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alpha: float | None = None) -> str:
-    """Return which look at these data a run of an audit is, and what that does to its result; "" for a first, unplanned one.
+    """Describe the number of a run's look at its data, and its effect on the result; "" for a first look without planned others.
 
     Args:
         ledger: ledger of a run that tests something.
@@ -98,7 +98,7 @@ def is_lost(ledger: Ledger, audit: str, p_value: float | None, alpha: float | No
 
 
 def formerly_in_words(ledger: Ledger, audit: str) -> str:
-    """Return the line of pages that were published before it said what the number of looks does to the result."""
+    """Return the line about looks in its earlier wording, without the effect on the result, as pages published then have it."""
     number, planned, is_paid_for = _look(ledger, audit)
     if is_paid_for:
         return _planned(number, planned)
@@ -110,7 +110,7 @@ def formerly_in_words(ledger: Ledger, audit: str) -> str:
 
 
 def _look(ledger: Ledger, audit: str) -> tuple[int, int, bool]:
-    """Return the number of the look, how many were planned, and whether the level allows for all of them."""
+    """Return the number of the look, the number of planned looks, and whether the level allows for all of them."""
     before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
     before.pop(ledger.look, None)
     number, planned = len(before) + 1, ledger.planned

@@ -71,7 +71,7 @@ class Ledger(Record):
 class Pin(Record):
     """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts.
 
-    `made` is a digest of how it was made: spec, inputs, what it read, code, commit and libraries; None in older pins.
+    `made` is a digest of its making: spec, inputs, content of inputs, code, commit and libraries; None in older pins.
     """
 
     attempt: Name

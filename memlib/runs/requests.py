@@ -40,7 +40,7 @@ def announced(
         audit: the audit's name on the command line.
         recipe, resources: recipe and machine settings of the run.
         computed: the artifacts computed so far. A run that fails for lack of resources keeps its record once it has computed
-            any, as it can be resumed with other resources.
+            an artifact, as it can be resumed with other resources.
         say: called with a message if the run has to wait.
     """
     request = {"audit": audit, "recipe": recipe.model_dump(mode="json")}

@@ -28,11 +28,11 @@ class AttributeInference:
     """Rates at which a hidden column is guessed, on members and on non-members.
 
     Attributes:
-        members: rate of right guesses on members; strata count as in `difference`.
+        members: rate of right guesses on members, with strata weighted as in `difference`.
         non_members: the same on non-members.
         difference: members minus non-members within strata, which count by n1 n2 / (n1 + n2) (Mantel and Haenszel 1959).
         low, high: 95 % interval of the difference (Newcombe 1998, method 10), over groups of units if there are groups; wider
-            where the difference varies more in redraws than two independent rates, as the prior does that is estimated.
+            where the difference varies more in redraws than that of two independent rates, as with an estimated prior.
         p_value: one-sided, of redraws of the members; the smaller, the better members are guessed.
         detectable: difference that the test finds with a power of 80 % at .05; None if no redraw changes the difference.
         by_prior: rate of right guesses by the prior alone, without the model, on all units.
@@ -144,11 +144,11 @@ class _Guess:
         self._fold = np.unique(folds, return_inverse=True)[1]
 
     def correct(self, first: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the share of each unit's best values that are the true one, (num_units,): 1 or 0, between them for ties."""
+        """Return 1 where the true value scores best, 1 / n where it is one of n tied best values, else 0: (num_units,)."""
         return self._right(self._log_confidence + self._log_prior(first))
 
     def correct_by_prior(self, first: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the same for guesses by the prior alone."""
+        """Return `correct` of guesses by the prior alone, (num_units,)."""
         return self._right(self._log_prior(first))
 
     def _right(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
-"""Can members be told from non-members without the model? Classifiers of the side, from features of the units alone.
+"""Baselines without the model: classifiers that tell members from non-members by features of the units alone.
 
-Where the sides were drawn at random, the answer is a test, with redraws of the sides (`tell_sides`, `tested_baseline`). Where
+Where the sides were drawn at random, the result is a test, with redraws of the sides (`tell_sides`, `tested_baseline`). Where
 they were not, it is a description: the area under the ROC curve (AUC) of cross-validated classifiers with an interval
 (`described_baseline`), beside which the AUC of an attack on the model stands.
 """
@@ -32,7 +32,7 @@ class Blind:
     Attributes:
         auc: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted
             to the other folds, ties counted one half; .5 by chance.
-        p_value: share of redraws of the sides whose fitted classifiers agree with them as well.
+        p_value: of the agreement, by redraws of the sides to which the classifiers are fitted again.
     """
 
     auc: float
@@ -255,10 +255,10 @@ def _largest_p(agreement: NDArray[np.float64]) -> float:
 
 
 def _inflation(folds: NDArray[np.int64]) -> float:
-    """Return the factor of the variance of a cross-validated mean, as the folds share training units (Nadeau, Bengio 2003).
+    """Return the factor by which shared training units of folds inflate the variance of a cross-validated mean.
 
-    It is 1 + K n_test / n_train, or 1 + K / (K - 1) for K equal folds. By DeLong's variance alone, one interval in eight of
-    sides without a difference would lie above .5.
+    It is 1 + K n_test / n_train, or 1 + K / (K - 1) for K equal folds (Nadeau and Bengio 2003). With DeLong's
+    variance alone, one in eight intervals for sides that do not differ would lie above .5.
     """
     count = len(np.unique(folds))
     return 1 + count / max(1, count - 1)
@@ -322,7 +322,7 @@ def _whole_groups(groups: NDArray[np.int64], most: int, *, seed: int) -> NDArray
 def _cross_predicted(
     table: NDArray[np.float64], first: NDArray[np.bool_], folds: NDArray[np.int64], learner: Learner, *, seed: int
 ) -> NDArray[np.float64]:
-    """Return the scores of all units, each by a learner that was fitted to the other folds; 0 where these have one side."""
+    """Return the scores of all units, each by a learner fitted to the other folds; 0 where those have one side only."""
     scores = np.zeros(len(first))
     for fold in np.unique(folds).tolist():
         inside = folds == fold

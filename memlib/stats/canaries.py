@@ -1,7 +1,6 @@
-"""The audit of canaries that fair coins put into a training set: does the model know them, and what does that say of epsilon?
+"""Audit of canaries that fair coins put into a training set: a test of memory, a bound of epsilon and a test of a claim.
 
-Two questions with a level each: whether the scores depend on the coins at all (redrawn coins), and whether the training can
-have been as private as its owner claims (one run, Steinke 2023). The coins put canaries in or leave them out, which is
+It tests, each at its own level, whether the scores depend on the coins at all (redrawn coins), and whether the training can have been as private as its owner claims (one run, Steinke 2023). The coins put canaries in or leave them out, which is
 add/remove adjacency.
 """
 
@@ -56,7 +55,7 @@ def audit_canaries(
     redraws: int = 9999,
     seed: int = 0,
 ) -> CanaryAudit:
-    """Test the memory of canaries, bound epsilon, and test a claim.
+    """Test for memory of canaries, bound epsilon, and test the claimed epsilon if there is one.
 
     Args:
         scores: (num_canaries,), higher for canaries that the model knows.
@@ -98,7 +97,7 @@ def audit_canaries(
 
 
 def _tested(bound: Bound, claimed: float | None, repeats: int) -> ClaimTest | None:
-    """Test a claim for one record: epsilon for one is at most repeats times epsilon for all repeats, at delta 0."""
+    """Test a claim for one record: at delta 0, epsilon for all repeats is at most `repeats` times epsilon for one record."""
     if claimed is None or (repeats > 1 and bound.delta > 0):
         return None
     return exceeds(bound, claimed * repeats)

@@ -15,7 +15,7 @@ def intraclass_correlation(
     Args:
         values: (num_units,).
         clusters: (num_units,) int.
-        strata: (num_units,) int, constant within a cluster; by default there is one.
+        strata: (num_units,) int, constant within a cluster; by default all units form one stratum.
 
     Returns:
         the estimate, at most 1; it may be negative. NaN where all clusters are single units, no stratum has two clusters, or

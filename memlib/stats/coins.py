@@ -57,7 +57,7 @@ def coin_test(
     seed: int,
     groups: NDArray[np.int64] | None = None,
 ) -> CoinTest:
-    """Test by redrawn coins that members have the higher scores, all of them or a few.
+    """Test, by redrawing the coins, if all or a few of the members score higher than non-members.
 
     Args:
         scores: (num_units,), higher for members.
@@ -93,7 +93,7 @@ def coin_tests(
         member, strata, redraws, seed, groups: as in `coin_test`.
 
     Returns:
-        a test of each attack.
+        the result of each attack, in the order of `scores`.
 
     Example:
         >>> import numpy as np

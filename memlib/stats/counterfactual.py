@@ -86,8 +86,8 @@ def memorization(correct: NDArray[np.bool_], inside: NDArray[np.bool_]) -> Diffe
     """Return the memorization of each example (Feldman and Zhang 2020, Eq. 1; Zhang 2021).
 
     Args:
-        correct: (num_models, num_examples), right answers.
-        inside: (num_models, num_examples), examples in the training set of each model.
+        correct: (num_models, num_examples) bool, right answers.
+        inside: (num_models, num_examples) bool, examples in the training set of each model.
 
     Example:
         >>> import numpy as np

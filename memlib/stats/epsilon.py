@@ -60,8 +60,8 @@ class Counts:
     """Guesses about independent runs at one threshold.
 
     Attributes:
-        true_positives, false_negatives: numbers of runs with the canary that were guessed as with it, and as without it.
-        false_positives, true_negatives: numbers of runs without the canary that were guessed as with it, and as without it.
+        true_positives, false_negatives: numbers of runs with the canary that were guessed to have it, and to lack it.
+        false_positives, true_negatives: numbers of runs without the canary that were guessed to have it, and to lack it.
     """
 
     true_positives: int
@@ -253,8 +253,8 @@ def audit_one_run(
 def counts_epsilon(counts: Counts, *, delta: float, level: float) -> float:
     """Compute a lower bound of epsilon from guesses about independent runs at a threshold that was fixed beforehand.
 
-    The larger of ln((TPR_low - delta) / FPR_high) and ln((TNR_low - delta) / FNR_high), and at least 0. Both use the same two
-    Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr 2021).
+    It is the larger of ln((TPR_low - delta) / FPR_high) and ln((TNR_low - delta) / FNR_high), and at least 0. Both use the
+    same two Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr 2021).
 
     Args:
         counts: the guesses.
@@ -298,8 +298,8 @@ def many_runs_epsilon(
 ) -> ManyRunsBound:
     """Bound epsilon from the scores of independent runs, the level being divided among thresholds (Bonferroni).
 
-    Without given thresholds, every score is one. The run that gave the threshold is then left out of that threshold's counts,
-    since the others alone are binomial given the threshold. Dividing the level only by the thresholds on the convex hull of
+    Without given thresholds, every score serves as one. The run that gave a threshold is then left out of its counts, since
+    the others alone are binomial given the threshold. Dividing the level only by the thresholds on the convex hull of
     the ROC would not be valid, since the scores choose the hull.
 
     Args:
@@ -523,7 +523,7 @@ def _farthest(correct: int, guesses: int, epsilon: float) -> int:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """Return the end of the interval from 0 on in which a condition holds, from below; 0 if it never holds."""
+    """Return the upper end of the interval from 0 on in which a condition holds, rounded down; 0 if it does not hold at 0."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -609,7 +609,7 @@ def _splits(
 
 
 def _markov(splits: int) -> int:
-    """Return the factor that the median over splits costs."""
+    """Return the factor by which the median over splits divides the level."""
     return 1 if splits == 1 else 2
 
 

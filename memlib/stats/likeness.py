@@ -77,7 +77,7 @@ def utility(
             alike.
 
     Returns:
-        (num_models,) by name; not a number for a model without members, or without non-members.
+        (num_models,) by name; NaN for a model without members, or without non-members.
 
     Raises:
         UserError: for log odds that are not finite.
@@ -181,7 +181,7 @@ def _sides(member: NDArray[np.bool_] | None, shape: tuple[int, ...]) -> list[tup
 
 
 def _mean(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the mean of each row where the mask is set, (num_models,); not a number where it is nowhere."""
+    """Return the mean of each row where the mask is set, (num_models,); NaN where it is set nowhere."""
     return _per_unit((values * mask).sum(axis=1), mask)
 
 

@@ -59,7 +59,7 @@ class Attack(ABC, Generic[S]):
 
     @abstractmethod
     def summarize(self, shadows: Shadows) -> S:
-        """Return what is needed of the shadows."""
+        """Return the summary of the shadows that `score` needs."""
 
     @abstractmethod
     def score(self, summary: S, target: NDArray[np.floating]) -> Values:
@@ -287,7 +287,7 @@ class Nothing:
     """The summary of an attack that needs no shadows."""
 
     def without(self, model: int) -> "Nothing":
-        """Return the same."""
+        """Return the same empty summary."""
         return self
 
 
@@ -303,7 +303,7 @@ class Loss(Attack[Nothing]):
     """
 
     def summarize(self, shadows: Shadows) -> Nothing:
-        """Return nothing."""
+        """Return an empty summary."""
         return Nothing()
 
     def score(self, summary: Nothing, target: NDArray[np.floating]) -> Values:
@@ -446,7 +446,7 @@ def calibrated(shadows: Shadows, attack: Attack[S], target: NDArray[np.floating]
 
 
 def _variances(side: Side, kind: Variance) -> Values:
-    """Return the variance of each query and example of one pool, some of which have two models."""
+    """Return the variance of each query and example of one pool, in which at least one example has two models."""
     pooled = np.broadcast_to(side.squares.sum(axis=1, keepdims=True) / side.freedom.sum(), side.squares.shape).copy()
     if kind == "pooled":
         return pooled
@@ -459,7 +459,7 @@ def _variances(side: Side, kind: Variance) -> Values:
 
 
 def _shrink(own: Values, freedom: Values, pooled: float) -> Values:
-    """Return shrunk variances of examples from their own ones, (num_examples,)."""
+    """Shrink the variances of examples towards a common prior, (num_examples,)."""
     half = np.arange(1, int(freedom.max()) + 1) / 2
     place = freedom.astype(np.int64) - 1
     logs = np.log(np.maximum(own, max(LEAST * float(np.median(own)), FLOOR)))
@@ -506,7 +506,7 @@ def _scatter(residuals: Values) -> Values:
 
 
 def _own_scatter(side: Side, values: Values, present: NDArray[np.bool_]) -> Values:
-    """Return what a side's scatter loses with a model's values (num_checkpoints, num_examples), where it is `present`."""
+    """Return a model's share of a side's scatter, from its values (num_checkpoints, num_examples) where it is `present`."""
     change = np.where(present & (side.count > 1), values - side.mean, 0.0)
     return (change * (side.count / np.maximum(side.count - 1, 1))) @ change.T
 

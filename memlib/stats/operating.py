@@ -144,7 +144,7 @@ def roc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> Roc:
 def operating_point(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float) -> OperatingPoint:
     """Return the share of members above the k-th largest score of n non-members, k = floor(fpr (n + 1)).
 
-    A new non-member's score is above the threshold with probability k / (n + 1) <= fpr if it is exchangeable with theirs.
+    A new non-member's score is above the threshold with probability k / (n + 1) <= fpr if all n + 1 scores are exchangeable.
 
     Args:
         scores, member: as in `auc`.
@@ -193,7 +193,7 @@ def _rows_of(blocks: NDArray[np.int64] | None, count: int) -> list[NDArray[np.in
 def _influence(
     scores: NDArray[np.floating], member: NDArray[np.bool_], blocks: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
-    """Return each unit's share of the error of the AUC: its placement among the other side less the mean, as weighted there.
+    """Return each unit's share of the error of the AUC: its placement less the mean of its side, times its weight in the AUC.
 
     The placement of a unit is the share of the other side's units of its block that it wins against (DeLong et al. 1988).
     """

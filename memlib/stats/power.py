@@ -15,11 +15,11 @@ MOST_GROUPS = 2_000  # number of groups from which on the normal law is close en
 
 
 def detectable_shift(design: Design, values: NDArray[np.float64], *, alpha: float, seed: int) -> float | None:
-    """Return the effect on `Design.difference` that its test detects with a power of 80 %; None if none is enough.
+    """Return the effect on `Design.difference` that its test detects with a power of 80 %; None if no effect is large enough.
 
     Simulated at this design: the sides are drawn again, the values of all units on the first side are raised and those on the
     second lowered by half the effect, and the test is carried out. As every statistic is linear in the effect, each simulated
-    test has a smallest effect that it finds. Effects that differ between units are found less often than the same for all.
+    test has a smallest effect that it finds. Effects that differ between units are found less often than equal ones.
 
     Args:
         design: the design.
@@ -49,7 +49,7 @@ def detectable_shift(design: Design, values: NDArray[np.float64], *, alpha: floa
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups of a design, their numbers of units, and these by stratum: (num_groups, num_strata)."""
+    """Groups of a design, and their numbers of units: `sizes` (num_groups,), and `strata` (num_groups, num_strata)."""
 
     design: Design
     sizes: NDArray[np.float64]

@@ -235,7 +235,7 @@ class Design:
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
 
     def quick_p(self, values: NDArray[np.int64], *, draws: int, seed: int) -> float:
-        """Approximate `tail_p` for simulations: by the normal law where many answers and groups vary, else by few draws."""
+        """Approximate `tail_p` for simulations: by the normal law if many answers and groups vary, else by few draws."""
         deviation = self.null_deviation(values)
         many = self.is_even or float(self.sizes.sum()) ** 2 >= MANY_GROUPS * float((self.sizes**2).sum())
         if not many or deviation < MANY:
@@ -295,12 +295,12 @@ class Design:
 
     @functools.cached_property
     def _start(self) -> NDArray[np.int64]:
-        """Return the first unit of each group."""
+        """Index of the first unit of each group, (num_groups,)."""
         return np.unique(self.group, return_index=True)[1]
 
     @functools.cached_property
     def _strata(self) -> tuple[tuple[NDArray[np.int64], int], ...]:
-        """Return the groups of each stratum, and the number of them on the first side."""
+        """Groups of each stratum, and the number of them on the first side."""
         strata, chosen = self.strata_of_groups, self.chosen_by_stratum.tolist()
         if not len(strata):
             return ()
@@ -495,7 +495,7 @@ def detectable_answers(
     alpha: float,
     seed: int,
 ) -> int | None:
-    """Return the number of right answers due to the sides that is detected with a power of 80 %; None if none is enough.
+    """Return the number of right answers due to the sides that is detected with a power of 80 %; None if all are too few.
 
     Simulated at this design: the sides are drawn again, memory turns the wrong answers of random units into right ones, and
     the test is carried out. (A normal approximation from the null alone promises too much, as memory widens the null, too.)
@@ -534,7 +534,7 @@ def _fewest_found(
     alpha: float,
     seed: int,
 ) -> int | None:
-    """Return how many units, in order, must gain what is planted for the test to reject; None if all are not enough."""
+    """Return the number of units, in order, that must gain `planted` for the test to reject; None if all are too few."""
 
     draws, place = max(QUICK_DRAWS, math.ceil(5 / alpha)), np.argsort(order)
 

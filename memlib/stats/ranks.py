@@ -1,4 +1,4 @@
-"""Ranks of true items among candidates, of which those count that are on the item's own side of a draw."""
+"""Ranks of true items among those of their candidates that a draw puts on the item's own side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,8 @@
 The signal of a model is the log odds phi = z_y - logsumexp of the other logits z, from which log p_y = -log(1 + exp(-phi)).
 
 In and out models are taken by masks, so any inclusion is possible. Examples with few in or out models never give NaN: with
-one, its value is the centre, and its spread is that of all examples; without any, the centre is that of the other side, moved
-by the mean difference between the sides over all examples with both.
+one model, its value is the centre, and the spread is that of all examples; without any, the centre is that of the other side,
+moved by the mean difference between the sides over all examples with both.
 """
 
 import dataclasses
@@ -137,7 +137,7 @@ class Moments:
         return cls(inner, outer, shadows, is_log_p)
 
     def values(self, odds: NDArray[np.floating]) -> Values:
-        """Return the values of log odds of the same kind."""
+        """Convert log odds to the values that the moments summarize: log p if `is_log_p`, else the log odds in float64."""
         return log_p(odds) if self.is_log_p else odds.astype(np.float64)
 
     def without(self, model: int) -> "Moments":
@@ -147,7 +147,7 @@ class Moments:
         return dataclasses.replace(self, inner=inner, outer=outer)
 
     def centres(self) -> tuple[Values, Values]:
-        """Return the means of the in and of the out models; a side without models takes the other's, moved."""
+        """Return the means of the in and of the out models; see `_bridged` for sides without models."""
         return _bridged(self.inner.mean, self.outer.mean, self.inner.count, self.outer.count)
 
 
@@ -159,7 +159,7 @@ class Sum:
 
     Attributes:
         count: (num_examples,) number of models.
-        rest: (num_queries, num_examples) sum of all terms but the largest (but one of these, if equal).
+        rest: (num_queries, num_examples) sum of all terms but the largest (but one of the largest, if several are equal).
         top: (num_queries, num_examples) the largest term; 0 without models.
     """
 
@@ -325,7 +325,7 @@ def _sides(values: Values, inside: NDArray[np.bool_]) -> tuple[Side, Side]:
 
 
 def _sums(p: Values, q: Values, inside: NDArray[np.bool_]) -> tuple[Sum, ...]:
-    """Return the sums of p over the in and the out models, then those of q, each (num_models, num_queries, num_examples)."""
+    """Return the sums over in and out models of p, then of q; p and q are (num_models, num_queries, num_examples)."""
     count, sums = inside.sum(axis=0, dtype=np.float64), []
     for terms in (p, q):
         own = terms * inside[:, None]
@@ -358,7 +358,7 @@ def _joined(parts: tuple[T, ...]) -> T:
 
 
 def _p_and_q(odds: NDArray[np.floating]) -> tuple[Values, Values]:
-    """Return the probabilities of log odds, none 0, and one minus them."""
+    """Return the probabilities p of log odds, never 0, and 1 - p."""
     ratio = odds.astype(np.float64)
     np.maximum(ratio, LOWEST, out=ratio)
     np.exp(np.negative(ratio, out=ratio), out=ratio)

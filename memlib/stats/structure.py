@@ -28,11 +28,11 @@ class StructuralRisk:
         single_rows: number of rows that are alone in their output class.
         pure_classes: number of output classes, of at least two rows, whose rows all have the same label: knowing the output
             gives the label away without telling the rows apart.
-        pure_rows: number of rows in these.
+        pure_rows: number of rows in pure classes.
         certain_rows: number of rows whose output gives one label a probability of 1 (all votes).
         excluding_rows: number of rows whose output gives some label a probability of exactly 0 (no vote).
         small_cells: number of pairs of output class and label with at least one and fewer than `k` rows.
-        small_cell_rows: number of rows in these.
+        small_cell_rows: number of rows in small cells.
         residual_freedom: number of rows less the number of parameters; None if the latter is not known.
         instance_based: True if the model stores training rows (nearest neighbours, support vectors).
         k: size from which a group counts as large.
@@ -138,7 +138,7 @@ def _two_columns(outputs: NDArray[np.floating | np.integer]) -> NDArray[np.float
 
 
 def _rounded(outputs: NDArray[np.floating | np.integer], decimals: int | None) -> NDArray[np.floating | np.integer]:
-    """Return outputs as they are seen, without a negative 0."""
+    """Return outputs rounded as users see them, with 0 in place of -0."""
     return (outputs if decimals is None else np.round(outputs, decimals)) + 0
 
 

@@ -49,7 +49,8 @@ def resampled_differences(values: NDArray[np.floating], design: Design, replicat
         seed: seed of the draws.
 
     Returns:
-        (replicates, num_columns), less the replicates in which no stratum has both sides.
+        (replicates, num_columns), less the replicates in which no stratum has both sides; two rows of the observed
+        differences if none is left.
     """
     cell = 2 * np.unique(design.stratum, return_inverse=True)[1] + ~design.first
     shape = (len(cell), int(cell.max()) + 1 + int(cell.max() + 1) % 2)

@@ -222,7 +222,7 @@ class Local(Backend):
 
 
 def _links_below(base: str, name: str) -> Iterator[str]:
-    """Yield what is neither a regular file nor a folder below a folder, by name."""
+    """Yield the names of links, and of all else below a folder that is neither a regular file nor a folder."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in list(os.scandir(base)):
             if entry.is_dir(follow_symlinks=False):
@@ -232,7 +232,7 @@ def _links_below(base: str, name: str) -> Iterator[str]:
 
 
 def _files_below(base: str, name: str) -> Iterator[tuple[str, Facts]]:
-    """Yield regular files below a folder by name; files that disappear in the meantime are left out."""
+    """Yield the name and facts of each regular file below a folder; files that disappear meanwhile are left out."""
     try:
         entries = list(os.scandir(base))
     except (FileNotFoundError, NotADirectoryError):

@@ -166,15 +166,15 @@ def json_once(content: str | bytes) -> Any:
     """Parse JSON of which no object names a key twice.
 
     Raises:
-        Unreadable: when one does.
-        ValueError: when the content is not JSON; Unreadable is one as well.
-        RecursionError: when it is nested too deeply.
+        Unreadable: when an object names a key twice.
+        ValueError: when the content is not JSON; Unreadable is a subclass of it.
+        RecursionError: when the content is nested too deeply.
     """
     return json.loads(content, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object whose keys occur once: of equal keys, readers keep the first or the last."""
+    """Return a JSON object; refuse repeated keys, of which some readers keep the first and others the last."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise Unreadable("it names a key twice")

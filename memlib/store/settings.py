@@ -40,9 +40,9 @@ def choice(name: str, choices: Sequence[Choice]) -> Choice | None:
 
 
 def waiting() -> dict[str, str]:
-    """Return the variables that decide how the threads of OpenMP wait for one another; they count before PyTorch is loaded.
+    """Return variables for the waiting of OpenMP's threads for one another, which take effect if set before PyTorch is loaded.
 
     By default the threads sleep. Threads that spin take the cores of other work, and are slowed down by it in turn. Where
-    OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, as in OMP_WAIT_POLICY=active, it holds instead.
+    OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, as in OMP_WAIT_POLICY=active, that setting is returned instead.
     """
     return {name: os.environ[name] for name in PASSIVE if os.environ.get(name)} or dict(PASSIVE)
