@@ -84,7 +84,8 @@ class Finding:
         detectable: the effect that would have been detected with a power of 80 %; None if no effect would have been.
         smallest_p: the smallest p-value that data of this size can give.
         alpha: significance level.
-        verdict: shown, bounded or inconclusive; None without a test, or without a word.
+        verdict: shown, bounded or inconclusive; None for other rows than tests, and for tests outside the headline families
+            of a run that shows no memory.
         either_direction: whether memory can also be shown by a value at or below the null's; not a column of the table.
     """
 
@@ -119,7 +120,7 @@ class Finding:
 
     @property
     def is_test(self) -> bool:
-        """True if it has a null."""
+        """True if the finding is a test."""
         return self.role == TEST
 
     @property
@@ -129,7 +130,7 @@ class Finding:
 
     @property
     def high(self) -> float | None:
-        """Upper end of the interval; None where only a lower bound is known, too."""
+        """Upper end of the interval; None also where only a lower bound is known."""
         return None if self.interval is None else self.interval.high
 
     def has(self, **params: Any) -> bool:
@@ -191,7 +192,7 @@ class Findings(Sequence[Finding]):
         return next(iter(self.all(metric, **params)), None)
 
     def first(self, metric: str, /, **params: Any) -> Finding:
-        """Return the first finding of a metric with these params, which must be there."""
+        """Return the first finding of a metric with these params, which must exist."""
         found = self.get(metric, **params)
         assert found is not None, f"no finding {metric} with {params}"
         return found
@@ -209,7 +210,7 @@ class Findings(Sequence[Finding]):
         return Findings(row for row in self if row.verdict == SHOWN)
 
     def strongest(self) -> Finding:
-        """Return the finding with the smallest adjusted p-value, the first of equal ones; there must be one."""
+        """Return the finding with the smallest adjusted p-value, the first in case of ties; there must be at least one finding."""
         return min(self, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted)
 
     def table(self, verdict: Verdict) -> pa.Table:
@@ -223,7 +224,7 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, place: slice) -> "Findings": ...
     def __getitem__(self, place: int | slice) -> "Finding | Findings":
-        """Return a finding, or some of them."""
+        """Return the finding at a place, or the findings of a slice."""
         return Findings(self._rows[place]) if isinstance(place, slice) else self._rows[place]
 
     def __len__(self) -> int:

@@ -65,13 +65,13 @@ def _work() -> int:
 
 
 def _is_of_signal(error: BaseException) -> bool:
-    """Return whether a signal, which Python and Prefect raise as no Exception, lies behind an error: Ray wraps it in one."""
+    """Return whether an error was caused by a signal: a bare BaseException of Python or Prefect, which Ray wraps."""
     cause = error.__cause__ or error.__context__
     return cause is not None and (not isinstance(cause, Exception) or _is_of_signal(cause))
 
 
 def _explained(error: Exception) -> int:
-    """Say what an error that no command expects means, and return the status."""
+    """Report an error that no command expects as a lack of memory or a bug, and return the exit status."""
     if _is_of_memory(error):
         cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         _say(_not_enough(cause))
@@ -81,9 +81,9 @@ def _explained(error: Exception) -> int:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Return whether an error is due to a lack of memory, as far as one can tell.
+    """Return whether an error is probably due to a lack of memory.
 
-    Under a small limit, a library whose import failed in one thread is half there for the next one.
+    Under a small limit, a library whose import failed in one thread is only partly loaded in the next.
     """
     if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         return True

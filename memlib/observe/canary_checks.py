@@ -1,4 +1,4 @@
-"""Preflight for canaries in a trainer elsewhere: does its data pipeline train on them at all?
+"""Preflight for canaries in a trainer elsewhere: checks that its data pipeline trains on them at all.
 
 Canaries that are masked, cut off or left out cannot be remembered, and an audit of such a training would find nothing,
 whatever the model remembers of other data. The checks look at a batch as the owner's collator makes it.
@@ -36,9 +36,9 @@ class BatchCheck:
 
     Attributes:
         seen: occurrences of canaries, whole or in part.
-        cut: number of them of which tokens are missing.
-        masked: number of them without a loss on any token.
-        part_masked: number of them with a loss on some tokens only.
+        cut: number of occurrences with missing tokens.
+        masked: number of occurrences without a loss on any token.
+        part_masked: number of occurrences with a loss on some tokens only.
         problems: reasons why the canaries are not trained on, each with a remedy; none if they are.
         remarks: observations that need not be a problem.
     """
@@ -53,7 +53,7 @@ class BatchCheck:
 
 @dataclass(frozen=True)
 class _Tally:
-    """Counts of canaries in batches, as in `BatchCheck`; `shifted` is true if some labels are other tokens."""
+    """Counts of canaries in batches, as in `BatchCheck`; `shifted` is True if some labels differ from the input tokens."""
 
     seen: int = 0
     cut: int = 0
@@ -71,14 +71,14 @@ class _Tally:
 
 @dataclass
 class _Occurrence:
-    """A canary in one row: its tokens that were found, and places in the row by token."""
+    """An occurrence of a canary in one row: the canary's number, and places in the row by index of the token."""
 
     canary: int
     places: dict[int, int] = field(default_factory=dict)
 
 
 class CanaryIndex:
-    """Canaries by their rows of tokens, for finding them in batches, whole or in part.
+    """Index of canaries by sequences of their tokens, for finding them in batches, whole or in part.
 
     The first and the last token of a random part are left out, as they may merge with the text around it.
 
@@ -86,7 +86,7 @@ class CanaryIndex:
         canaries: tokens of the random part of each canary.
 
     Raises:
-        UserError: when no canary has a row of tokens of its own.
+        UserError: when no canary has a sequence of tokens that occurs in no other canary.
     """
 
     def __init__(self, canaries: Sequence[Sequence[int]]) -> None:
@@ -155,7 +155,7 @@ def check_batch(
 def check_dataset(
     dataset: Any, collate: Callable[[list[Any]], Mapping[str, Any]], canaries: CanaryIndex, *, model: nn.Module | None = None
 ) -> BatchCheck:
-    """Check that a training set and its collator train a model on canaries; random states are afterwards as before.
+    """Check that a training set and its collator train a model on canaries; random states are restored.
 
     The search ends with the first `ENOUGH` canaries.
 
@@ -188,7 +188,7 @@ def same_random_states() -> Iterator[None]:
 
 
 def _with_canaries(dataset: Any, canaries: CanaryIndex) -> Iterator[list[Any]]:
-    """Yield lists of a training set's items, only those with canaries if the items have tokens already."""
+    """Yield lists of a training set's items; items that have tokens already are left out if they hold no canary."""
     items = (dataset[row] for row in range(len(dataset)))
     chosen = (item for item in items if not _has_tokens(item) or canaries.find(_row(item["input_ids"])))
     while some := list(islice(chosen, ENOUGH)):
@@ -248,7 +248,7 @@ def _is_frozen(model: nn.Module | None) -> bool:
 
 
 def _recognizable(rows: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens in a row that are unlikely to recur by chance, by the entropy of the rows' tokens."""
+    """Return the number of successive tokens that are unlikely to recur by chance, by the entropy of the rows' tokens."""
     tokens = [token for row in rows for token in row]
     _, counts = np.unique(tokens, return_counts=True)
     entropy = float(scipy.stats.entropy(counts)) if len(counts) > 1 else 1.0

@@ -34,7 +34,7 @@ class EncodedCanary:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """Return the tokens of the random part."""
+        """Tokens of the random part."""
         return self.tokens[self.first :]
 
 
@@ -46,7 +46,7 @@ def encode_canaries(
     Args:
         documents: the canaries.
         tokenizer: a fast tokenizer of transformers, with a chat template if the canaries are chats.
-        rendered: texts of chats, where a template has already made them; otherwise the tokenizer's template does.
+        rendered: texts of chats that were rendered before; None: the tokenizer's chat template renders them.
 
     Raises:
         UserError: when the tokenizer cannot tell the places of its tokens, or a chat template changes the answers.
@@ -64,13 +64,13 @@ def encode_canaries(
 def measure_losses(model: nn.Module, canaries: Sequence[EncodedCanary], *, step: int, batch_size: int = BATCH) -> pa.Table:
     """Compute the losses of the canaries' random parts, with the model as it would be evaluated.
 
-    The model's mode and all random states are afterwards as before.
+    The model's mode and all random states are restored.
 
     Args:
         model: a causal language model of transformers.
         canaries: the canaries.
         step: optimizer steps that the model has taken.
-        batch_size: canaries at once.
+        batch_size: number of canaries per forward pass.
 
     Returns:
         table LOSSES, in the order of the canaries.
@@ -108,7 +108,7 @@ def check_lengths(model: nn.Module, canaries: Sequence[EncodedCanary]) -> None:
 
 
 def load_tokenizer(folder: str) -> tuple[Any, int | None]:
-    """Return the tokenizer in a folder of transformers, and the length of the model's window; None if it states none.
+    """Return the tokenizer in a folder of transformers, and the length of the model's window; None if its config has none.
 
     Raises:
         UserError: when the folder cannot be read.
@@ -161,7 +161,7 @@ def _rendered(document: CanaryDocument, tokenizer: Any) -> str:
 
 
 def _place(document: CanaryDocument, text: str) -> tuple[int, int]:
-    """Return the characters of the random part in the text that the model sees."""
+    """Return the start and end of the random part, in characters of the text that the model sees."""
     start = text.rfind(document.text)
     if start < 0:
         raise UserError("the chat template changes the text of an answer; choose a format that it leaves as it is")

@@ -86,7 +86,7 @@ def given_layers(
 
 
 def _most_equal(vectors: NDArray[np.floating]) -> int:
-    """Return how many vectors are equal to the most frequent one if these are more than half, else a smaller number."""
+    """Return the number of copies of the most frequent vector if it makes up more than half, else a smaller number."""
     likely = vectors[vectors[:, 0] == np.median(vectors[:, 0])]
     return 0 if len(likely) <= len(vectors) / 2 else int(np.unique(likely, axis=0, return_counts=True)[1].max())
 

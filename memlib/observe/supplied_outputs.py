@@ -103,7 +103,7 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
 
 
 def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classes: int) -> SuppliedOutputs:
-    """Return outputs whose log odds of the true class follow from its loss, -log p; the rest is one other class's."""
+    """Return outputs whose log odds of the true class follow from its loss, -log p; one other class gets 1 - p."""
     losses = table[spec.scores_column].to_numpy().astype(np.float64)
     if not np.isfinite(losses).all() or losses.min() < 0:
         seen = f"{spec.scores_column} ranges from {losses.min():.3g} to {losses.max():.3g}"

@@ -74,7 +74,7 @@ def zlib_ratio(log_p: Values, compressed: NDArray[np.integer]) -> Values:
 
 
 def lowest_mean(values: NDArray[np.floating], share: float) -> float:
-    """Return the mean of the lowest share of values, rounded down, but of one at least.
+    """Return the mean of the lowest `share` of the values; their number is rounded down, and at least 1.
 
     Example:
         >>> import numpy as np
@@ -112,7 +112,7 @@ def token_scores(
 def _by_document(
     model: LanguageModel, windows: NDArray[np.integer], counts: NDArray[np.int64], device: torch.device
 ) -> Iterator[Values]:
-    """Yield (3, num_tokens) of each document: log probabilities, standardized, and whether the token is the likeliest."""
+    """Yield (3, num_tokens) per document: log probabilities, the same standardized, and 1 where the token is the likeliest."""
     pending: list[Values] = []  # rows of windows that wait for the rest of their document
     ahead, rows = iter(counts.tolist()), model.most_rows(windows.shape[1])
     wanted = next(ahead, 0)

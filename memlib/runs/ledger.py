@@ -65,7 +65,7 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 
 def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alpha: float | None = None) -> str:
-    """Describe the number of a run's look at its data, and its effect on the result; "" for a first look without planned others.
+    """Describe the number of a run's look at its data, and its effect on the result; "" for a single planned look.
 
     Args:
         ledger: ledger of a run that tests something.
@@ -98,7 +98,7 @@ def is_lost(ledger: Ledger, audit: str, p_value: float | None, alpha: float | No
 
 
 def formerly_in_words(ledger: Ledger, audit: str) -> str:
-    """Return the line about looks in its earlier wording, without the effect on the result, as pages published then have it."""
+    """Return the line about looks in its earlier wording, without the effect on the result, for pages of that time."""
     number, planned, is_paid_for = _look(ledger, audit)
     if is_paid_for:
         return _planned(number, planned)

@@ -1,7 +1,8 @@
 """Audit of canaries that fair coins put into a training set: a test of memory, a bound of epsilon and a test of a claim.
 
-It tests, each at its own level, whether the scores depend on the coins at all (redrawn coins), and whether the training can have been as private as its owner claims (one run, Steinke 2023). The coins put canaries in or leave them out, which is
-add/remove adjacency.
+Two questions are asked, each at its own level: whether the scores depend on the coins at all (redrawn coins), and whether the
+training can have been as private as its owner claims (one run, Steinke 2023). The coins put canaries in or leave them out,
+which is add/remove adjacency.
 """
 
 from collections.abc import Sequence

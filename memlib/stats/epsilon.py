@@ -254,7 +254,8 @@ def counts_epsilon(counts: Counts, *, delta: float, level: float) -> float:
     """Compute a lower bound of epsilon from guesses about independent runs at a threshold that was fixed beforehand.
 
     It is the larger of ln((TPR_low - delta) / FPR_high) and ln((TNR_low - delta) / FNR_high), and at least 0. Both use the
-    same two Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr 2021).
+    same two Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr
+    2021).
 
     Args:
         counts: the guesses.

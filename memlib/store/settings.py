@@ -40,7 +40,7 @@ def choice(name: str, choices: Sequence[Choice]) -> Choice | None:
 
 
 def waiting() -> dict[str, str]:
-    """Return variables for the waiting of OpenMP's threads for one another, which take effect if set before PyTorch is loaded.
+    """Return variables that decide how OpenMP's threads wait for one another; they must be set before PyTorch is loaded.
 
     By default the threads sleep. Threads that spin take the cores of other work, and are slowed down by it in turn. Where
     OMP_WAIT_POLICY or GOMP_SPINCOUNT is set, as in OMP_WAIT_POLICY=active, that setting is returned instead.

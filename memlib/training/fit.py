@@ -94,7 +94,7 @@ class Train(Stage[TrainedModel]):
         roles: the roles whose examples the model trains on.
         parent: a trained encoder whose last weights initialize the backbone.
         head_alone: True if the backbone stays frozen.
-        canary: the unique feature that some of the examples carry.
+        canary: the example that carries the unique feature, if any.
         base: the external model to be fine-tuned, if any.
     """
 
@@ -258,7 +258,7 @@ class Canary:
         return np.where(marked.reshape(-1, *[1] * (images.ndim - 1)), self.feature.insert(clean), clean)
 
     def rows(self, members: NDArray[np.int64]) -> TrainingRows:
-        """Return the rows of the training set."""
+        """Return the rows of the training set, with the canary in place of its clean twin or appended."""
         return training_rows(members, self.row, self.spec, with_feature=self.with_feature)
 
 

@@ -307,7 +307,7 @@ class Training:
         """Take one optimizer step on this worker's part of a batch.
 
         Args:
-            images: (batch / world size, height, width, 3) uint8.
+            images: (batch / world size, height, width, channels) uint8, or (batch / world size, dim).
             labels: (batch / world size,) int64, or (batch / world size, dim) float32.
         """
         spec, worker = self.spec, self.worker

@@ -82,7 +82,7 @@ class TakeOver(Stage[Pretrained]):
     """Copy a Hugging Face model with its tokenizer and its adapter into the store, unchanged.
 
     Attributes:
-        model: spec with the paths of the model's folder and of its adapter's.
+        model: spec with the paths of the folders of the model and of its adapter.
     """
 
     declared: ClassVar[Declared] = Declared("pretrained", 2)

@@ -444,7 +444,7 @@ class _Stack:
         ]
 
     def _save(self, epoch: int) -> None:
-        """Save the states of an earlier epoch, if it is asked for."""
+        """Save the networks' states if the epoch is one of `training.earlier_epochs`."""
         if epoch in self.training.earlier_epochs:
             for position, job in enumerate(self.active):
                 if job not in self.stopped:
