@@ -113,7 +113,7 @@ def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
 def _checks(
     runner: Runner, recipe: Recipe, searches: Sequence[Searches], shard: Artifact[Shard], splits: Artifact[pa.Table]
 ) -> Artifact[pa.Table] | None:
-    """Compare given sets that were declared to be drawn at random, where a single model is judged by its held-out images."""
+    """Compare given sets that were declared to be drawn at random, where background classifiers replace a second model."""
     backgrounds = searches[0].backgrounds
     if recipe.reference is None or backgrounds is None or not recipe.split.drawn_at_random:
         return None
@@ -252,12 +252,12 @@ class _Observations:
         return {key: EmbeddedView([next(artifacts) for _ in parts]) for key, parts in stages.items()}
 
     def _represented(self, epoch: int) -> tuple[str, ...]:
-        """The layers that generators read at an epoch."""
+        """Return the layers that generators read at an epoch; empty except at the last one."""
         return self.recipe.represented_layers if epoch == self.recipe.last_epoch else ()
 
     @property
     def _public_crops(self) -> list[View]:
-        """The view of public crops whose representations generators see; none without reconstructions."""
+        """The view of public crops whose representations generators read, in a list; empty without reconstructions."""
         spec = self.recipe.reconstruct
         return [View((PUBLIC,), self.recipe.crops[0])] if spec is not None and spec.crops else []
 

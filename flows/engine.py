@@ -222,7 +222,7 @@ class CellsRunner(StageRunner):
         )
 
     def _run_cell(self, name: str, cell: CellRequest) -> RunRecord | str:
-        """Run the audit of a cell, and return its manifest, or why it failed."""
+        """Run the audit of a cell, and return its manifest, or the text of its error."""
         context, flow = self.context, flow_of(AUDITS[cell.audit])
         try:
             return through_prefect(

@@ -16,7 +16,7 @@ def interrupt() -> NoReturn:
 
 @contextlib.contextmanager
 def keep_interrupts() -> Iterator[None]:
-    """Raise the interrupt again where a library made an error of its own of it, as pydantic's serializer does."""
+    """Raise KeyboardInterrupt again where a library turned it into an error of its own, as pydantic's serializer does."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The membership audit: who was in the training set? From data, or documents, to report."""
+"""The membership audit, from data or documents to report."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -155,7 +155,7 @@ def _groups(recipe: Recipe, *, trains_target: bool) -> list[tuple[int, ...]]:
 
 
 def _columns(runner: Runner, recipe: Recipe, shard: Artifact[Shard]) -> Artifact[Columns] | None:
-    """Read the columns of a table that the scores name."""
+    """Read the columns of a table that the settings of the scores name; return None if they name none."""
     score = recipe.score
     if not score.subgroup and not score.hidden:
         return None
@@ -178,7 +178,7 @@ def _trained(runner: Runner, recipe: Recipe, subsets: Sequence[Subsets]) -> Sequ
 def _answers(
     runner: Runner, recipe: Recipe, data: TrainingData, subsets: Sequence[Subsets], models: Sequence[Trained]
 ) -> list[Artifact[Answers]]:
-    """Query the models of each group."""
+    """Query the models of each group; estimators are fitted by the same stage."""
     if not isinstance(recipe.model, ClassifierSpec):
         kind, seed = recipe.model, recipe.shadows.seed
         return runner.run_all([FitEstimators(each, kind, _seeds(seed, each.numbers)) for each in subsets])
@@ -192,7 +192,7 @@ def _queried(
     runner: Runner, recipe: Recipe, data: TrainingData, subsets: Sequence[Subsets], models: Sequence[Trained],
     columns: Artifact[Columns] | None,
 ) -> Artifact[TargetAnswers] | None:  # fmt: skip
-    """Query the target of a table for its outputs and for its hidden columns."""
+    """Query the target of a table for its outputs and for its hidden columns, if the scores need them."""
     if not recipe.queries_target:
         return None
     return runner.run(QueryTarget(data, _target(recipe, subsets, models), columns if recipe.score.hidden else None))
@@ -201,7 +201,7 @@ def _queried(
 def _norms(
     runner: Runner, recipe: Recipe, data: TrainingData, models: Sequence[Trained]
 ) -> Sequence[Artifact[NDArray[np.float64]]]:
-    """Compute gradient norms of the target after each kept epoch, if self-influence is asked for."""
+    """Compute gradient norms of the target after each kept epoch, if the recipe includes self-influence."""
     training = recipe.training
     if training is None or not recipe.score.self_influence:
         return ()

@@ -95,7 +95,7 @@ class _Prepared:
 
     @property
     def stackable(self) -> bool:
-        """Return whether the nets are small enough to be trained together in one stack."""
+        """True if the nets are small enough to be trained together in one stack."""
         return self.cell.subject.model.stackable
 
     @property

@@ -210,7 +210,7 @@ class Findings(Sequence[Finding]):
         return Findings(row for row in self if row.verdict == SHOWN)
 
     def strongest(self) -> Finding:
-        """Return the finding with the smallest adjusted p-value, the first in case of ties; there must be at least one finding."""
+        """Return the finding with the smallest adjusted p-value, the first in case of ties; one must exist."""
         return min(self, key=lambda row: math.inf if row.p_adjusted is None else row.p_adjusted)
 
     def table(self, verdict: Verdict) -> pa.Table:

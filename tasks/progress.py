@@ -71,7 +71,7 @@ def duration(seconds: float) -> str:
 
 
 class Bars:
-    """Progress of a stage and its parts, as rows of a terminal or as lines; Prefect gets it as that of the task.
+    """Progress of a stage and its parts, shown as rows of a terminal or as lines, and in Prefect as progress of the task.
 
     Args:
         progress: rows of the terminal, or None.

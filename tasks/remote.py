@@ -62,7 +62,7 @@ def _log(ref: Ref, event: str, facts: Mapping[str, Any]) -> None:
 
 
 def reach(store: Store) -> str:
-    """Return why the store cannot be read from this node, or "" if it can; a node may lack credentials or the folder."""
+    """Return the reason why this node cannot read the store, or "" if it can; a node may lack credentials or the folder."""
     try:
         exists = store.waiting(REACH_SECONDS).marker() is not None
     except Exception as error:  # S3 clients raise errors of many types

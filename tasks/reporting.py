@@ -24,12 +24,12 @@ def name_flow_run(title: str, run: str) -> None:
 def show_in_prefect(run: RunRecord, rows: Sequence[Mapping[str, str]], places: Mapping[str, str]) -> None:
     """Attach a run's summary to its flow run: the verdict, its findings, and where its files are.
 
-    Prefect's server may be in other hands than the store, so that the summary has no figure; the page is named.
+    Prefect's server may be in other hands than the store, so the summary has no figure, only the address of the page.
 
     Args:
         run: the run.
         rows: its findings, with formatted cells by column.
-        places: addresses of its files, by what they are.
+        places: addresses of its report and tables, by name.
     """
     key = f"{run.audit}-{run.run}-summary".replace("_", "-")
     create_markdown_artifact(markdown=_markdown(run, rows, places), key=key, description=run.title)

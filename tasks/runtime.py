@@ -47,12 +47,9 @@ class Context:
     Attributes:
         store: store of all artifacts.
         resources: machine settings.
-        quiet: whether to hide progress.
-        verbose: whether to show the keys of artifacts, and details of the progress.
+        options: settings of what the run prints and recomputes.
         run: id under which the run was requested.
         title: title of the run.
-        forced: stages that are recomputed even if their artifacts exist.
-        cascade: whether to retrain models whose inputs were recomputed with different content.
         shared: state shared with the other cells of a sweep.
         computed: artifacts that the run has computed, as text.
         work: artifacts and time of the run so far.

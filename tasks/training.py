@@ -196,7 +196,7 @@ def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> in
 def _fit(
     store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float], stage: str
 ) -> str | None:
-    """Run one TorchTrainer.fit over all jobs; return what went wrong, in words, or None."""
+    """Run one TorchTrainer.fit over all jobs; return an error message, or None."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -249,7 +249,7 @@ def _fit(
 
 
 def _ray_storage(store: Store) -> dict[str, Any]:
-    """Return where Ray keeps its own records of an attempt: below the store, which every node can reach."""
+    """Return the settings by which Ray keeps its records of an attempt below the store, which every node can reach."""
     if store.is_local:
         return {"storage_path": store.make_folder("ray")}
     import pyarrow.fs

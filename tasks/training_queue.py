@@ -9,7 +9,7 @@ LONGEST_SECONDS = 30 * 86_400  # timeout of workers that wait for one another
 
 
 class Board:
-    """Queue of models that wait for training, with the progress and problems of the other models.
+    """Queue of models that wait for training, and the progress and problems of all models.
 
     Args:
         names: names of the models, in training order.

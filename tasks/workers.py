@@ -51,7 +51,7 @@ def train_worker(config: dict[str, Any]) -> None:
 
 
 def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int | None:
-    """Return the number of the group's next job; None if none is left, -1 if that job has failed too often."""
+    """Return the number of the group's next job; None if no job is left, -1 if its next job has failed too often."""
     taken = None
     if worker.rank == 0:
         taken = ray.get(board.take.remote(group))

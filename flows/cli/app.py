@@ -216,7 +216,7 @@ def resume(
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
     """Return the resources that a store records for a run, as far as a store may choose them.
 
-    A store chooses no cluster: whoever controls a Ray cluster runs code as the user who connects to it. Numbers of workers and
+    Stores choose no cluster: whoever controls a Ray cluster runs code as the user who connects to it. Numbers of workers and
     threads are limited to this machine's cores, and what a part of a stage needs to what this machine has.
 
     Args:

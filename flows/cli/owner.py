@@ -183,7 +183,7 @@ def _write(target: Path, rows: dict[str, int], examples: NDArray[Any]) -> None:
 
 
 def _write_ids(target: Path, columns: Sequence[str], shown: Mapping[str, Sequence[str]]) -> None:
-    """Write ids.csv: a row for each random name, with what is shown of the example."""
+    """Write ids.csv: a row for each random name, with the example's values in the columns."""
     make_folder(target, PRIVATE.folder)
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(

@@ -242,7 +242,7 @@ def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def print_plan(found: Plan) -> None:
-    """Print one row per stage, with its key (the first of several parts), then what cannot be known yet."""
+    """Print the data as read, a row per stage with the key of its first part, then unknown stages, limits and costs."""
     table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", "estimate")
     for stage, parts in found.by_stage():
         missing = [part for part in parts if not part.hit]
@@ -393,7 +393,7 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
 
 
 def _both_params(change: FindingChange) -> dict[str, Any]:
-    """Return the params of a finding in two runs; one that differs has both values, in words."""
+    """Return the params of a finding in two runs; a param that differs has both values, as text."""
     a, b = ({} if row is None else row.params for row in (change.first, change.second))
     both = {name: f"{format_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
     return {**a, **b, **both}

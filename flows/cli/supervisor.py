@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ORPHANED = signal.SIGUSR1  # from the kernel to the guard: the command is gone
 INSISTING = ((3.0, signal.SIGINT), (10.0, signal.SIGKILL))
-"""Seconds after a signal that ends a run, and what the guard sends then: a library may have swallowed the interrupt."""
+"""Seconds after a signal that ends a run, and the signal that the guard sends then, if a library swallowed the first."""
 ENDING_SECONDS = 10.0
 LONGEST_WAIT = 3600.0
 END = "ended "
@@ -84,7 +84,7 @@ def _in_child(work: Callable[[], int], guard: int, writing: int) -> int:
 
 
 def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
-    """Pass signals on until the guard ends; then end what is left, and say what happened to the computing process."""
+    """Pass signals on until the guard ends; then end remaining processes, report a loss, and return the exit status."""
     status, was_stopped = None, False
     while status is None:
         number = signal.sigwait(watched)

@@ -112,7 +112,7 @@ def token_scores(
 def _by_document(
     model: LanguageModel, windows: NDArray[np.integer], counts: NDArray[np.int64], device: torch.device
 ) -> Iterator[Values]:
-    """Yield (3, num_tokens) per document: log probabilities, the same standardized, and 1 where the token is the likeliest."""
+    """Yield (3, num_tokens) per document: log probabilities, the same standardized, and 1 for tokens that are likeliest."""
     pending: list[Values] = []  # rows of windows that wait for the rest of their document
     ahead, rows = iter(counts.tolist()), model.most_rows(windows.shape[1])
     wanted = next(ahead, 0)
