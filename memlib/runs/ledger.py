@@ -65,7 +65,7 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 
 def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alpha: float | None = None) -> str:
-    """Describe the number of a run's look at its data, and its effect on the result; "" for a single planned look.
+    """Describe the number of a run's look at its data, and its effect on the result; "" for a first, unplanned look.
 
     Args:
         ledger: ledger of a run that tests something.
