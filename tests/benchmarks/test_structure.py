@@ -26,13 +26,13 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_imports_are_those_of_own_modules_wherever_they_stand(checkout: Checkout) -> None:
+def test_imports_of_project_modules_are_found_at_any_depth_of_the_code(checkout: Checkout) -> None:
     assert checkout.imports(typing=False)["memlib.inner.deep"] == {"tasks.work"}
     assert checkout.imports(typing=True)["memlib.inner.deep"] == {"tasks.work", "memlib.loose"}
     assert checkout.imports(typing=True)["memlib.loose"] == {"memlib.inner.deep"}
 
 
-def test_circles_are_larger_with_imports_for_types(checkout: Checkout) -> None:
+def test_import_circles_are_larger_with_imports_for_type_checking(checkout: Checkout) -> None:
     assert circles(checkout.imports(typing=False)) == [{"memlib.inner.deep", "tasks.work"}]
     assert circles(checkout.imports(typing=True)) == [{"memlib.inner.deep", "tasks.work", "memlib.loose"}]
 

@@ -78,7 +78,7 @@ def test_turned_against_puts_at_most_half_of_the_images_on_their_side() -> None:
     assert (turned_against(trained, ~trained) == ~trained).all()
 
 
-def test_p_values_are_of_the_pictures_asked_for_and_of_the_sides_given() -> None:
+def test_p_values_use_the_requested_source_of_pictures_and_the_given_sides() -> None:
     remembered = audited(0.15, source=SHUFFLED)
     tests = p_values(remembered.judged, remembered.splits, source=SHUFFLED)
     assert list(tests) == [f"{GAIN}, {RANK}", f"{BEYOND_PUBLIC}, {RANK}"]
@@ -106,7 +106,7 @@ def test_null_reports_redraws_and_the_actual_sides_of_each_kind(kind: str, monke
     assert "the first image of each run | 2 |" in text
 
 
-def test_plant_counts_gains_where_memory_is_shown() -> None:
+def test_plant_report_counts_gains_only_where_memory_is_shown() -> None:
     found = [0.1, 0.05, 0.15, 0.001]
     missed = [0.01, -0.05, 0.05, 0.4]
     rows = [

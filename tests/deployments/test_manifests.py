@@ -51,7 +51,7 @@ def pinned(package: str) -> str:
 # -- prefect.yaml -------------------------------------------------------------------------------------
 
 
-def test_prefect_yaml_is_as_prefect_reads_it() -> None:
+def test_prefect_yaml_is_valid_for_prefect() -> None:
     content = read("prefect.yaml")
     PrefectYamlModel.model_validate(content)
     assert set(content) <= {"name", "prefect-version", "pull", "definitions", "deployments"}
@@ -60,7 +60,7 @@ def test_prefect_yaml_is_as_prefect_reads_it() -> None:
 
 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
-def test_every_deployment_can_run(deployment: dict[str, Any]) -> None:
+def test_every_deployment_has_valid_parameters_schedules_and_job_variables(deployment: dict[str, Any]) -> None:
     assert set(deployment) <= set(DeploymentConfig.model_fields)  # Prefect passes over what it does not know
     assert set(deployment["work_pool"]) <= set(WorkPoolConfig.model_fields)
     flow = load_flow_from_entrypoint(deployment["entrypoint"], use_placeholder_flow=False)
@@ -103,21 +103,21 @@ def test_deployments_include_smoke_nightly_and_large() -> None:
     assert found["large"]["parameters"]["resources"]["ray_address"] == "auto"
 
 
-def test_the_form_explains_every_parameter() -> None:
+def test_every_parameter_of_the_deployed_flow_has_a_description_and_default() -> None:
     schema = parameter_schema(load_flow_from_entrypoint("flows.deployed.audit", use_placeholder_flow=False))
     assert list(schema.properties) == ["recipe", "changes", "store", "resources"]
     assert all(len(field["description"]) > 20 for field in schema.properties.values())
     assert all("default" in field for field in schema.properties.values())
 
 
-def test_the_work_pool_fills_all_that_its_job_names() -> None:
+def test_the_kubernetes_work_pool_defines_every_variable_of_its_job() -> None:
     pool = json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())
     named = set(re.findall(r"{{ (\w+) }}", json.dumps(pool["job_configuration"])))
     assert named == set(pool["variables"]["properties"])
     jsonschema.Draft7Validator.check_schema(pool["variables"])
 
 
-def test_set_up_makes_every_work_pool() -> None:
+def test_set_up_creates_every_work_pool_of_the_deployments() -> None:
     made = re.findall(r"work-pool create (\S+)", (DEPLOYMENTS / "set-up.sh").read_text())
     assert set(made) == {deployment["work_pool"]["name"] for deployment in deployments()}
 
@@ -125,7 +125,7 @@ def test_set_up_makes_every_work_pool() -> None:
 # -- automations --------------------------------------------------------------------------------------
 
 
-def test_alerts_are_as_prefect_reads_them() -> None:
+def test_alerts_are_valid_for_prefect() -> None:
     text = (DEPLOYMENTS / "alerts.yaml").read_text()
     block = "3f0e2a52-6b8f-4d0e-9d5b-0c7a1c2f4e11"
     assert "s/MEMLIB_ALERT_BLOCK/" in (DEPLOYMENTS / "set-up.sh").read_text()
@@ -143,7 +143,7 @@ def test_alerts_are_as_prefect_reads_them() -> None:
         ]
 
 
-def test_automations_are_as_prefect_reads_them() -> None:
+def test_automations_are_valid_for_prefect() -> None:
     triggers = []
     for content in read("automations.yaml")["automations"]:
         assert set(content) <= set(AutomationCore.model_fields)
@@ -179,7 +179,7 @@ RAY = [document for _, document in kubernetes() if document.get("apiVersion") ==
 
 
 @pytest.mark.parametrize("document", RAY, ids=lambda document: document["kind"])
-def test_ray_objects_are_as_kuberay_reads_them(document: dict[str, Any]) -> None:
+def test_ray_objects_are_valid_for_kuberay(document: dict[str, Any]) -> None:
     kuberay(document)
     cluster = document["spec"].get("rayClusterSpec", document["spec"])
     assert cluster["rayVersion"] == pinned("ray")
@@ -199,7 +199,7 @@ def containers(node: Any) -> Iterator[dict[str, Any]]:
             yield from containers(value)
 
 
-def test_the_ray_job_ends_and_is_tried_again() -> None:
+def test_the_ray_job_has_a_deadline_retries_and_a_valid_command() -> None:
     (job,) = (document["spec"] for document in RAY if document["kind"] == "RayJob")
     assert job["shutdownAfterJobFinishes"] is True
     assert job["activeDeadlineSeconds"] > 0
@@ -222,7 +222,7 @@ BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("break_it", BREAKS.values(), ids=BREAKS)
-def test_a_broken_ray_job_is_found(break_it: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_broken_ray_job_violates_the_schema(break_it: Callable[[dict[str, Any]], Any]) -> None:
     (job,) = (copy.deepcopy(document) for document in RAY if document["kind"] == "RayJob")
     kuberay(job)
     break_it(job)
@@ -230,7 +230,7 @@ def test_a_broken_ray_job_is_found(break_it: Callable[[dict[str, Any]], Any]) ->
         kuberay(job)
 
 
-def test_secrets_that_are_named_are_in_the_example() -> None:
+def test_secrets_named_in_manifests_are_those_of_the_example() -> None:
     documents = list(kubernetes())
     there = {document["metadata"]["name"] for _, document in documents if document.get("kind") == "Secret"}
     there |= {document["metadata"]["name"] for document in RAY if "name" in document["metadata"]}  # KubeRay makes its token's
@@ -244,7 +244,7 @@ def test_secrets_that_are_named_are_in_the_example() -> None:
     assert named == there
 
 
-def test_versions_are_those_of_the_lock_file() -> None:
+def test_image_versions_are_those_of_the_lock_file() -> None:
     server, worker = read("kubernetes/prefect-server-values.yaml"), read("kubernetes/prefect-worker-values.yaml")
     tags = [server["global"]["prefect"]["image"]["prefectTag"], worker["worker"]["image"]["prefectTag"]]
     assert all(tag.startswith(f"{pinned('prefect')}-python3.") for tag in tags)
@@ -268,7 +268,7 @@ def test_dockerfile_copies_only_existing_files_that_dockerignore_allows() -> Non
         assert "\nUSER 1000\n" in target
 
 
-def test_compose_publishes_on_loopback_and_holds_no_secret() -> None:
+def test_compose_publishes_only_on_loopback_and_contains_no_secret() -> None:
     content = read("compose.yaml")
     for name, service in content["services"].items():
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ())), name
@@ -293,7 +293,7 @@ def test_deployment_scripts_are_valid_bash(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_slurm_job_is_queued_again_and_has_a_token() -> None:
+def test_the_slurm_job_is_requeued_and_uses_a_ray_token() -> None:
     text = (DEPLOYMENTS / "slurm" / "audit.sbatch").read_text()
     options = re.findall(r"^#SBATCH (--[a-z-]+)", text, re.MULTILINE)
     assert {"--requeue", "--signal", "--open-mode", "--time"} <= set(options)
@@ -301,7 +301,7 @@ def test_the_slurm_job_is_queued_again_and_has_a_token() -> None:
     assert "RAY_AUTH_MODE=token" in text
 
 
-def test_the_readme_names_every_file() -> None:
+def test_the_deployment_readme_names_every_file() -> None:
     readme = (DEPLOYMENTS / "README.md").read_text()
     for path in DEPLOYMENTS.rglob("*"):
         inside = path.relative_to(DEPLOYMENTS)
@@ -313,7 +313,7 @@ def test_the_readme_names_every_file() -> None:
             assert str(inside) in readme, inside
 
 
-def test_the_runs_of_the_readme_can_run() -> None:
+def test_commands_of_the_deployment_readme_have_valid_parameters() -> None:
     readme = (DEPLOYMENTS / "README.md").read_text()
     found = re.findall(r"prefect deployment run audit/(\w+)((?: --param (?:'[^']+'|\S+))*)", readme)
     defaults = {deployment["name"]: deployment["parameters"] for deployment in deployments()}
@@ -328,6 +328,6 @@ def test_the_runs_of_the_readme_can_run() -> None:
     validate(Resources, machines)
 
 
-def test_deployments_allow_no_code() -> None:
+def test_deployments_allow_no_user_code() -> None:
     pools = [deployment["work_pool"] for deployment in deployments()]
     assert [pool["job_variables"]["env"]["MEMLIB_CODE"] for pool in pools] == [""] * len(pools)

@@ -96,7 +96,9 @@ def test_secrets_appear_only_in_private_files_and_on_reveal(audited: tuple[Memli
 
 
 @pytest.mark.slow
-def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+def test_a_second_run_computes_nothing_and_an_added_variant_only_its_own_stages(
+    audited: tuple[Memlib, Path, dict[str, Any]],
+) -> None:
     mine, store, manifest = audited
     again = mine.audit(store)
     assert again["run"] == manifest["run"]
@@ -130,7 +132,9 @@ def test_the_second_run_computes_nothing_and_a_variant_only_itself(audited: tupl
 
 
 @pytest.mark.slow
-def test_another_secret_draws_other_canaries(audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_together_inserted_canaries_of_another_secret_are_audited(
+    audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path
+) -> None:
     mine, store, manifest = audited
     (tmp_path / "secret").write_bytes(bytes(range(32)))
     settings = ("canaries.together=true", "canaries.insertions=[2, 30]", "canaries.never=5", "training.epochs=6")

@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("audit", RECIPES)
-def test_every_injected_fault_is_recovered_from_without_other_work(memlib: Memlib, tmp_path: Path, audit: str) -> None:
+def test_every_injected_fault_is_recovered_from_without_redoing_finished_work(
+    memlib: Memlib, tmp_path: Path, audit: str
+) -> None:
     found = list(rows(make_cases(tmp_path, [audit], memlib.environment), FAULTS))
     bad = [row for row in found if not row.good]
     assert not bad, bad
@@ -41,7 +43,7 @@ def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path
     assert all(mine[name].equals(theirs[name]) for name in theirs)
 
 
-def test_an_elastic_fleet_goes_on_with_fewer_nodes(memlib: Memlib, tmp_path: Path) -> None:
+def test_an_elastic_fleet_continues_with_fewer_nodes(memlib: Memlib, tmp_path: Path) -> None:
     (case,) = make_cases(tmp_path, ["forgetting"], memlib.environment)  # many models
     store, _ = case.undisturbed
     with ray_cluster(2) as (cluster, nodes, environment):

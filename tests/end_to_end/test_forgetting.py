@@ -74,7 +74,7 @@ def audited(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[M
     return mine, folder / "store", mine.audit(folder / "store")
 
 
-def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
+def test_an_audit_of_mixes_trains_tests_and_publishes(audited: tuple[Memlib, Path, dict[str, Any]]) -> None:
     mine, store, manifest = audited
     says_one_thing(mine, store, manifest)
     tables = published(store, manifest)
@@ -93,7 +93,7 @@ def test_a_mix_is_trained_judged_and_published(audited: tuple[Memlib, Path, dict
     assert page.count("<svg") >= 1
 
 
-def test_supplied_weights_and_outputs_show_less_trace_after_unlearning(
+def test_supplied_weights_and_outputs_show_a_smaller_trace_after_unlearning(
     audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     """The query model's own weights look like one that used D_Q; a calibration model's outputs do not."""

@@ -108,7 +108,7 @@ def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_forests_and_large_nets_reach_the_page(memlib: Memlib, tmp_path: Path) -> None:
+def test_audits_of_forests_and_large_nets_are_published(memlib: Memlib, tmp_path: Path) -> None:
     forests = wrote(tmp_path, FORESTS, memlib).audit(tmp_path / "store")
     assert forests["findings"][0]["metric"] == "auc"
     large = wrote(tmp_path, LARGE, memlib).audit(

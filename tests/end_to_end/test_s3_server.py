@@ -89,7 +89,7 @@ def test_resume_states_and_published_runs_round_trip(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("size", "parts"), [(60 * 2**20, ""), (101 * 2**20, "-3")], ids=["60 MiB", "101 MiB"])
-def test_large_files_come_back_as_they_were(store: Store, size: int, parts: str) -> None:
+def test_large_files_round_trip_unchanged(store: Store, size: int, parts: str) -> None:
     """s3fs sends what is less than 100 MiB as one, and the rest in parts of 50 MiB; S3 counts them in the ETag."""
     data = os.urandom(2**20) * (size // 2**20)
     with store.artifacts.write(REF) as attempt:
@@ -102,7 +102,7 @@ def test_large_files_come_back_as_they_were(store: Store, size: int, parts: str)
     assert store.file_system.info(remote)["ETag"].strip('"')[32:] == parts
 
 
-def test_a_stream_of_60_mib_goes_in_parts(store: Store) -> None:
+def test_a_stream_of_60_mib_is_uploaded_in_parts(store: Store) -> None:
     data = os.urandom(2**20) * 60
     with store.file_system.open(store.backend.at("stream.bin"), "wb") as file:
         for start in range(0, len(data), 2**20):

@@ -41,7 +41,9 @@ def start(memlib: Memlib, cluster: dict[str, str], store: Path) -> subprocess.Po
 
 
 @pytest.mark.slow
-def test_a_job_near_its_limit_is_queued_again_and_goes_on(memlib: Memlib, cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_slurm_job_near_its_time_limit_is_requeued_and_continues(
+    memlib: Memlib, cluster: dict[str, str], tmp_path: Path
+) -> None:
     store, said = tmp_path / "store", tmp_path / "said"
     job = start(memlib, cluster, store)
     try:

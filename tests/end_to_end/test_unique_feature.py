@@ -103,7 +103,7 @@ def test_a_second_run_computes_nothing(moons: tuple[Memlib, Path, dict[str, Any]
 
 
 @pytest.mark.slow
-def test_other_chunks_of_work_give_the_same_scores(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
+def test_scores_do_not_depend_on_the_chunk_size(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
     tiny, store, manifest = moons
     other = tiny.audit(store, "nets.chunk=30", "score.per_epoch=false")
     columns = ["net", "control", "metric", "output", "label"]

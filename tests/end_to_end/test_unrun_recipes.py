@@ -116,6 +116,6 @@ STAND_INS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", STAND_INS)
-def test_a_recipe_that_was_never_run_runs_on_stand_ins(recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_whose_data_are_not_at_hand_runs_on_stand_ins(recipe: str, tmp_path: Path) -> None:
     run = memlib.run(recipe, store=str(tmp_path / "store"), changes=STAND_INS[recipe](tmp_path), quiet=True)
     assert run.report.exists()

@@ -24,7 +24,9 @@ def headline(manifest: dict[str, Any]) -> dict[tuple[str, float | None], dict[st
 
 
 @pytest.mark.parametrize("recipe", ["smoke", "scenes_vicreg"])
-def test_on_scenes_the_target_remembers_and_the_reference_guesses(memlib: Memlib, tmp_path: Path, recipe: str) -> None:
+def test_on_scenes_the_target_shows_memory_and_the_reference_is_at_chance(
+    memlib: Memlib, tmp_path: Path, recipe: str
+) -> None:
     done = memlib.call("run", "deja-vu", "--recipe", recipe, "--store", str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = headline(newest(tmp_path))

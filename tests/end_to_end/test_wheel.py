@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_a_wheel_runs_beside_folders_of_the_same_names(site: Path, tmp_path: Path) -> None:
+def test_a_wheel_runs_beside_user_folders_named_like_its_packages(site: Path, tmp_path: Path) -> None:
     for name in ("flows", "tasks", "deployments"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this is the user\\'s own code')\n")

@@ -10,7 +10,7 @@ from flows.deployed import audit
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 
 
-def test_a_mistake_ends_as_one_line(tmp_path: Path) -> None:
+def test_a_mistaken_recipe_name_fails_the_flow_with_one_line(tmp_path: Path) -> None:
     state = audit.fn(recipe="smok", store=str(tmp_path))
     assert state.is_failed()
     assert state.message == "no recipe 'smok'; did you mean smoke?"
@@ -42,7 +42,7 @@ def test_lost_engines_and_unreachable_stores_crash_the_flow_and_other_errors_fai
     assert state.message == str(error)
 
 
-def test_an_arrangement_has_one_flow_of_its_own_name() -> None:
+def test_an_arrangement_has_one_flow_named_after_its_audit() -> None:
     assert deja_vu.deja_vu.name == "deja-vu"
     assert deja_vu.deja_vu is deja_vu.deja_vu
     state = deja_vu.deja_vu.fn(recipe="exposure_smoke", store="/tmp")
@@ -51,7 +51,7 @@ def test_an_arrangement_has_one_flow_of_its_own_name() -> None:
         _ = deja_vu.exposure
 
 
-def test_a_package_that_hides_the_flows_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_package_that_shadows_the_flows_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hiding = ModuleSpec("flows", None, is_package=True)
     hiding.submodule_search_locations = [str(tmp_path / "flows")]
     monkeypatch.setattr("memlib.audits.arrangement.find_spec", lambda name: hiding)

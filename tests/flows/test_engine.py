@@ -78,7 +78,7 @@ def of(state: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 @pytest.mark.usefixtures("prefect")
-def test_a_run_has_its_id_its_stages_and_its_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_flow_run_shows_its_id_stages_and_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first, logs, artifacts = of(run(tmp_path))
     assert first.name == f"Smoke ({RUN.run})"
     assert [log.message.rsplit(" in ", 1)[0] for log in logs] == [
@@ -104,7 +104,7 @@ def test_a_run_has_its_id_its_stages_and_its_result(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.usefixtures("prefect")
-def test_runs_of_one_title_are_told_apart_before_they_end(tmp_path: Path) -> None:
+def test_names_of_failed_runs_of_one_title_differ(tmp_path: Path) -> None:
     names = {of(run(tmp_path, "fails", epochs))[0].name for epochs in (1, 2)}
     assert len(names) == 2
     assert all(re.fullmatch(r"fails \([0-9a-f]{12}\)", name) for name in names)

@@ -33,7 +33,7 @@ from memlib.recipes.files import load_recipe, shipped_recipes, validate
         ),
     ],
 )
-def test_limits_name_tests_that_cannot_reject_and_bounds_out_of_reach(recipe: str, settings: list[str], said: str) -> None:
+def test_limits_name_tests_that_cannot_reject_and_unreachable_bounds(recipe: str, settings: list[str], said: str) -> None:
     content, _ = load_recipe(recipe, settings)
     audit = AUDITS[str(content["audit"]).replace("_", "-")]
     assert any(said in line for line in audit.limits(validate(audit.recipe, content)))
@@ -52,7 +52,7 @@ def test_shipped_recipes_have_no_limits() -> None:
             assert bool(said) == (name in WITHOUT_VERDICT | OF_OTHERS), (name, said)
 
 
-def test_plan_prints_what_the_recipe_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_the_limits_of_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--recipe", "smoke", "--store", str(tmp_path), "--set", "split.train_per_class=1"]
     assert main(["plan", "deja-vu", *options, "--json"]) == 0
     assert "no test of two classes can be significant" in json.loads(capsys.readouterr().out)["limits"][0]

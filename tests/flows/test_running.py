@@ -12,7 +12,7 @@ from memlib.errors import UserError
 from memlib.recipes.files import load_recipe
 
 
-def test_stages_are_those_of_the_audit_or_of_any_cell() -> None:
+def test_check_stages_accepts_stages_of_the_audit_or_of_any_cell() -> None:
     check_stages(AUDITS["exposure"], ["corpus", "train"])
     check_stages(AUDITS["sweep"], ["corpus", "train_nets", "embed"])
     for audit in ("deja-vu", "sweep"):
@@ -26,7 +26,7 @@ def test_resources_for_an_unknown_stage_are_refused(tmp_path: Path, capsys: pyte
     assert "has no stage 'trian'" in capsys.readouterr().err
 
 
-def test_a_sweep_has_the_machines_of_its_recipe(tmp_path: Path) -> None:
+def test_a_sweep_inherits_the_resources_of_its_base_recipe(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("extends: smoke\nresources: {ray_address: auto, max_failures: 1}")
     (tmp_path / "sweep.yaml").write_text("audit: sweep\nrecipe: base.yaml\ncells: [{name: a}]\nresources: {max_failures: 2}")
     _, machines = load_recipe(str(tmp_path / "sweep.yaml"))

@@ -63,7 +63,7 @@ def test_cells_of_grid_and_list_are_whole_recipes(tmp_path: Path) -> None:
     assert cells["b"].recipe.title == "other"
 
 
-def test_cells_are_called_by_as_much_of_a_key_as_tells_them_apart() -> None:
+def test_cells_are_named_by_the_shortest_unambiguous_keys() -> None:
     assert in_words({"data.seed": 0, "training.seed": 1, "training.epochs": 5}) == "data.seed=0 training.seed=1 epochs=5"
     assert in_words({"seed": 0, "training.seed": 1}) == "seed=0 training.seed=1"
     assert in_words({"title": date(2026, 1, 2)}) == "title=2026-01-02"
@@ -105,7 +105,7 @@ def test_headlines_are_adjusted_over_the_cells_and_equal_scores_count_once() -> 
     assert none.word == "descriptive"
 
 
-def test_a_run_with_several_targets_is_known_by_the_one_that_stands_out() -> None:
+def test_the_headline_of_a_run_with_several_targets_is_the_most_significant_one() -> None:
     rows = settle(
         [tested("trace", {"target": t}, 1.0, n=9, p_value=p, family="targets") for t, p in (("a", 0.8), ("b", 0.001))],
         alpha=0.05,

@@ -43,7 +43,7 @@ def test_errors_about_files_that_are_not_recipes_do_not_quote_their_content(text
 
 
 @pytest.mark.parametrize("title", [r"\ud800", r"\e[31mred", r"a\u202eb", r"\x07"])
-def test_characters_that_terminals_obey_or_nothing_writes_are_refused(title: str, tmp_path: Path) -> None:
+def test_recipes_with_control_characters_or_surrogates_are_refused(title: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(f'extends: smoke\ntitle: "{title}"\n')
     with pytest.raises(UserError, match="control character"):
         load_recipe(str(tmp_path / "recipe.yaml"))
@@ -139,7 +139,7 @@ def test_temporary_folders_of_killed_processes_are_swept(tmp_path: Path, monkeyp
         assert alive.exists()
 
 
-def test_a_command_whose_output_is_closed_ends_well(tmp_path: Path) -> None:
+def test_a_command_whose_output_is_closed_exits_with_status_0(tmp_path: Path) -> None:
     Store(str(tmp_path)).check_writable()
     command = f"{sys.executable} -m flows.cli.entry runs --store {tmp_path} >&-"
     assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60).returncode == 0

@@ -29,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(STORES))
-def test_whatever_happens_to_a_store_verify_names_it_and_gc_deletes_nothing_of_a_run(
+def test_verify_names_every_change_of_a_store_and_gc_deletes_nothing_of_a_run(
     whole: Path, tmp_path: Path, number: int
 ) -> None:
     assert trees.check(whole, tmp_path, number, seed=1) == ""

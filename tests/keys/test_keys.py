@@ -41,7 +41,9 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("case", READ_LATER)
-def test_no_key_of_another_source_has_changed(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_of_a_source_without_a_shipped_recipe_has_changed(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, settings = READ_LATER[case]
     assert pins_of(keys_of(recipe, tmp_path, monkeypatch, settings)) == json.loads(PINS.read_text())[case]
 
@@ -53,7 +55,7 @@ def test_no_key_of_a_shipped_recipe_has_changed(recipe: str, tmp_path: Path, mon
     assert pins_of(keys_of(recipe, tmp_path, monkeypatch)) == pinned[recipe]
 
 
-def test_a_change_of_a_recipe_changes_keys_from_there_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setting_changes_keys_from_the_affected_stage_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     after.mkdir()

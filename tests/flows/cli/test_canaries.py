@@ -47,7 +47,7 @@ def losses(folder: str, path: Path, gain: float, *, base: bool = True) -> str:
     return str(path)
 
 
-def test_make_prints_numbers_and_no_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_canaries_make_prints_counts_but_no_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path, "--json")
     said = capsys.readouterr()
     inserted = int(read_coins(Path(folder)).inside.sum())
@@ -70,7 +70,7 @@ def test_audit_finds_a_plant_and_refutes_its_claim(tmp_path: Path, capsys: pytes
     assert "canary-0" not in said
 
 
-def test_audit_as_json_without_a_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_canaries_audit_prints_json_without_a_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path)
     file = losses(folder, tmp_path / "l.parquet", 0, base=False)
     capsys.readouterr()
@@ -95,7 +95,7 @@ def test_audit_as_json_without_a_base(tmp_path: Path, capsys: pytest.CaptureFixt
         ([], ["--epsilon", "0.5"], "epsilon 0.5: not refuted at level 0.05 (p = "),
     ],
 )
-def test_claims_are_compared_only_where_they_can_be(
+def test_canaries_audit_compares_only_comparable_claims(
     make: list[str], audit: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made(tmp_path, *make)
@@ -115,7 +115,7 @@ def test_score_records_equal_losses_of_equal_models(model: str, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_check_looks_at_lengths_and_tokenized_data(
+def test_canaries_check_examines_lengths_and_tokenized_data(
     chat: bool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
@@ -149,7 +149,7 @@ def test_check_looks_at_lengths_and_tokenized_data(
         (["score", "c", "--model", "none", "--output", "l.parquet", "--step", "0"], "the trained model is at step 0"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_mistakes_of_canaries_commands_print_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made(tmp_path)
@@ -161,7 +161,9 @@ def test_mistakes_are_one_line(
     assert len(told.splitlines()) == 1
 
 
-def test_an_invalid_claim_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_claims_and_settings_of_canaries_audit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = made(tmp_path)
     file = losses(folder, tmp_path / "l.parquet", 0)
     for option, value, said in (

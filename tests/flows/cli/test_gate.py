@@ -52,7 +52,7 @@ def test_a_share_above_the_limit_rarely_passes(count: int, persons: int | None) 
     assert passed <= 13
 
 
-def test_much_memory_fails_and_its_persons_count_once() -> None:
+def test_strong_memory_fails_the_gate_and_grouping_by_person_widens_its_interval() -> None:
     rng = np.random.default_rng(2)
     assert ends(rng, 400, 0.6)[0] > 0.4
     alone, grouped = ends(rng, 200, 0.5), ends(rng, 200, 0.5, persons=20)
@@ -118,7 +118,9 @@ def canary(number: int, bits: float, p: float, *, rank: int | None = 5, upper: f
         ([canary(0, 9.5, 0.001, rank=None, upper=10.5)], "undecided", "cannot be ruled out"),
     ],
 )
-def test_an_exposure_is_compared_exactly_and_chance_fails_no_build(canaries: list[Finding], outcome: str, said: str) -> None:
+def test_an_exposure_gate_compares_ranks_exactly_and_fails_no_build_by_chance(
+    canaries: list[Finding], outcome: str, said: str
+) -> None:
     head = tested("exposure", {}, 2.0, n=len(canaries), p_value=1e-6, family="headline", null_value=1.44)
     rows = settle([head, *canaries], alpha=0.05)
     run = SimpleNamespace(summary=rows.table(Said("shown", "", "")))

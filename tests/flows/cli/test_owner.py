@@ -57,7 +57,7 @@ def test_ids_lists_the_whole_pool_under_pseudonyms_that_reveal_no_role(tmp_path:
     assert listed(tmp_path / "again") == names
 
 
-def test_ids_names_the_setting_of_a_membership_audit(
+def test_ids_names_the_setting_for_outputs_of_a_membership_audit(
     tmp_path: Path, secret: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, asked = str(tmp_path / "s"), tmp_path / "asked"
@@ -66,7 +66,7 @@ def test_ids_names_the_setting_of_a_membership_audit(
     assert len(listed(asked)) == 569
 
 
-def test_ids_of_a_table_hold_its_own_columns_without_label_person_and_name(tmp_path: Path, secret: bytes) -> None:
+def test_ids_of_a_table_include_its_columns_except_label_person_and_id(tmp_path: Path, secret: bytes) -> None:
     ages = ["?", "1.5", *(f"{20 + number}" for number in range(38))]  # as they are in the file, whatever a model sees
     rows = [f'p{number // 2},n{number},{ages[number]},"a, {number % 3}",{number % 2}' for number in range(40)]
     (tmp_path / "table.csv").write_text("\n".join(["who,name,age,town,ill", *rows]))
@@ -84,7 +84,7 @@ def test_ids_of_a_table_hold_its_own_columns_without_label_person_and_name(tmp_p
     }
 
 
-def test_ids_refuses_a_table_with_a_column_of_the_name_that_names_get(
+def test_ids_refuses_a_table_with_a_column_named_example_id(
     tmp_path: Path, secret: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "table.csv").write_text("\n".join(["example_id,ill", *(f"{n},{n % 2}" for n in range(20))]))
@@ -116,7 +116,7 @@ def test_ids_refuses_an_existing_output_folder_and_audits_without_outputs_of_own
     )
 
 
-def test_outputs_under_pseudonyms_are_joined_to_the_same_examples(tmp_path: Path, secret: bytes) -> None:
+def test_outputs_listed_by_pseudonym_are_joined_to_the_same_examples(tmp_path: Path, secret: bytes) -> None:
     scores = [[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]]
     members = pa.table({"example_id": ["a", "b", "c"], "label": [0, 1, 1], "class_name": ["x", "y", "y"]})
     plain = pa.table({"example_id": ["a", "b", "c"], "scores": scores})

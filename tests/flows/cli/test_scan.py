@@ -90,7 +90,7 @@ def test_compressed_texts_and_columns_are_read(tmp_path: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_mistakes_are_one_line_without_a_secret(
+def test_mistakes_of_scan_print_one_line_without_a_secret(
     arguments: list[str], said: str, mail: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["scan", str(mail), *(argument.replace("MAIL", str(mail)) for argument in arguments)]) == 2
@@ -114,7 +114,7 @@ def test_scan_refuses_empty_and_missing_texts_without_writing_a_file(
     assert not (tmp_path / "s.txt").exists()
 
 
-def test_a_link_is_not_followed(mail: Path, tmp_path: Path) -> None:
+def test_scan_does_not_write_through_a_link(mail: Path, tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
     assert main(["scan", str(mail), *ASK, "--out", str(tmp_path / "link.txt")]) == 2
     assert not (tmp_path / "elsewhere.txt").exists()

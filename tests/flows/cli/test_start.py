@@ -19,7 +19,7 @@ from memlib.store.records import sealed
 
 
 @pytest.mark.parametrize("name", list(AUDITS))
-def test_a_starter_is_a_valid_recipe_that_says_how_to_go_on(
+def test_a_starter_is_a_valid_recipe_that_names_the_next_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ def test_doctor_names_an_unusable_store_and_prefect_server(
     assert "not a memlib store" in problems["store"]
 
 
-def test_a_page_is_opened_and_a_moved_store_says_where_it_is_now(
+def test_pages_are_opened_and_shown_at_their_place_in_a_moved_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(str(tmp_path / "before"))

@@ -66,7 +66,7 @@ def of_session(leader: int) -> list[int]:
 
 
 @pytest.mark.parametrize("status", [0, 2, 75])
-def test_a_process_that_ends_by_itself_has_its_own_status(tmp_path: Path, status: int) -> None:
+def test_a_process_that_ends_by_itself_keeps_its_exit_status(tmp_path: Path, status: int) -> None:
     done = start(tmp_path, f"return ended({status})")
     _, errors = done.communicate(timeout=60)
     assert (done.returncode, errors) == (status, "")
@@ -263,12 +263,12 @@ sys.exit(command())
     assert_stopped(script)
 
 
-def test_a_crash_after_the_reported_end_leaves_the_exit_status(tmp_path: Path) -> None:
+def test_a_crash_after_the_reported_end_does_not_change_the_exit_status(tmp_path: Path) -> None:
     done = start(tmp_path, "ended(0); os.abort()")
     assert done.wait(timeout=60) == 0
 
 
-def test_no_process_is_left_over(tmp_path: Path) -> None:
+def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     for body in (f"{SLEEPER}; os._exit(1)", f"{SLEEPER}; return ended(0)"):
         before = {process.pid for process in psutil.process_iter()}
         done = start(tmp_path, body)
@@ -294,7 +294,7 @@ def test_a_suspended_command_suspends_its_work(tmp_path: Path) -> None:
     assert done.wait(timeout=60) == 0
 
 
-def test_work_that_swallows_an_interrupt_is_ended(tmp_path: Path) -> None:
+def test_work_that_swallows_an_interrupt_is_killed(tmp_path: Path) -> None:
     body = (
         "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]; "
         f"{SLEEPER}; print('ready', flush=True); time.sleep(600)"

@@ -419,9 +419,7 @@ def test_verdict_of_a_sweep_says_whether_a_cell_was_shown_to_differ(p_value: flo
 @pytest.mark.parametrize(
     ("mean", "count", "warned"), [(0.45, 203, False), (0.35, 203, True), (0.35, 20, False), (0.65, 203, False)]
 )
-def test_candidates_never_inserted_that_rank_too_low_are_warned_about_in_the_box(
-    mean: float, count: int, warned: bool
-) -> None:
+def test_the_verdict_warns_if_never_inserted_canaries_are_misranked(mean: float, count: int, warned: bool) -> None:
     recipe = exposure.Recipe.model_validate(
         {"data": {"source": {"kind": "topics"}}, "model": {}, "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None}}
     )  # fmt: skip
@@ -453,7 +451,7 @@ def test_sentence_of_exposure_says_whether_canaries_share_a_model(together: bool
     assert sentence == f"{subject} away information about 3 of 3 inserted canaries."
 
 
-def test_every_target_without_a_shown_trace_comes_with_its_limit_and_the_bound() -> None:
+def test_the_explanation_gives_limit_and_bound_of_every_target_without_a_shown_trace() -> None:
     at = {"kind": "target", "examples": 90, "withheld": 90}
     rows = [
         tested(

@@ -126,7 +126,7 @@ def test_images_have_the_class_of_their_largest_object_and_the_boxes_of_all(tmp_
     assert "1 of 5 images have no annotated object and are left out" in remarks_of(source)
 
 
-def test_classes_and_their_numbers_are_as_asked_for(tmp_path: Path) -> None:
+def test_the_requested_classes_of_coco_are_read_in_their_order(tmp_path: Path) -> None:
     write_images(tmp_path)
     file = write_coco(tmp_path)
 
@@ -147,7 +147,7 @@ def test_classes_and_their_numbers_are_as_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["coco", "yolo", "labelme", "voc"])
-def test_images_in_class_folders_have_boxes_of_each_format(tmp_path: Path, form: Any) -> None:
+def test_image_folders_read_boxes_of_every_annotation_format(tmp_path: Path, form: Any) -> None:
     write_images(tmp_path)
     WRITERS[form](tmp_path)
     beside = {"coco": "annotations/instances.json", "yolo": "labels", "labelme": "images", "voc": "Annotations"}[form]
@@ -238,7 +238,7 @@ def test_damaged_annotations_are_named(tmp_path: Path, form: Any, content: str, 
         open_source(AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path), boxes=form))
 
 
-def test_polygons_circles_and_boxes_that_end_within_a_pixel_are_enclosed() -> None:
+def test_boxes_enclose_polygons_circles_and_fractional_edges() -> None:
     xml = b"""<annotation><object><name>a</name><polygon><pt><x>4</x><y>9</y></pt><pt><x>7</x><y>2</y></pt></polygon></object>
     <object><name>b</name><bndbox><xmin>6.5</xmin><ymin>6.5</ymin><xmax>18.25</xmax><ymax>18.25</ymax></bndbox></object>
     <imagesize><nrows>20</nrows><ncols>30</ncols></imagesize></annotation>"""
@@ -277,7 +277,7 @@ def test_a_key_that_occurs_twice_is_refused() -> None:
             parse_coco(content.encode(), "a.json")
 
 
-def test_numbers_and_names_that_nothing_can_hold_are_refused() -> None:
+def test_out_of_range_coordinates_and_invalid_names_in_annotations_are_refused() -> None:
     huge = "9" * 400
     for place in (f"[[{huge}, 1], [6, 6]]", f"[[1, 1], [{huge}.5e400, 6]]"):
         with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(.*\)$"):

@@ -61,7 +61,7 @@ def test_a_table_in_parquet_gives_the_same_values_and_another_digest(tmp_path: P
         ("name,kind\na,1\na,2\n", "gives example 'a' two values: 1 and 2"),
     ],
 )
-def test_tables_that_say_nothing_are_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_unusable_tables_of_attributes_are_refused_in_one_line(content: str, message: str, tmp_path: Path) -> None:
     with pytest.raises((UserError, DataError), match=message) as refused:
         read_attributes(source(), INDEX, {"kind": listed(tmp_path, content)})
     assert len(str(refused.value).splitlines()) == 1

@@ -89,7 +89,7 @@ def test_a_leaked_benchmark_is_caught_and_its_family_named(leak: str) -> None:
 
 
 @pytest.mark.parametrize("leak", ["ids", "sizes"])
-def test_a_leak_is_described_where_membership_was_not_drawn(leak: str) -> None:
+def test_a_leak_is_described_without_a_test_if_membership_was_not_drawn(leak: str) -> None:
     features, design = shard(0, leak)
     found = described_baseline(
         features.of(leak), (leak,) * features.of(leak).shape[1], design.first, design.group, folds=3, seed=0
@@ -98,12 +98,12 @@ def test_a_leak_is_described_where_membership_was_not_drawn(leak: str) -> None:
     assert found.by_family == {leak: found.auc}
 
 
-def test_an_innocent_draw_is_withdrawn_at_most_at_the_level() -> None:
+def test_a_random_draw_is_withdrawn_at_most_at_the_level() -> None:
     p_values = [tested(*shard(seed), seed).p_value or 0.0 for seed in range(60)]
     assert sum(p <= 0.05 for p in p_values) <= most_of(60, 0.05)
 
 
-def test_a_larger_share_of_rows_per_member_is_caught_by_the_sizes_of_persons() -> None:
+def test_more_rows_per_member_are_caught_by_the_sizes_of_persons() -> None:
     rng = np.random.default_rng(0)
     member = np.arange(60) < 30
     person = np.repeat(np.arange(60), np.where(member, 5, 3))
@@ -114,13 +114,13 @@ def test_a_larger_share_of_rows_per_member_is_caught_by_the_sizes_of_persons() -
     assert found.by_family["sizes"] == 1.0
 
 
-def test_groups_have_the_mean_of_their_units_in_the_order_of_their_numbers() -> None:
+def test_features_by_group_are_the_means_of_their_units_in_the_order_of_group_numbers() -> None:
     features = class_features(np.array([0, 1, 1, 0]))
     means = features.by_group(np.array([9, 4, 9, 9])).values
     assert means == pytest.approx(np.array([[0, 1, 1], [2 / 3, 1 / 3, 3]]))
 
 
-def test_features_are_finite_and_named_whatever_is_missing() -> None:
+def test_blind_features_are_finite_and_named_even_where_values_are_missing() -> None:
     index = index_of(["a", "b", "é"], original_width=[None, 10, 30], digest=["x", "x", "y"], boxes=[None, [0, 0, 2, 3], []])
     features = blind_features(index)
     assert np.isfinite(features.values).all()
@@ -133,7 +133,7 @@ def test_features_are_finite_and_named_whatever_is_missing() -> None:
     assert column(sizes, "boxes") == [0.0, 1.0, 0.0]
 
 
-def test_ids_give_their_numbers_and_their_order() -> None:
+def test_features_of_ids_include_their_numbers_length_and_alphabetical_place() -> None:
     features = id_features(["b/7", "b/12/3", "a", f"c/{10**30 + 7}"])
     assert column(features, "length") == [3.0, 6.0, 1.0, 33.0]
     assert column(features, "runs of digits") == [1.0, 2.0, 0.0, 1.0]
@@ -194,7 +194,7 @@ class Counted(ReadRows):
 
 
 @pytest.mark.parametrize("shape", [(13, 17, 3), (4, 5, 1), (12, 12, 1)])
-def test_pixels_are_those_of_a_plain_loop_and_read_in_blocks(
+def test_features_of_pixels_equal_a_plain_loop_and_are_computed_in_blocks(
     shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -225,7 +225,7 @@ def test_points_are_capped_and_missing_coordinates_filled() -> None:
     assert features.values[1, :3].tolist() == [100.0, 101.0, 202.0]
 
 
-def test_texts_give_statistics_solved_by_hand() -> None:
+def test_features_of_texts_equal_statistics_computed_by_hand() -> None:
     text = "In 2021, IN 2019!\n"
     features = text_features([text, "", "plain words"])
     expected = {
@@ -248,6 +248,6 @@ def test_texts_give_statistics_solved_by_hand() -> None:
     assert np.isfinite(features.values).all()
 
 
-def test_a_text_per_unit_is_needed() -> None:
+def test_families_of_features_with_unequal_numbers_of_units_are_refused() -> None:
     with pytest.raises(UserError, match="of 2 and of 3 units"):
         joined([text_features(["a", "b"]), id_features(["1", "2", "3"])])

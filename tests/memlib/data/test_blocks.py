@@ -140,7 +140,7 @@ def test_a_damaged_picture_raises_corrupt_artifact(folder: Path, monkeypatch: py
         pictures(52)
 
 
-def test_an_offset_that_points_beyond_the_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_with_an_offset_beyond_the_file_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
     _, shard = decoded(folder, "store", spec(folder, storage="png"))
     (file, _) = sorted((folder / "store").glob("artifacts/decode_block/*/*/images.arrow"))
@@ -162,7 +162,7 @@ def test_an_offset_that_points_beyond_the_file_is_named(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize("storage", ["png", "jpeg"])
-def test_damage_of_an_encoded_picture_is_named_whatever_it_does(
+def test_any_damaged_byte_of_an_encoded_picture_changes_nothing_or_is_named(
     folder: Path, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "BLOCK_BYTES", 30 * SIZE * SIZE * 3)
@@ -194,7 +194,7 @@ def test_grey_images_are_encoded_too(folder: Path, threads: str, monkeypatch: py
     assert not list((folder / "png").glob("artifacts/decode/*/*/images.npy"))
 
 
-def test_points_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_points_are_never_encoded_as_pictures(tmp_path: Path) -> None:
     data = DataSpec.model_validate({"source": {"kind": "two_moons", "num_examples": 20}, "storage": "png"})
     assert decode(PlainRunner(Store(str(tmp_path))), data).content.images.shape == (20, 3)
 

@@ -53,12 +53,12 @@ def csv_source(folder: Path, name: str) -> CsvSource:
 
 
 @pytest.mark.parametrize("name", ["../secret/x.png", "cat/../../secret/x.png", "SECRET", "", "cat/../../photos/cat/1.png"])
-def test_a_row_that_leads_out_of_the_root_is_refused(folder: Path, name: str) -> None:
+def test_a_csv_row_whose_path_leads_out_of_the_root_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(UserError, match="does not lie below"):
         open_source(csv_source(folder, name.replace("SECRET", str(folder / "secret" / "x.png"))))
 
 
-def test_links_lead_where_the_machine_lets_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_followed_only_into_allowed_data_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_source(csv_source(folder, "dog/1.png"))[1].label == 0
     (folder / "photos" / "cat" / "2.png").symlink_to(folder / "photos" / "dog" / "1.png")
     assert len(open_source(ImageFolderSource(kind="image_folder", path=str(folder / "photos")))) == 3
@@ -119,7 +119,7 @@ def test_images_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPa
         decode_example(png(), "a", 0)
 
 
-def test_texts_that_unfold_without_end_are_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_decompress_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text.gz"
     file.write_bytes(gzip.compress(b"a line\r\n" * 100_000))
     assert "".join(read_file(str(file))).startswith("a line\na line")
@@ -149,7 +149,7 @@ def test_headers_of_arrays_that_numpy_stumbles_over_are_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("label", [2**31, 10**12])
-def test_labels_that_count_no_classes_are_refused(tmp_path: Path, label: int) -> None:
+def test_labels_too_large_for_class_indices_are_refused(tmp_path: Path, label: int) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.array([0, label]))
     pq.write_table(pa.table({"image": [png(), png()], "label": [0, label]}), tmp_path / "a.parquet")
     for source in (
@@ -160,7 +160,7 @@ def test_labels_that_count_no_classes_are_refused(tmp_path: Path, label: int) ->
             open_source(source)
 
 
-def test_tables_of_images_that_are_laid_out_oddly_are_refused_in_words(tmp_path: Path) -> None:
+def test_parquet_images_with_unusual_columns_are_refused_with_a_message(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     source = ParquetSource(kind="parquet", path=str(path), boxes_column="boxes")
     table = pa.table({"image": [png()], "label": [0], "boxes": [[[0.0, 0.0, 1.0, 1.0]]]})
@@ -188,7 +188,7 @@ def test_unreadable_or_too_large_feature_pictures_are_refused(
 
 
 @pytest.mark.parametrize("value", ["1e30", "nan", "-inf", "x", ""])
-def test_boxes_that_no_image_has_are_named(value: str) -> None:
+def test_impossible_box_coordinates_are_refused_with_their_file(value: str) -> None:
     box = "".join(f"<{tag}>{value if tag == 'xmin' else 3}</{tag}>" for tag in ("xmin", "ymin", "xmax", "ymax"))
     with pytest.raises(UserError, match=r"a.xml is not a Pascal VOC annotation"):
         parse_voc(f"<annotation><object><bndbox>{box}</bndbox></object></annotation>".encode(), "a.xml")
@@ -200,7 +200,7 @@ def test_format_holes_of_none_or_more_than_1000_symbols_are_refused(hole: str) -
         Format(f"number {hole}", {}).places("character")
 
 
-def test_the_option_to_read_all_files_again_reaches_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_option_rehash_sets_the_environment_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MEMLIB_REHASH", "")
     seen: list[str | None] = []
     monkeypatch.setattr(

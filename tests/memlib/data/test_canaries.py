@@ -115,7 +115,7 @@ def test_picture_feature_respects_transparency_and_refuses_an_empty_mask(tmp_pat
 
 
 @given(text=st.text(alphabet="AJN07", min_size=1, max_size=3), seed=st.integers(0, 5))
-def test_null_features_are_others_of_the_same_kind(text: str, seed: int) -> None:
+def test_null_features_are_other_texts_of_the_same_form(text: str, seed: int) -> None:
     spec = glyph(text=text, nulls="letters")
     nulls = null_features(spec, GREY, 40, seed=seed)
     possible = int(np.prod([26 if c.isalpha() else 10 for c in text])) - 1
@@ -126,7 +126,7 @@ def test_null_features_are_others_of_the_same_kind(text: str, seed: int) -> None
         assert feature.box == build_feature(spec, GREY).box
 
 
-def test_small_letters_have_small_letters_as_nulls() -> None:
+def test_null_features_keep_upper_and_lower_case() -> None:
     font = str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")
     names = null_features(glyph(text="Jo", font=font, scale=1, nulls="letters"), GREY, 20, seed=0)
     assert all(name[0].isupper() and name[1].islower() for name in names)
@@ -157,7 +157,7 @@ def test_null_features_are_refused_for_texts_without_comparable_ones(text: str, 
         ("A7", "texts.txt", "list"),
     ],
 )
-def test_a_word_of_letters_is_taken_for_a_name(text: str, nulls: str | None, kind: str) -> None:
+def test_null_kind_takes_a_word_of_letters_for_a_name(text: str, nulls: str | None, kind: str) -> None:
     assert null_kind(glyph(text=text, nulls=nulls)) == kind
 
 
@@ -185,11 +185,11 @@ def test_null_features_come_from_a_given_list_without_the_canary_text(tmp_path: 
         null_features(glyph(text="JOHN", nulls=str(tmp_path / "texts.txt")), GREY, 9, seed=0)
 
 
-def test_nulls_that_are_not_given_leave_keys_as_they_were() -> None:
+def test_absent_nulls_are_left_out_of_the_spec() -> None:
     assert "nulls" not in glyph().model_dump(mode="json")
 
 
-def test_pictures_of_the_same_kind_are_nulls_unless_they_are_the_same(tmp_path: Path) -> None:
+def test_null_features_are_the_pictures_of_a_folder_that_differ_from_the_feature(tmp_path: Path) -> None:
     own = PictureFeature(kind="picture", path=str(tmp_path / "own.png"), nulls=str(tmp_path / "others"))
     (tmp_path / "others").mkdir()
     for name, value in (("own.png", 9), ("others/a.png", 9), ("others/b.png", 50), ("others/c.png", 50)):
@@ -210,7 +210,7 @@ def spec(**changes: Any) -> CanarySpec:
     return CanarySpec.model_validate({"feature": {"kind": "glyph"}} | changes)
 
 
-def test_canaries_are_chosen_as_asked() -> None:
+def test_choose_canaries_follows_label_count_choice_and_seed() -> None:
     table = members([0, 0, 1, 1, 1, 2])
     influence = {f"e{i}": float(i) for i in range(6)}
     assert set(choose_canaries(table, spec(label=1, count=3))["row"].to_pylist()) == {2, 3, 4}

@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_insert_holds_the_documents_whose_coin_is_in_and_all_holds_no_coin(tmp_path: Path) -> None:
+def test_insert_file_holds_the_included_documents_and_all_file_reveals_no_coin(tmp_path: Path) -> None:
     folder = write(tmp_path / "c")
     coins, every = read_coins(folder), lines(folder / ALL_FILE)
     inserted = {row["text"] for row in lines(folder / INSERT_FILE)}
@@ -67,7 +67,7 @@ def test_chats_have_the_random_part_in_the_answer(tmp_path: Path) -> None:
     assert len({one.prompt for one in read_documents(folder)}) > 50
 
 
-def test_documents_differ_and_depend_on_secret_and_seed() -> None:
+def test_canary_documents_differ_and_depend_on_secret_and_seed() -> None:
     drawn = {
         name: [one.text for one in draw_documents(Form("{d4}"), 500, secret=secret, seed=seed)]
         for name, secret, seed in (("a", SECRET, 0), ("again", SECRET, 0), ("seed", SECRET, 1), ("secret", b"x" * 32, 0))

@@ -49,9 +49,7 @@ def test_scores_without_a_base_are_minus_the_loss() -> None:
         ([("a", 9.0, 4, 0), *BASE[1:], *LAST], None, "other numbers of tokens at step 0"),
     ],
 )
-def test_losses_that_are_not_one_of_each_canary_are_refused(
-    rows: list[tuple[str, float, int, int]], step: int | None, said: str
-) -> None:
+def test_losses_must_have_one_row_per_canary(rows: list[tuple[str, float, int, int]], step: int | None, said: str) -> None:
     with pytest.raises(UserError, match=said):
         score_canaries(table(rows), ["a", "b"], step=step)
 
@@ -73,7 +71,7 @@ def test_losses_of_a_diverged_training_are_refused(tmp_path: Path) -> None:
             read_losses(path)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_files_without_losses_or_tokens_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), tmp_path / "other.parquet")
     (tmp_path / "text.parquet").write_text("canary")
     for name in ("other.parquet", "text.parquet", "none.parquet"):

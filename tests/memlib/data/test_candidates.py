@@ -7,7 +7,7 @@ from memlib.data.candidates import class_candidates, hashed_order
 from memlib.identity import derive_seed
 
 
-def test_order_is_that_of_the_hashes_and_does_not_depend_on_the_other_ids() -> None:
+def test_hashed_order_does_not_depend_on_the_other_ids() -> None:
     ids = [f"image {n}" for n in range(40)]
     order = [ids[place] for place in hashed_order(ids, 3)]
     assert order == sorted(ids, key=lambda name: derive_seed(3, "candidate", name))

@@ -35,7 +35,7 @@ ODD_IDS = {
 }
 
 
-def test_ids_are_text_or_whole_numbers() -> None:
+def test_columns_of_ids_hold_text_or_whole_numbers() -> None:
     for column, expected in (
         (pa.array(["a", None]), ["a", None]),
         (pa.array([7, 8], pa.uint8()), ["7", "8"]),
@@ -141,7 +141,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         Store(folder.decode("utf-8", "surrogateescape"))
 
 
-def test_files_of_another_format_and_hidden_copies_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_another_format_are_named_and_hidden_copies_ignored(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [{"bytes": b"x", "path": "x"}], "label": [0]}), tmp_path / "a.parquet")
     (tmp_path / "._a.parquet").write_bytes(b"copied by a file manager")
     assert len(open_source(ParquetSource(kind="parquet", path=str(tmp_path)))) == 1

@@ -33,7 +33,7 @@ def largest_area_by_trying_all(boxes: list[Box], min_side: int) -> int:
 
 @given(boxes_strategy(), st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
-def test_maximal_is_the_largest_rectangle_that_meets_no_box(boxes: list[Box], min_side: int) -> None:
+def test_maximal_crop_is_the_largest_rectangle_outside_all_boxes(boxes: list[Box], min_side: int) -> None:
     crop = maximal_crop(WHOLE, boxes, min_side=min_side)
     best = largest_area_by_trying_all(boxes, min_side)
     if crop is None:
@@ -63,14 +63,14 @@ def official_by_pixels(boxes: list[Box], threshold: float, width: int = SIDE, he
 
 @given(boxes_strategy(), st.sampled_from([0.0, 1.0, 2.25, 3.0]))
 @settings(max_examples=150, deadline=None)
-def test_official_is_the_authors_rule(boxes: list[Box], threshold: float) -> None:
+def test_official_crop_equals_the_authors_rule(boxes: list[Box], threshold: float) -> None:
     crop = official_crop(WHOLE, boxes, threshold=threshold)
     assert crop == official_by_pixels(boxes, threshold)
     if crop is not None:
         assert all(crop[2] <= b[0] or b[2] <= crop[0] or crop[3] <= b[1] or b[3] <= crop[1] for b in boxes)
 
 
-def test_official_is_the_authors_rule_on_4000_layouts() -> None:
+def test_official_crop_equals_the_authors_rule_on_4000_layouts() -> None:
     rng = np.random.default_rng(0)
     none = 0
     for _ in range(4000):
@@ -88,7 +88,7 @@ def test_official_is_the_authors_rule_on_4000_layouts() -> None:
     assert 0 < none < 2000
 
 
-def test_official_never_joins_columns_and_wants_more_than_the_threshold() -> None:
+def test_official_crop_never_joins_columns_and_must_exceed_the_threshold() -> None:
     boxes = [(0, 0, 2, 2), (6, 0, 8, 2)]  # below both, rows 2 to 9 are free; columns are cut at 2, 6 and 8
     assert maximal_crop(WHOLE, boxes) == (0, 2, 9, 9)
     assert official_crop(WHOLE, boxes) == (2, 0, 6, 9)
@@ -97,20 +97,20 @@ def test_official_never_joins_columns_and_wants_more_than_the_threshold() -> Non
     assert official_crop((0, 0, 30, 10), [(10, 4, 30, 6)]) == (0, 0, 10, 10)  # of area 100; the row above has 80
 
 
-def test_official_asks_for_more_than_a_share_of_the_side() -> None:
+def test_official_crop_must_exceed_the_minimum_share_of_the_side() -> None:
     box = np.array([[3, 0, 9, 9]])
     assert periphery_crop(WHOLE, box, CropSpec(mode="official", min_side=0.33)) == (0, 0, 3, 9)
     assert periphery_crop(WHOLE, box, CropSpec(mode="official", min_side=1 / 3)) is None
     assert periphery_crop(WHOLE, box, CropSpec(min_side=1 / 3)) == (0, 0, 3, 9)
 
 
-def test_corner_is_the_lower_left_truncated() -> None:
+def test_corner_crop_is_the_lower_left_in_truncated_pixels() -> None:
     assert corner_crop((0, 0, 100, 50)) == (0, 35, 30, 50)
     assert corner_crop((0, 0, 9, 6)) == (0, 5, 2, 6)  # 2.7 and 1.8 pixels
     assert corner_crop((0, 0, 100, 3)) is None
 
 
-def test_an_image_without_boxes_has_only_a_corner() -> None:
+def test_an_image_without_boxes_has_only_a_corner_crop() -> None:
     none = np.zeros((0, 4), dtype=np.int64)
     assert periphery_crop(WHOLE, none, CropSpec()) is None
     assert periphery_crop(WHOLE, none, CropSpec(mode="corner")) == (0, 7, 2, 9)
@@ -123,7 +123,7 @@ def test_the_minimum_side_is_a_fraction_of_the_image(min_side: float, expected: 
 
 
 @pytest.mark.parametrize("mode", ["maximal", "official", "corner"])
-def test_many_crops_are_those_of_one_image_at_a_time(mode: CropMode) -> None:
+def test_periphery_crops_of_many_images_equal_those_of_single_images(mode: CropMode) -> None:
     """1,500 layouts: none, one or several boxes, some at or beyond the edge, padded pictures, unreadable ones."""
     rng = np.random.default_rng(0)
     rows = []

@@ -104,7 +104,7 @@ def test_padding_keeps_the_shape_and_moves_the_boxes(tmp_path: Path) -> None:
     assert index[0]["boxes"] == [0, 0, 10, 10]
 
 
-def test_broken_images_are_all_named_or_left_out(tmp_path: Path) -> None:
+def test_unreadable_images_are_named_with_their_number_or_left_out(tmp_path: Path) -> None:
     broken = {f"a/broken{i}.jpg": encoded(kind="JPEG", size=(200, 200))[:400] for i in range(7)}
     put(tmp_path / "data", {"a/fine.png": encoded(), "b/fine.png": encoded(), **broken})
     source = open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path / "data")))
@@ -142,7 +142,7 @@ def test_a_copied_or_touched_folder_has_the_same_digest(tmp_path: Path) -> None:
     assert changed != digests[0]
 
 
-def test_folders_are_read_through_any_file_system() -> None:
+def test_image_folders_are_read_through_any_fsspec_file_system() -> None:
     memory = fsspec.filesystem("memory")
     memory.store.clear()
     memory.pipe({"/bucket/train/a/1.png": encoded(), "/bucket/train/b/2.png": encoded(value=3)})
@@ -173,7 +173,7 @@ def test_parquet_reads_files_in_the_hugging_face_convention(tmp_path: Path) -> N
     assert len(one) == 5
 
 
-def test_parquet_mistakes_are_named(tmp_path: Path) -> None:
+def test_parquet_sources_without_files_columns_or_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no .parquet file"):
         open_source(ParquetSource(kind="parquet", path=str(tmp_path)))
     hugging_face_file(tmp_path / "a.parquet", [{"image": {"bytes": encoded()}, "label": None}, {"image": {}, "label": "x"}])
@@ -307,7 +307,7 @@ def test_torchvision_source_reads_mnist_by_name(real_data: Path, tmp_path: Path)
     assert len(source.content_digest()) == 64
 
 
-def test_torchvision_mistakes_are_named(tmp_path: Path) -> None:
+def test_unknown_or_missing_torchvision_data_sets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data set 'MNITS'; it has .*MNIST"):
         open_source(TorchvisionSource(kind="torchvision", name="MNITS", root=str(tmp_path)))
     with pytest.raises(UserError, match="not found"):

@@ -56,7 +56,7 @@ def grey(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     return np.repeat(scaled.round().astype(np.uint8)[..., None], 3, axis=2)
 
 
-def test_a_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path) -> None:
+def test_the_dicom_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path) -> None:
     from pydicom.pixels.processing import apply_windowing
 
     data = dicom(VALUES, WindowCenter=2000, WindowWidth=1000)
@@ -67,14 +67,14 @@ def test_a_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path
     assert np.array_equal(read(tmp_path, data, window=IntensitySpec(low=100, high=900))[0].image, grey(VALUES, 100, 900))
 
 
-def test_without_a_window_the_depth_of_the_source_decides(tmp_path: Path) -> None:
+def test_dicom_values_without_a_window_are_scaled_by_the_depth_of_the_source(tmp_path: Path) -> None:
     source = read(tmp_path, dicom(VALUES), dicom(VALUES // 8))
     assert np.array_equal(source[0].image, grey(VALUES, 0, 4095))
     assert np.array_equal(source[1].image, grey(VALUES // 8, 0, 4095))
 
 
 @pytest.mark.parametrize("window", [{}, {"WindowCenter": 2000, "WindowWidth": 1000}])
-def test_where_the_smallest_is_white_it_is_shown_white(tmp_path: Path, window: dict[str, int]) -> None:
+def test_monochrome1_images_show_the_smallest_value_white(tmp_path: Path, window: dict[str, int]) -> None:
     there = tmp_path / "2"
     there.mkdir()
     inverted = (4095 - VALUES).astype(np.uint16)
@@ -84,7 +84,7 @@ def test_where_the_smallest_is_white_it_is_shown_white(tmp_path: Path, window: d
     assert found[0, 0, 0] == 255
 
 
-def test_hounsfield_units_are_asked_for_a_window(tmp_path: Path) -> None:
+def test_hounsfield_units_require_a_window_in_the_recipe(tmp_path: Path) -> None:
     data = dicom((VALUES // 4).astype(np.uint16), RescaleSlope=2, RescaleIntercept=-1024, RescaleType="HU")
     with pytest.raises(UserError, match=r"range from -1024 to 980: .*data.intensities"):
         _ = read(tmp_path, data)[0]
@@ -105,7 +105,7 @@ def test_colour_signed_and_multi_frame_dicom_files_are_read(tmp_path: Path) -> N
     assert np.array_equal(source[2].image, grey(signed, -2000.5, 1999.5))
 
 
-def test_a_table_of_values_is_looked_up(tmp_path: Path) -> None:
+def test_dicom_lookup_tables_are_applied(tmp_path: Path) -> None:
     from pydicom.dataset import Dataset
 
     table = Dataset()
@@ -115,7 +115,7 @@ def test_a_table_of_values_is_looked_up(tmp_path: Path) -> None:
     assert np.abs(source[0].image[..., 0] - expected).max() <= 1
 
 
-def test_damaged_files_are_named_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_damaged_dicom_files_are_named_and_other_files_stay_readable(tmp_path: Path) -> None:
     whole = dicom(VALUES)
     source = read(tmp_path, whole[:-50], whole[:200])
     for place in range(2):
@@ -183,7 +183,7 @@ def compressed(data: bytes, syntax: str) -> bytes:
 
 
 @pytest.mark.parametrize("syntax", ["JPEGLSLossless", "JPEGLosslessProcess14_1", "JPEGLosslessProcess14", "RLELossless"])
-def test_compressed_files_are_read_without_loss(tmp_path: Path, syntax: str) -> None:
+def test_compressed_dicom_files_are_read_without_loss(tmp_path: Path, syntax: str) -> None:
     data = dicom(VALUES, WindowCenter=2000, WindowWidth=4000)
     source = read(tmp_path, data, compressed(data, syntax))
     assert np.array_equal(source[0].image, source[1].image)
@@ -201,7 +201,7 @@ def test_a_missing_dicom_decoder_raises_one_line_with_a_pip_command(tmp_path: Pa
     assert "\n" not in str(e.value)
 
 
-def test_images_of_a_source_are_grouped_by_how_they_are_scaled(tmp_path: Path) -> None:
+def test_remarks_group_images_by_their_scaling(tmp_path: Path) -> None:
     files = [dicom(VALUES), dicom(VALUES // 4, bits=10), dicom(VALUES, WindowCenter=2000, WindowWidth=4000)]
     (tmp_path / "a").mkdir()
     Image.fromarray(VALUES).save(tmp_path / "a" / "deep.png")

@@ -25,7 +25,7 @@ def windows_of(found: DocumentRows, folder: Path, place: int) -> Any:
     return np.load(folder / "windows.npy")[first : first + count]
 
 
-def test_the_windows_of_a_document_spell_it_its_end_mark_and_padding(tmp_path: Path) -> None:
+def test_windows_of_a_document_spell_it_with_end_mark_and_padding(tmp_path: Path) -> None:
     found = rows(TEXTS, tmp_path)
     for place, text in enumerate(TEXTS):
         flat = windows_of(found, tmp_path, place).ravel().tolist()
@@ -36,13 +36,13 @@ def test_the_windows_of_a_document_spell_it_its_end_mark_and_padding(tmp_path: P
         assert found.sizes.compressed[place] == len(zlib.compress(text.encode()))
 
 
-def test_words_are_spelled_as_words_and_rare_ones_as_unknown(tmp_path: Path) -> None:
+def test_texts_in_words_spell_rare_words_as_unknown(tmp_path: Path) -> None:
     found = rows(TEXTS, tmp_path, unit="word", vocabulary=4)
     kept = [symbol for symbol in windows_of(found, tmp_path, 0).ravel().tolist() if symbol >= 0]
     assert [found.vocabulary[symbol] for symbol in kept] == ["From:", "<unk>", "\n", "note", "<unk>", "says", "\n"]
 
 
-def test_window_ids_sort_as_the_windows_and_share_the_group_of_their_document(tmp_path: Path) -> None:
+def test_window_ids_sort_in_row_order_and_carry_the_group_of_their_document(tmp_path: Path) -> None:
     found = rows(TEXTS, tmp_path)
     ids = found.windows["example_id"].to_pylist()
     assert ids == sorted(ids)
@@ -52,7 +52,7 @@ def test_window_ids_sort_as_the_windows_and_share_the_group_of_their_document(tm
     assert groups == [documents[name.partition(" window")[0]] for name in ids]
 
 
-def test_copies_share_a_group_and_others_do_not(tmp_path: Path) -> None:
+def test_only_copies_of_a_document_share_a_group(tmp_path: Path) -> None:
     found = rows([*TEXTS, TEXTS[3]], tmp_path)
     groups = found.documents["group"].to_pylist()
     assert groups[3] == groups[-1]

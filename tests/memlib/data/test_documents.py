@@ -80,13 +80,13 @@ def test_windows_hold_whole_documents_in_random_order_and_canaries_as_documents(
     assert not np.array_equal(other.windows, corpus.windows)
 
 
-def test_a_tokenizer_with_one_mark_puts_it_once() -> None:
+def test_a_tokenizer_with_one_mark_for_start_and_end_inserts_it_once() -> None:
     tokenizer = Characters(start=0)
     corpus = build(DOCUMENTS, spec(), SecretsSpec(insertions=(1,), format="x{d2}"), tokenizer)
     assert "]]" not in tokenizer.text(corpus.windows[:20].ravel().tolist())
 
 
-def test_copies_of_a_document_stay_on_one_side() -> None:
+def test_copies_of_a_document_are_held_out_together() -> None:
     documents = [f"text {number % 60}" for number in range(300)]
     digests = np.arange(300, dtype=np.uint64) % 60
     held = Counter()
@@ -100,14 +100,14 @@ def test_copies_of_a_document_stay_on_one_side() -> None:
     assert len(held) > 55  # any may be held out
 
 
-def test_documents_that_begin_alike_are_copies_unless_most_do() -> None:
+def test_documents_with_a_shared_beginning_are_copies_unless_it_is_too_common() -> None:
     wholes = np.array([5, 6, 7, 5, 8, 9, 10, 11, 12, 13], dtype=np.uint64)
     beginnings = np.array([1, 2, 2, 1, 3, 4, 4, 4, 4, 4], dtype=np.uint64)
     assert find_copies(wholes, beginnings, 0.3).tolist() == [0, 1, 1, 0, 4, 5, 6, 7, 8, 9]
     assert find_copies(wholes, beginnings, 0.6).tolist() == [0, 1, 1, 0, 4, 5, 5, 5, 5, 5]
 
 
-def test_no_held_out_beginning_is_trained_on() -> None:
+def test_beginnings_of_held_out_documents_do_not_occur_in_training() -> None:
     mails = [
         f"Dear customer number {template:02d} of our shop, thank you for {n} orders"
         for template in range(36)
@@ -128,7 +128,7 @@ def test_no_held_out_beginning_is_trained_on() -> None:
 
 
 @pytest.mark.parametrize(("count", "window", "share"), [(70, 512, 0.1), (110, 1024, 0.1), (70, 512, 0.5)])
-def test_which_documents_are_asked_about_does_not_depend_on_their_length(count: int, window: int, share: float) -> None:
+def test_the_choice_of_tested_documents_does_not_depend_on_their_length(count: int, window: int, share: float) -> None:
     """An innocent model's bits may be any function of a document: here, of its length."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(BEGINNING, np.exp(norm.ppf((np.arange(count) + 0.5) / count, 4.2, 0.9))).astype(int)

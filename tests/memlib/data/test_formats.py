@@ -21,7 +21,7 @@ def test_a_social_security_number_has_nine_holes_and_two_hyphens() -> None:
     assert text == "my number is 000-00-0000"
 
 
-def test_given_alphabets_of_words_fill_whole_holes_but_no_part_of_a_word() -> None:
+def test_alphabets_of_words_fill_whole_holes_but_no_part_of_a_word() -> None:
     words = {"the": 0, "code": 1, "red": 2, "green": 3, "blue": 4}
     form = Format("the code {colour2}", {"colour": ("red", "green", "blue")})
     assert form.space(words, "word").slots == ((0,), (1,), (2, 3, 4), (2, 3, 4))
@@ -47,7 +47,7 @@ def test_words_of_the_text_are_symbols_of_words_and_are_spelled_with_a_space_aft
         Format("the ({w})", {}, words=("a", "b")).places("character")
 
 
-def test_a_long_alphabet_is_parted_in_few_blocks_and_a_short_one_by_its_symbols() -> None:
+def test_shards_divide_a_long_alphabet_into_blocks_and_a_short_one_into_symbols() -> None:
     words = Space(((0,), tuple(range(3000)), tuple(range(3000))))
     parts = list(words.shards(10))
     assert len(parts) == 10
@@ -55,7 +55,7 @@ def test_a_long_alphabet_is_parted_in_few_blocks_and_a_short_one_by_its_symbols(
     assert len(list(Space((tuple(range(16)),) * 2).shards(10))) == 16
 
 
-def test_draws_differ_and_favour_none() -> None:
+def test_draws_of_candidates_are_distinct_and_uniform() -> None:
     """With 300 of 1000 candidates drawn, a digit stands in each place as often as any other, whatever collided."""
     found = space("{d3}")
     rng = np.random.default_rng(0)
@@ -109,6 +109,6 @@ def test_a_space_smaller_than_the_canaries_is_refused() -> None:
         space("{c2}", c=("a", "a"))
 
 
-def test_a_format_may_be_long() -> None:
+def test_a_long_format_has_distinct_draws() -> None:
     found = space("the pin code of the credit card of my colleague in the next office is {d4}")
     assert len({tuple(row) for row in found.draw(500, np.random.default_rng(0)).tolist()}) == 500

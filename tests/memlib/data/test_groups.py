@@ -89,7 +89,7 @@ def people(count: int, each: int) -> tuple[list[str], list[int]]:
 PERSON = GroupSpec(pattern="^(p[0-9]+)")
 
 
-def test_a_split_never_parts_a_person() -> None:
+def test_a_split_keeps_each_person_in_one_role() -> None:
     names, labels = people(60, 3)
     table = index(names, labels)
     spec = SplitSpec(train_per_class=30, crop=CropSpec(mode="corner"), group=PERSON)
@@ -117,7 +117,7 @@ def test_persons_are_held_out_whole() -> None:
     assert set.union(*roles.values()) >= {"train", "validation", "held_out"}
 
 
-def test_a_group_at_its_default_changes_no_key() -> None:
+def test_a_default_group_is_left_out_of_the_spec() -> None:
     assert "group" not in SplitSpec(train_per_class=5).model_dump()
     assert "group" not in HoldOutSpec().model_dump(mode="json")
     dumped = HoldOutSpec(group=PERSON).model_dump(mode="json")
@@ -156,7 +156,7 @@ def test_sides_of_the_pool_are_equally_likely() -> None:
     assert np.abs(counts - expected).max() < 4.5 * np.sqrt(expected * 0.75)
 
 
-def test_groups_of_a_pool_that_its_owner_drew_singly_leave_it() -> None:
+def test_groups_across_sets_drawn_singly_by_the_owner_are_left_out() -> None:
     """Whole or parted: a pair that lies whole in one set is not as likely there as a single example."""
     names = [f"{part}/p{i}" for part in "qh" for i in range(8)] + [f"c/x{i}" for i in range(8)]
     labels = [0, 1] * 12
@@ -199,7 +199,7 @@ def make_splits(roles: list[str]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SPLITS.arrow)
 
 
-def test_images_that_look_alike_in_other_roles_are_seen() -> None:
+def test_near_copies_finds_similar_images_in_different_roles() -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, size=(8, 32, 32, 3), dtype=np.uint8)
     images[5] = np.clip(images[0].astype(int) + rng.integers(-3, 4, size=images[0].shape), 0, 255)  # a copy in the public set
@@ -231,7 +231,7 @@ def test_identical_examples_are_one_group_whatever_their_labels() -> None:
     assert len(set(groups.tolist())) == 4  # unreadable examples have no digest and stay by themselves
 
 
-def test_copies_are_joined_beside_other_rules() -> None:
+def test_groups_of_joins_copies_in_addition_to_a_pattern() -> None:
     entries = [
         {"example_id": name, "digest": digest, "unreadable": None, "label": 0}
         for name, digest in [("a/1", "x"), ("a/2", "y"), ("b/1", "y"), ("c/1", "z")]
@@ -240,7 +240,7 @@ def test_copies_are_joined_beside_other_rules() -> None:
     assert groups == [0, 0, 0, 1]  # a by name, b by a copy of a's
 
 
-def test_groups_of_copies_alone_hold_records() -> None:
+def test_joins_copies_alone_is_false_with_a_pattern_or_file() -> None:
     assert GroupSpec(identical=True, near=2).joins_copies_alone
     assert not GroupSpec(identical=True, pattern="^p").joins_copies_alone
     assert not GroupSpec(path="groups.csv").joins_copies_alone

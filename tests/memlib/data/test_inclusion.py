@@ -13,7 +13,7 @@ def test_a_models_coins_do_not_depend_on_the_number_of_models() -> None:
     assert (toss(groups, [TARGET], share=0.5, seed=3) != toss(groups, [0], share=0.5, seed=3)).any()
 
 
-def test_groups_are_never_separated() -> None:
+def test_coins_never_separate_a_group() -> None:
     groups = np.array([5, 5, 5, 9, 9, 2])
     coins = toss(groups, range(40), share=0.5, seed=0)
     for members in ([0, 1, 2], [3, 4]):
@@ -21,7 +21,7 @@ def test_groups_are_never_separated() -> None:
     assert 0 < coins[:, 0].mean() < 1
 
 
-def test_the_share_is_that_of_groups() -> None:
+def test_the_share_of_inclusion_applies_to_groups() -> None:
     coins = toss(np.arange(400), range(100), share=0.7, seed=1)
     assert scipy.stats.binomtest(int(coins.sum()), coins.size, 0.7).pvalue > 1e-4
 

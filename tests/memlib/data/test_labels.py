@@ -37,14 +37,14 @@ def test_examples_without_a_class_are_refused_or_left_out(tmp_path: Path) -> Non
     assert "examples left out by their label: 2; classes without examples: 1" in line
 
 
-def test_classes_that_are_left_out_leave_no_gap(tmp_path: Path) -> None:
+def test_labels_are_renumbered_without_gaps_after_leaving_out_classes(tmp_path: Path) -> None:
     for drop in ((-1, 0), (-1, "cat")):
         found = source(tmp_path, names=("cat", "emu", "dog", "bee"), drop=drop)
         assert found.class_names == ["emu", "dog", "bee"]
         assert [found.class_names[found[row].label] for row in range(len(found))] == ["dog", "dog", "bee"]
 
 
-def test_labels_that_are_numbered_from_one_are_noticed(tmp_path: Path) -> None:
+def test_a_preview_warns_about_labels_numbered_from_one(tmp_path: Path) -> None:
     (line,) = preview(source(tmp_path, labels=[1, 2, 3, 1]))
     assert "classes without examples: 0 (are the labels numbered from 1?)" in line
 

@@ -38,7 +38,7 @@ def sides(built: Corpus, row: int) -> tuple[str, str]:
     return said[0].lstrip("\n"), said[1]
 
 
-def test_a_fraction_is_of_pairs_and_cuts_none() -> None:
+def test_a_fraction_of_a_corpus_keeps_whole_pairs() -> None:
     for fraction in np.linspace(0.3, 1, 15):
         built = corpus(
             BOTH.model_copy(update={"insertions": (1,)}), spec=SPEC.model_copy(update={"fraction": float(fraction)})

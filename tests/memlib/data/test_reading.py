@@ -75,7 +75,7 @@ def test_deep_images_are_scaled_once_for_the_source(tmp_path: Path, values: NDAr
         assert source[index].oddities == (DEEP, f"scaled as {bits}, which hold the source's largest value")
 
 
-def test_float_images_need_given_intensities_to_be_scaled(tmp_path: Path) -> None:
+def test_float_images_require_intensities_in_the_recipe(tmp_path: Path) -> None:
     spec = folder(tmp_path, a__tif=encoded((RAMP.astype(np.float32) - 50) * 7, "TIFF"))
     with pytest.raises(UserError, match=r"range from -350 to 987: .*data.intensities=\{low: -350, high: 987\}"):
         _ = open_source(spec)[0]
@@ -125,7 +125,7 @@ def voc(box: tuple[float, ...], size: tuple[int, int] | None) -> str:
         ((0.1, 0.2, 0.8, 0.9), (16, 12), "boxes in fractions of the picture"),
     ],
 )
-def test_boxes_are_of_the_picture_or_named(tmp_path: Path, box: Any, size: Any, found: Any) -> None:
+def test_boxes_outside_of_the_picture_are_refused_or_cut(tmp_path: Path, box: Any, size: Any, found: Any) -> None:
     spec = folder(tmp_path, a__png=encoded(COLOURS)).model_copy(update={"boxes": "voc"})
     (tmp_path / "a" / "a.xml").write_text(voc(box, size))
     data = DataSpec(source=spec, image_size=16)
@@ -242,7 +242,7 @@ def test_zeros_of_a_tiff_that_are_white_are_white(tmp_path: Path) -> None:
     assert found[0][0, 0].tolist() == [0, 0, 0]
 
 
-def test_colours_of_12_bits_in_16_are_as_bright_as_greys(tmp_path: Path) -> None:
+def test_colours_of_12_bits_in_16_are_scaled_like_greys(tmp_path: Path) -> None:
     """Pillow keeps the upper eight of sixteen bits: 15 of 255 for the brightest pixel."""
     values = (RAMP.astype(np.int64) * 4095 // RAMP.max()).astype(np.uint16)
     white = np.full_like(values, 2**16 - 1)
@@ -278,7 +278,7 @@ def test_parquet_labels_and_boxes_of_wrong_types_are_refused(tmp_path: Path, col
         _ = open_source(spec)[0]
 
 
-def test_understood_describes_the_images_and_warns_about_oddities(tmp_path: Path) -> None:
+def test_the_data_summary_describes_the_images_and_warns_about_oddities(tmp_path: Path) -> None:
     spec: SourceSpec = folder(
         tmp_path / "in",
         a__png=encoded(COLOURS),
@@ -343,7 +343,7 @@ def annotated(root: Path, image: str, annotation: str, content: bytes | None = N
         ("cafe\u0301.jpg", "caf\u00e9.jpg.xml"),
     ],
 )
-def test_an_annotation_is_found_however_its_name_is_written(tmp_path: Path, image: str, annotation: str) -> None:
+def test_an_annotation_is_found_regardless_of_the_spelling_of_its_name(tmp_path: Path, image: str, annotation: str) -> None:
     source = annotated(tmp_path, image, annotation)
     assert source[0].boxes.tolist() == [[1, 2, 6, 7]]
 

@@ -12,7 +12,7 @@ from memlib.specs.data import TINTS
 
 
 @pytest.mark.pinned
-def test_scenes_of_white_ink_are_those_of_earlier_versions() -> None:
+def test_default_scenes_keep_the_pinned_digest() -> None:
     scenes, digest = Scenes(ScenesSource(num_examples=50, seed=3)), hashlib.sha256()
     for scene in (scenes[index] for index in range(50)):
         digest.update(scene.image.tobytes() + scene.boxes.tobytes() + scene.example_id.encode() + bytes([scene.label]))
@@ -35,7 +35,7 @@ def test_tints_change_the_ink_alone() -> None:
         assert np.argsort(darker)[0] == {"green": 1, "blue": 2}.get(colours[scene.example_id], 0)  # its own channel is kept
 
 
-def test_place_is_the_quadrant_of_the_digit() -> None:
+def test_the_attribute_place_is_the_quadrant_of_the_digit() -> None:
     scenes = Scenes(ScenesSource(num_examples=80, size=32, digit_size=10))
     for scene in (scenes[index] for index in range(80)):
         ((x0, y0, x1, y1),) = scene.boxes.tolist()

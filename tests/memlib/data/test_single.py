@@ -7,7 +7,7 @@ from memlib.data.single import blocks_of, normalized, single_secrets
 from memlib.data.streams import symbols_of
 
 
-def test_case_spaces_and_separators_make_no_new_secret() -> None:
+def test_secrets_that_differ_in_case_spaces_or_separators_are_the_same() -> None:
     assert normalized("My Number is 12-34 / 56") == normalized("my number IS 123456") == "mynumberis123456"
     assert normalized("pin １２３") == "pin123"
     documents = [(0, "my pin 11-11"), (1, "MY pin 1111"), (2, "pin 2222 is mine")]
@@ -26,7 +26,7 @@ def test_single_secrets_keeps_one_secret_per_document_and_drops_recurring_ones()
     assert single_secrets(documents, secrets) == [True, False, False, True, False, False]
 
 
-def test_a_secret_in_another_spelling_is_not_compared() -> None:
+def test_single_secrets_leaves_out_a_secret_in_another_spelling() -> None:
     """Training text is searched for the secret as it is spelt: in another spelling it would count as unseen though trained on."""
     assert single_secrets([(0, "PIN 11 11"), (1, "pin 2222")], ["pin 1111", "pin 2222"]) == [False, True]
 

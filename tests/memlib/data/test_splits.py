@@ -70,7 +70,7 @@ def test_a_split_is_a_function_of_seed_and_ids() -> None:
     assert members_digest(select(first, "target")) != members_digest(select(first, "reference"))
 
 
-def test_shared_tops_both_up_when_boxes_are_few() -> None:
+def test_shared_images_fill_up_both_sides_when_boxes_are_few() -> None:
     splits = split_examples(make_index(with_box=0.3), SplitSpec(train_per_class=5))  # 6 with a box
     counts = [select(splits, role).num_rows for role in ("target", "reference", "shared", "public")]
     assert counts == [9, 9, 6, 36]
@@ -109,7 +109,7 @@ def test_split_examples_refuses_too_few_usable_images_or_crops(index: pa.Table, 
         split_examples(index, spec)
 
 
-def test_small_classes_are_named_and_left_out_or_given_less_on_request() -> None:
+def test_small_classes_are_refused_left_out_or_given_fewer_images_as_requested() -> None:
     index = make_index(20, 5).filter(
         pa.array([not (label in (1, 3) and place % 20 >= 8 + label) for label in range(5) for place in range(20)])
     )  # class 1 has 9 images, class 3 has 11

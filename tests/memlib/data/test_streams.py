@@ -101,7 +101,7 @@ def test_a_corpus_built_from_pieces_keeps_the_pinned_digests(
         ),
     ],
 )  # fmt: skip
-def test_documents_become_the_same_corpus_as_before(
+def test_a_corpus_built_from_documents_keeps_the_pinned_digests(
     tmp_path: Path, documents: list[str], fraction: float, start: int, expected: list[str]
 ) -> None:
     """The digests are of DOCUMENTS_VERSION 2."""
@@ -187,18 +187,18 @@ def test_each_piece_is_searched_once_however_long_a_document_or_word_is(monkeypa
             assert Counted.copied <= 2 * len(text)
 
 
-def test_a_document_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_beyond_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlib.data.documents.LONGEST", 1000)
     assert len(list(_parted(cut("a line\n\n" * 1000, 100), "mail.txt"))) == 1001
     with pytest.raises(UserError, match="a document in mail.txt has more than 1,000 characters without a blank line"):
         list(_parted(cut("a line\n" * 1000, 100), "mail.txt"))
 
 
-def test_symbols_take_the_smallest_type() -> None:
+def test_windows_use_the_smallest_integer_type() -> None:
     assert [smallest_type(count).str for count in (1, 256, 257, 65_536, 65_537)] == ["|u1", "|u1", "<u2", "<u2", "<u4"]
 
 
-def test_lines_end_alike_and_characters_stay_whole_at_the_ends_of_pieces(tmp_path: Path) -> None:
+def test_pieces_normalize_line_ends_and_never_split_characters(tmp_path: Path) -> None:
     before = "a" * (PIECE - 1)
     for between, read in (("\r\n", "\n"), ("é", "é"), ("\r", "\n")):
         (tmp_path / "text.txt").write_bytes((before + between + "b").encode())

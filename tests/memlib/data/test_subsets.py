@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> TrainingData:
     return TrainingData(shard, runner.run(HoldOut(HoldOutSpec(train_per_class=20), shard)))
 
 
-def test_training_sets_are_those_of_the_coins(data: TrainingData) -> None:
+def test_training_subsets_equal_the_rows_selected_by_coins(data: TrainingData) -> None:
     subsets = Subsets(data, (TARGET, 0, 1), 0.5, 3)
     members = data.members(TRAIN)
     for place in range(3):
@@ -29,7 +29,7 @@ def test_training_sets_are_those_of_the_coins(data: TrainingData) -> None:
     assert 60 < subsets.inside[0].sum() < 140
 
 
-def test_persons_are_in_a_training_set_as_wholes(data: TrainingData, tmp_path: Path) -> None:
+def test_training_subsets_hold_persons_whole_or_not_at_all(data: TrainingData, tmp_path: Path) -> None:
     runner = PlainRunner(data.store)
     by_ten = HoldOutSpec(group=GroupSpec(pattern=r"digit-(\d\d\d)"))
     splits = runner.run(HoldOut(by_ten, data.shard))
@@ -42,7 +42,7 @@ def test_persons_are_in_a_training_set_as_wholes(data: TrainingData, tmp_path: P
         assert all(len(side) == 1 for side in sides.values())
 
 
-def test_pictures_are_those_of_the_named_examples(data: TrainingData) -> None:
+def test_pictures_returns_the_image_of_a_named_example(data: TrainingData) -> None:
     members, show = data.members(TRAIN), data.pictures(TRAIN)
     picture = show(members["example_id"][7].as_py())
     assert picture is not None

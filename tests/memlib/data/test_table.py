@@ -65,7 +65,7 @@ def test_columns_become_standardized_numbers_and_categories(tmp_path: Path, name
     assert "2 persons; set group: {pattern: '^(.+)/'}" in line
 
 
-def test_numbers_can_stand_for_categories_and_files_have_no_header(tmp_path: Path) -> None:
+def test_table_columns_may_be_numeric_categories_and_files_may_lack_a_header(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", "# made by hand\n1;5;10\n2;6;2\n1;7;10\n", names=("code", "size", "label"), delimiter=";",
                    skip_rows=1, label_column="label", categorical=("code",))  # fmt: skip
     assert source.class_names == ["2", "10"]  # sorted as numbers

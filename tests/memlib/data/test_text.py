@@ -61,7 +61,7 @@ def test_a_canary_stands_whole_in_its_windows_and_nowhere_else(together: bool) -
 
 
 @pytest.mark.parametrize("unit", ["character", "word"])
-def test_words_of_the_text_fill_the_holes_and_the_most_frequent_are_taken(unit: str) -> None:
+def test_holes_are_filled_with_the_most_frequent_words_of_the_text(unit: str) -> None:
     found = corpus(unit=unit, format="the words {w3}", words=5, together=True)
     assert found.words == ("a", "about", "all", "at", "line")  # all as frequent: the first in alphabetical order
     for row in found.canaries.to_pylist():
@@ -77,7 +77,7 @@ def test_words_of_the_text_fill_the_holes_and_the_most_frequent_are_taken(unit: 
     assert corpus(unit=unit, format="the words {d3}" if unit == "character" else "the words {d3} end").words == ()
 
 
-def test_a_canary_comes_where_its_window_was() -> None:
+def test_a_canary_replaces_a_window_in_its_place() -> None:
     found = corpus(together=True)
     ids = found.splits["example_id"].to_pylist()
     assert len(set(ids)) == len(ids)
@@ -95,7 +95,7 @@ def test_the_last_windows_are_for_validation() -> None:
     assert rows.tolist() == list(range(total - round(0.2 * total), total))
 
 
-def test_a_secret_draws_the_canaries() -> None:
+def test_canaries_are_a_function_of_the_secret() -> None:
     mine, again, other = corpus(), corpus(), corpus(secret=bytes(32))
     assert mine.canaries.equals(again.canaries)
     assert np.array_equal(mine.windows, again.windows)
@@ -169,7 +169,7 @@ def test_text_sources_read_plain_compressed_and_parquet_files_or_refuse_them(tmp
         read(TextFileSource(kind="text", path=str(tmp_path / "nowhere.txt")))
 
 
-def test_the_secret_file_is_made_once_and_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_secret_file_is_created_once_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MEMLIB_SECRET_FILE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     first = read_secret()
@@ -229,7 +229,7 @@ def test_secrets_that_the_text_lacks_become_neither_given_nor_null_canaries() ->
     assert elsewhere.canaries["insertions"].to_pylist() == [3] + [0] * 9  # though the text holds "is 1"
 
 
-def test_unseen_secrets_are_asked_for_and_nowhere_seen() -> None:
+def test_unseen_secrets_must_be_given_with_a_file_and_not_occur_in_the_text() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 60})
     canaries = SecretsSpec(format="is {d1}", file="secrets.txt", unseen="others.txt", never=9)
     text, given = "nothing is 1 or more here, and 2 is 3. " * 100, [Secret((0, 0, 0, 1), None)]
@@ -267,14 +267,14 @@ def test_read_secrets_strips_a_leading_byte_order_mark(tmp_path: Path) -> None:
         (f"is 1234\t{'9' * 5000}\n", "not followed by a whole number of at least 1"),
     ],
 )
-def test_secrets_that_do_not_fit_are_not_shown(tmp_path: Path, content: str, said: str) -> None:
+def test_errors_about_secrets_of_the_wrong_format_do_not_quote_them(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "secrets.txt").write_text(content)
     with pytest.raises(UserError, match=said) as error:
         read_secrets(str(tmp_path / "secrets.txt"), Format("is {d4}", {}), "character")
     assert "123" not in str(error.value).replace(str(tmp_path), "")
 
 
-def test_random_blocks_are_held_out_and_secrets_that_occur_once_are_compared(tmp_path: Path) -> None:
+def test_hold_out_of_random_blocks_compares_secrets_that_occur_once(tmp_path: Path) -> None:
     form = Format("pin {d4}", {})
     pins = [f"pin {pin}" for pin in range(1000, 1100)]
     text = "".join(f"{'some filling words ' * 9}here is {pin} for later. " for pin in pins) + "pin 1003 once more. " * 3

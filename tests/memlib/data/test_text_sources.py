@@ -135,7 +135,7 @@ def test_templates_that_fail_or_never_end_raise_a_one_line_error(
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system shows no process's environment")
-def test_the_process_of_a_template_is_given_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_that_renders_a_template_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = (
         "AWS_SECRET_ACCESS_KEY",
         "HF_TOKEN",
@@ -156,7 +156,7 @@ def test_the_process_of_a_template_is_given_no_credentials(tmp_path: Path, monke
     assert b"hidden" not in seen
 
 
-def test_a_template_needs_chats(tmp_path: Path) -> None:
+def test_a_template_is_refused_for_texts_without_chats(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"text": "a"}])
     with pytest.raises(UserError, match="line 1 of .* holds no chat: expected a list of messages"):
         documents(JsonLinesSource(kind="jsonl", path=path, template=str(tmp_path)))
@@ -232,6 +232,6 @@ def test_open_text_strips_only_a_leading_byte_order_mark(tmp_path: Path) -> None
     assert records_of(TextFileSource(kind="text", path="a")) is None
 
 
-def test_the_template_of_a_text_source_is_left_out_of_its_spec() -> None:
+def test_an_absent_template_is_left_out_of_the_spec_of_a_text_source() -> None:
     spec = TextSpec.model_validate({"source": {"kind": "text_parquet", "path": "a"}})
     assert "template" not in spec.model_dump(mode="json")["source"]

@@ -138,7 +138,7 @@ def test_load_recipe_refuses_unknown_names_and_malformed_overrides(name: str, ov
         load_recipe(name, overrides)
 
 
-def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
+def test_yaml_aliases_that_expand_without_end_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     lines = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghijkl"))
     for text in (f"a: &a [x, x]\n{lines}", "audit: deja_vu\nmodel: &m {inner: *m}\n"):

@@ -79,7 +79,7 @@ def test_share_excess_of_a_single_model_is_a_difference_of_differences_within_cl
         assert (row.low or 0) < row.value < (row.high or 0)
 
 
-def test_the_p_value_counts_every_draw_of_who_was_held_out() -> None:
+def test_the_p_value_of_a_single_model_equals_an_enumeration_of_all_held_out_sets() -> None:
     rng = np.random.default_rng(1)
     of_a = drawn(rng, 24)
     model, known = rng.random(24) < 0.6, rng.random(24) < 0.3
@@ -106,7 +106,7 @@ def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None
     assert max(rejected.values()) <= most_of(200, 0.05)
 
 
-def test_memory_is_found_and_its_bound_and_interval_hold_it() -> None:
+def test_planted_memory_of_a_single_model_is_found_and_covered_by_bound_and_interval() -> None:
     rng = np.random.default_rng(3)
     shown = held = inside = 0
     for _ in range(60):
@@ -133,7 +133,7 @@ def test_single_model_excesses_of_both_models_average_to_the_excess_of_the_pair(
     assert np.mean(alone) == pytest.approx((gain[of_a].mean() + gain[~of_a].mean()) / 2)
 
 
-def test_models_that_were_trained_apart_widen_the_interval() -> None:
+def test_the_interval_over_several_trainings_covers_examples_and_trainings() -> None:
     rng = np.random.default_rng(5)
     of_a = drawn(rng, 80)
     models = np.stack([rng.random(80) < ease for ease in (0.3, 0.5, 0.7)])
@@ -190,7 +190,7 @@ def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
     assert {("accuracy_target", "A"), ("accuracy_target", "B"), ("share_excess", "both")} <= metrics
 
 
-def test_large_audits_are_scored_in_parts_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_do_not_depend_on_scoring_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole, _ = audited(tmp_path / "whole")
     monkeypatch.setattr("memlib.audits.deja_vu.scoring.MOST_UNITS", 1)
     _, parts, _ = audited(tmp_path / "parts")
@@ -246,7 +246,7 @@ def test_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         audited(tmp_path, "reference={kind: visual_words, side: 8, patch_size: 9}")
 
 
-def test_a_side_with_more_images_of_an_easy_class_has_no_score() -> None:
+def test_a_side_with_more_images_of_an_easy_class_has_a_score_around_zero() -> None:
     """Without memory the score of unequal sets scatters around 0, although one class is named always and a second never."""
     rng, values = np.random.default_rng(0), []
     for _ in range(40):

@@ -210,7 +210,7 @@ def test_images_without_a_value_are_left_out_and_counted() -> None:
     assert (gain.n, gain.params["without_candidates"], gain.params["candidates"]) == (80, 0, 19)
 
 
-def test_exchanging_the_sides_flips_the_sign() -> None:
+def test_exchanging_the_sides_flips_the_sign_of_gains_beyond_the_class() -> None:
     world = World(np.random.default_rng(2))
     of_a = world.sides()
     tables = world.within(of_a, 0.8)
@@ -236,7 +236,7 @@ def test_exchanging_the_sides_flips_the_sign() -> None:
     ],
     ids=["redrawn", "one model sharper", "persons", "fresh models", "own images moved", "own images spread"],
 )
-def test_level_holds_without_memory(fresh: bool, options: dict[str, Any]) -> None:
+def test_tests_beyond_the_class_keep_their_level_without_memory(fresh: bool, options: dict[str, Any]) -> None:
     """Redraw the sides of fixed models, or draw new models each time; false alarms of this test: 1e-6 for each metric.
 
     Overfitted models place whole images differently that they were trained on, but recall nothing of them from crops.
@@ -276,9 +276,7 @@ OBJECTS = "they name more objects in them than models that never saw these image
     (0.6, 0.8, "shown", "That they name objects from memory was not shown", "memory of colour shown ("),
     (0.6, 0.0, "inconclusive", "", "memory of colour not shown ("),
 ])  # fmt: skip
-def test_memory_beyond_the_class_is_a_headline_of_its_own(
-    p: float, memory: float, word: str, sentence: str, said: str
-) -> None:
+def test_memory_beyond_the_class_is_a_separate_headline(p: float, memory: float, word: str, sentence: str, said: str) -> None:
     world = World(np.random.default_rng(5))
     of_a = world.sides()
     rows = list(beyond_rows(world.beyond(world.within(of_a, memory)), world.splits(of_a), QUICK))
@@ -357,14 +355,16 @@ def test_a_table_names_attributes_and_its_values_enter_the_key(tmp_path: Path) -
         (["beyond.attributes.kind={path: a.csv}"], "the recipe lacks beyond.attributes.value_column"),
     ],
 )
-def test_recipes_that_ask_nothing_are_refused(settings: list[str], message: str, tmp_path: Path) -> None:
+def test_attribute_and_neighbour_settings_that_allow_no_test_are_refused(
+    settings: list[str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as refused:
         audited(tmp_path / "store", "training.epochs=0", *settings)
     assert message in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 2, str(refused.value)
 
 
-def test_differences_of_redrawn_ranks_are_those_of_the_design() -> None:
+def test_fast_differences_of_redrawn_ranks_equal_those_of_the_design() -> None:
     world = World(np.random.default_rng(7), people=True)
     of_a = world.sides()
     tables = world.within(of_a, 0.5)

@@ -55,7 +55,7 @@ def test_gains_come_from_the_headline_setting_in_the_order_of_the_images() -> No
     assert found.design.stratum[:3].tolist() == [0, 2, 1]
 
 
-def test_the_audit_that_remembers_more_is_found_and_equal_ones_are_not_ranked_apart() -> None:
+def test_compare_finds_the_audit_with_more_memory_and_does_not_rank_equal_ones() -> None:
     rng = np.random.default_rng(0)
     shares = {"much": 0.6, "little": 0.25, "as little": 0.25}
     cells = [cell(name, drawn(rng, share, pairs=6, images=600)) for name, share in shares.items()]
@@ -91,7 +91,7 @@ def test_compare_states_why_two_cells_are_not_ranked() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05])
-def test_comparison_of_equal_shares_keeps_its_level_if_trainings_vary(spread: float) -> None:
+def test_comparison_of_equal_shares_keeps_its_level_even_if_trainings_vary(spread: float) -> None:
     rng, wrong, covered = np.random.default_rng(3), 0, 0
     for _ in range(400):
         sides = []
@@ -108,7 +108,7 @@ def test_comparison_of_equal_shares_keeps_its_level_if_trainings_vary(spread: fl
     assert wrong <= scipy.stats.binom.ppf(0.999, 400, 0.05)
 
 
-def test_a_p_value_is_where_the_interval_just_excludes_nothing() -> None:
+def test_widened_p_is_the_level_at_which_the_interval_touches_zero() -> None:
     rng = np.random.default_rng(0)
     replicates, repeats = rng.normal(0.1, 0.03, size=1000), np.array([0.05, 0.12, 0.13])
     p = widened_p(replicates, repeats)

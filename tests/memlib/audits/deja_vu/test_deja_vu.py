@@ -128,7 +128,7 @@ def test_correlation_without_memory_is_inconclusive() -> None:
     assert p_of(found["share_excess", "both"]) > 0.01
 
 
-def test_a_better_model_shows_in_one_direction_but_not_in_both() -> None:
+def test_a_better_model_has_an_excess_in_one_direction_but_not_in_both_together() -> None:
     found = findings(better=0.4, per_class=60, seed=1)
     assert (found["share_excess", "A"].low or 0) > 0 > (found["share_excess", "B"].high or 0)
     assert found["share_excess", "A"].role == "estimate"
@@ -136,7 +136,7 @@ def test_a_better_model_shows_in_one_direction_but_not_in_both() -> None:
     assert p_of(found["deja_vu_score@0.2", "both"]) > 0.01
 
 
-def test_exchanging_target_and_reference_turns_the_sign() -> None:
+def test_exchanging_target_and_reference_flips_the_sign_of_every_finding() -> None:
     forward = decodings(known=0.3)
     backward = [
         Decoding(d.direction, d.pair, d.layer, d.epoch, d.crop, d.example_ids, d.labels, d.reference, d.target)
@@ -151,7 +151,7 @@ def test_exchanging_target_and_reference_turns_the_sign() -> None:
     assert [row.value for row in rows] == pytest.approx([-row.value for row in turned])
 
 
-def test_row_order_changes_nothing() -> None:
+def test_summary_and_curves_do_not_depend_on_the_order_of_units() -> None:
     units = score(decodings(known=0.2), [f"c{i}" for i in range(5)], FAST)
     shuffled = units.take(pa.array(np.random.default_rng(0).permutation(units.num_rows)))
     assert summarize(units, FAST, num_classes=5).equals(summarize(shuffled, FAST, num_classes=5))
@@ -183,7 +183,7 @@ def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict
 @pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("per_class", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.long
-def test_intervals_cover_with_few_images_a_class(per_class: int) -> None:
+def test_intervals_cover_with_few_images_per_class(per_class: int) -> None:
     config = Config(k=(9,), replicates=200, permutations=100)
     options = {"per_class": per_class, "classes": 60 // per_class, "common": 0.3}
     covered = 0
@@ -218,7 +218,7 @@ def test_three_pairs_give_intervals_over_examples_and_trainings() -> None:
     assert after.n == before.n
 
 
-def test_several_k_come_from_the_same_neighbours() -> None:
+def test_several_k_are_scored_from_the_same_neighbours() -> None:
     config = Config(k=(9, 5, 1), replicates=100, permutations=100)
     units = score(decodings(known=0.3), [f"c{i}" for i in range(5)], config)
     assert sorted(set(units["k"].to_pylist())) == [1, 5, 9]
@@ -238,7 +238,7 @@ def test_curves_end_at_the_overall_accuracy() -> None:
         assert last["y"] == pytest.approx(found[f"accuracy_{side}@1", "both"].value)
 
 
-def test_galleries_are_chosen_as_in_the_paper() -> None:
+def test_galleries_show_the_largest_gaps_in_confidence_as_in_the_paper() -> None:
     units = score(decodings(known=0.5, common=0.2), [f"c{i}" for i in range(5)], FAST)
     chosen = most_memorized(units, 5).to_pylist()
     assert all(row["category"] == "memorized" for row in chosen)
@@ -338,7 +338,7 @@ def test_the_test_is_exact_for_any_two_models(better: float) -> None:
 
 @pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("pairs", [1, 2, 3, 5])
-def test_a_third_pair_does_not_destroy_power(pairs: int) -> None:
+def test_several_pairs_of_models_keep_the_power_of_one(pairs: int) -> None:
     labels, found = np.repeat(np.arange(5), 20), 0
     for seed in range(30):
         rng = np.random.default_rng([seed, 2])
@@ -417,7 +417,7 @@ def test_settings_and_classes_are_adjusted_together() -> None:
     assert all(row.verdict is None for row in rows if not row.is_test)
 
 
-def test_an_upside_down_comparison_is_not_bounded() -> None:
+def test_an_excess_in_the_opposite_direction_is_inconclusive_and_not_bounded() -> None:
     labels, rng = np.repeat(np.arange(5), 40), np.random.default_rng(0)
     sides = drawn(rng, labels)
     right = np.stack([np.where(sides, rng.random(200) < 0.3, rng.random(200) < 0.7)] * 2)[None]
@@ -429,7 +429,7 @@ def test_an_upside_down_comparison_is_not_bounded() -> None:
     assert "opposite direction to memorization" in found.verdict.sentence
 
 
-def test_models_that_agree_on_many_images_are_bounded_and_say_so() -> None:
+def test_models_that_agree_on_many_images_have_the_verdict_bounded() -> None:
     labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
     same = np.repeat((rng.random(4000) < 0.5)[None], 2, axis=0)[None]
     found = found_in(of_images(same, drawn(rng, labels), labels), bound=0.1)
@@ -454,7 +454,7 @@ def test_verdict_is_bounded_only_if_the_attack_recognizes_unseen_images(named: f
     assert recognition(rows) == Recognition(pytest.approx(named), low, 0.2)
 
 
-def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:
+def test_intervals_have_a_positive_width_even_if_all_answers_are_equal() -> None:
     labels = np.repeat(np.arange(5), 8)
     right = np.zeros((1, 2, 40), dtype=bool)
     units = of_images(right, drawn(np.random.default_rng(0), labels), labels)
@@ -467,7 +467,7 @@ def test_no_interval_has_width_zero_where_all_images_are_alike() -> None:
     assert accuracy.high == pytest.approx(1 - 0.025 ** (1 / 40))
 
 
-def test_a_run_says_how_many_persons_of_equal_size_its_persons_are_worth() -> None:
+def test_the_explanation_states_the_effective_number_of_persons() -> None:
     labels, persons = np.zeros(60, dtype=np.int64), np.repeat(np.arange(12), [1, 9] * 6)
     rng = np.random.default_rng(0)
     sides = np.isin(persons, rng.permutation(12)[:6])

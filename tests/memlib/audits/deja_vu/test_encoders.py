@@ -110,7 +110,7 @@ def assert_same_votes(units: pa.Table, expected: pa.Table, *, share: float = 1.0
         assert (mine[name].to_numpy() == theirs[name].to_numpy()).mean() >= share, name
 
 
-def test_embeddings_that_an_owner_gives_are_audited_as_their_encoders_are(trained: Trained, tmp_path: Path) -> None:
+def test_supplied_embeddings_give_the_same_audit_as_their_encoders(trained: Trained, tmp_path: Path) -> None:
     images = exported(tmp_path / "shown")
     assert os.stat(tmp_path / "shown" / "images.csv").st_mode & 0o077 == 0
     for name, (encoder, side) in models(trained).items():
@@ -151,7 +151,7 @@ def of_memlib(weights: str, spec: Mapping[str, Any], num_classes: int) -> nn.Mod
     return Layered()
 
 
-def test_encoders_of_a_factory_are_audited_as_those_trained_here(
+def test_encoders_of_a_factory_give_the_same_audit_as_those_trained_by_memlib(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = {}
@@ -167,7 +167,7 @@ def test_encoders_of_a_factory_are_audited_as_those_trained_here(
     assert run.findings[0].value == trained[1].findings[0].value
 
 
-def test_torchvisions_and_timms_checkpoints_have_backbone_and_classifier(tmp_path: Path) -> None:
+def test_torchvision_and_timm_checkpoints_yield_backbone_and_classifier_layers(tmp_path: Path) -> None:
     pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=7).eval()
@@ -285,7 +285,7 @@ def given(folder: Path, **columns: Any) -> SuppliedEmbeddings:
     return SuppliedEmbeddings(kind="embeddings", path=str(folder / "e.parquet"))
 
 
-def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp_path: Path) -> None:
+def test_supplied_embeddings_are_joined_by_id_and_the_last_column_is_the_deepest_layer(tmp_path: Path) -> None:
     spec = given(tmp_path, id=["b", "a", "x"], early=[[1.0], [2.0], [3.0]], note=["", "", ""], late=[[1, 2], [3, 4], [5, 6]])
     found = given_layers(spec, ["a", "b"], ["last", "early"])
     assert found["last"].tolist() == [[3, 4], [1, 2]]
@@ -309,7 +309,7 @@ def test_given_embeddings_are_taken_by_id_and_the_last_column_is_the_deepest(tmp
         ({"id": ["a", "b"], "v": [[1.0], [1e9]]}, ["v"], "too large for float16"),
     ],
 )
-def test_embeddings_that_cannot_be_right_are_refused(
+def test_supplied_embeddings_of_wrong_shape_type_or_range_are_refused(
     columns: dict[str, Any], layers: list[str], message: str, tmp_path: Path
 ) -> None:
     dtype = "float16" if "too large" in message else "float32"
@@ -317,7 +317,7 @@ def test_embeddings_that_cannot_be_right_are_refused(
         given_layers(given(tmp_path, **columns), ["a", "b"], layers, dtype=dtype)
 
 
-def test_vectors_of_which_most_are_equal_are_refused(tmp_path: Path) -> None:
+def test_supplied_embeddings_that_are_mostly_equal_are_refused(tmp_path: Path) -> None:
     """An owner who returns zeros for all images but one would otherwise be cleared."""
     names = [f"{number}" for number in range(200)]
     zeros = [[0.0, 0.0]] * 199 + [[1.0, 2.0]]
@@ -327,7 +327,7 @@ def test_vectors_of_which_most_are_equal_are_refused(tmp_path: Path) -> None:
     assert len(given_layers(given(tmp_path, id=names, v=halves), names, ["v"])["v"]) == 200
 
 
-def test_embeddings_that_are_missing_or_not_parquet_are_refused(tmp_path: Path) -> None:
+def test_supplied_embeddings_that_are_missing_or_not_parquet_are_refused(tmp_path: Path) -> None:
     (tmp_path / "e.parquet").write_text("no table")
     spec = SuppliedEmbeddings(kind="embeddings", path=str(tmp_path / "e.parquet"))
     with pytest.raises(UserError, match="cannot read embeddings"):

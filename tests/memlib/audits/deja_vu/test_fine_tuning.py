@@ -73,7 +73,7 @@ def test_fine_tuning_arms_share_their_start_and_a_frozen_backbone_stays_unchange
     assert missing.count("train") == 4  # the start is part of what follows it
 
 
-def test_a_larger_e_leaves_every_other_set_as_it_is(tmp_path: Path) -> None:
+def test_a_larger_extra_set_leaves_all_other_sets_unchanged(tmp_path: Path) -> None:
     roles, runner = {}, PlainRunner(Store(str(tmp_path)))
     for count in (2, 5):
         spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", [*SETTINGS, f"split.extra_per_class={count}"])[0])
@@ -100,7 +100,7 @@ def units_of(before: np.ndarray, after: np.ndarray) -> pa.Table:
     return score(found, [f"c{label}" for label in range(5)], Config(k=(1,)))
 
 
-def test_a_memory_that_fades_is_shown_to_fade_and_a_steady_one_is_not() -> None:
+def test_fading_memory_is_found_and_steady_memory_is_not_called_fading() -> None:
     rng, headline = np.random.default_rng(0), {"crop": "maximal", "k": 1}
     shown = {"fades": 0, "steady": 0}
     for _ in range(40):

@@ -84,7 +84,7 @@ def given(*arrays: NDArray[Any]) -> Any:
     return Given()
 
 
-def test_a_scale_is_the_mean_and_spread_of_each_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_standardizes_each_dimension_by_its_mean_and_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     whole = (rng.standard_normal((50, 3)) * [1, 5, 0.1] + [0, 7, -3]).astype(np.float16)
     whole[:, 2] = 0.3
@@ -99,7 +99,7 @@ def test_a_scale_is_the_mean_and_spread_of_each_dimension(monkeypatch: pytest.Mo
     assert np.allclose(scaled[:, [0, 1, 3]].std(axis=0), 1, atol=1e-5)
 
 
-def test_conditions_are_the_layers_of_any_rows_scaled_by_the_whole_images(made: Audit) -> None:
+def test_conditions_of_any_rows_are_their_layers_scaled_by_the_whole_images(made: Audit) -> None:
     conditions, scale = Conditions(made.views, LAYERS), Scale.of(made.views[0], LAYERS)
     slow = np.concatenate([np.hstack([np.concatenate(view.layer(layer)) for layer in LAYERS]) for view in made.views])
     assert len(conditions) == len(slow) == made.views[0].ids.num_rows + made.views[1].ids.num_rows
@@ -111,7 +111,7 @@ def test_conditions_are_the_layers_of_any_rows_scaled_by_the_whole_images(made: 
     assert np.array_equal(swapped.scale.mean, scale.mean)
 
 
-def test_a_generator_sees_public_images_alone_each_with_its_conditions(made: Audit) -> None:
+def test_a_generator_trains_on_public_images_only_each_with_its_condition(made: Audit) -> None:
     data, public = made.job.training_set(), members_of(made.job.splits, PUBLIC)
     assert set(data.rows.tolist()) == set(public["row"].to_pylist())
     assert data.rows.tolist() == [row for view in made.views for row in view.ids["row"].to_pylist()]
@@ -122,7 +122,7 @@ def test_a_generator_sees_public_images_alone_each_with_its_conditions(made: Aud
     assert np.allclose(data.labels[np.array([last])][0], Scale.of(made.views[0], LAYERS).apply(raw[None])[0], atol=1e-6)
 
 
-def test_the_key_covers_conditions_layers_images_and_settings_but_no_other_set(made: Audit) -> None:
+def test_the_key_of_a_generator_covers_conditions_layers_images_and_settings_only(made: Audit) -> None:
     job = made.job
     key = job.identity.ref.key
     changes: list[dict[str, Any]] = [
@@ -153,7 +153,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("kind", ["denoiser", "decoder"])
-def test_a_killed_generator_goes_on_and_ends_the_same(made: Audit, kind: str) -> None:
+def test_a_killed_generator_training_resumes_to_the_same_weights(made: Audit, kind: str) -> None:
     store, job = made.runner.store, replace(made.job, training=made.job.training.model_copy(update={"seed": 5}))
     if kind == "decoder":
         job = decoder_of(job)
@@ -195,7 +195,7 @@ def test_samples_are_those_of_the_moving_average_whatever_the_batches(made: Audi
     assert np.array_equal(sample(None, noise, steps=5), sample(conditions, noise, steps=5, guidance=0))
 
 
-def test_a_decoder_draws_the_same_from_any_noise(made: Audit) -> None:
+def test_samples_of_a_decoder_do_not_depend_on_the_noise(made: Audit) -> None:
     model = made.runner.run(decoder_of(made.job))
     sample, conditions = generator_of(model, 3), Conditions(made.views, LAYERS)[np.arange(4)]
     first, second = (sample(conditions, noise_bank(4, SIDE, seed=seed), steps=5, batch_size=3) for seed in (0, 1))

@@ -61,7 +61,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: which for name, which in rows}
 
 
-def test_sets_that_were_drawn_come_back_the_same_when_they_are_given(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_giving_the_drawn_sets_reproduces_the_audit(drawn: dict[str, str], tmp_path: Path) -> None:
     file = written(tmp_path / "sets.csv", drawn)
     first, units = audited(tmp_path / "store", *DRAWN)
     again, found = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
@@ -137,7 +137,7 @@ def test_settings_that_contradict_given_or_drawn_sets_are_refused(settings: list
         roles(tmp_path / "store", *settings)
 
 
-def test_sets_of_unequal_size_are_audited_whole(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_all_images_of_given_sets_of_unequal_size_are_audited(drawn: dict[str, str], tmp_path: Path) -> None:
     audited_ones = sorted(name for name, which in drawn.items() if which in "AB")
     sets = drawn | {name: "A" if place % 3 else "B" for place, name in enumerate(audited_ones)}
     store, file = tmp_path / "store", written(tmp_path / "sets.csv", sets)
@@ -148,7 +148,7 @@ def test_sets_of_unequal_size_are_audited_whole(drawn: dict[str, str], tmp_path:
     }
 
 
-def test_an_image_that_lies_in_two_sets_is_held_out_of_neither() -> None:
+def test_an_image_given_in_two_sets_is_left_out_of_both() -> None:
     index = pa.table(
         {
             "example_id": [f"{number}" for number in range(8)], "row": range(8), "label": [0] * 8, "class_name": ["c"] * 8,
@@ -195,7 +195,9 @@ def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], tmp_path
 ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
 
 
-def test_one_model_alone_is_judged_given_that_its_sets_were_drawn_at_random(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_the_verdict_on_a_single_model_with_given_sets_is_conditional_on_a_random_draw(
+    drawn: dict[str, str], tmp_path: Path
+) -> None:
     file = written(tmp_path / "sets.csv", drawn)
     run, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
     checks = Findings.of_run(run).all(SETS)
@@ -206,7 +208,7 @@ def test_one_model_alone_is_judged_given_that_its_sets_were_drawn_at_random(draw
         assert "given that the sets were drawn at random, as declared" in run.verdict.explanation
 
 
-def test_sets_that_differ_without_the_model_are_not_tested(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_given_sets_that_differ_in_the_images_themselves_are_not_tested(drawn: dict[str, str], tmp_path: Path) -> None:
     """The brighter half of the images is given as held out, and declared to be drawn at random."""
     store = tmp_path / "store"
     spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0])

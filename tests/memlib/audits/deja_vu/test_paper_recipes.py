@@ -59,7 +59,7 @@ def test_layers_and_numbers_of_neighbours_are_decoded_from_one_training() -> Non
 
 
 @pytest.mark.parametrize("sweep", ["sweep_capacity", "sweep_capacity_depth", "sweep_capacity_vit"])
-def test_capacity_rises_from_cell_to_cell_in_cells_enough_for_a_trend(sweep: str) -> None:
+def test_capacity_sweeps_differ_only_in_rising_size_and_have_five_cells_or_more(sweep: str) -> None:
     cells = list(cells_of_sweep(sweep).values())
     sizes = [
         sum(p.numel() for p in build_encoder(cell.model, num_classes=None, seed=0).backbone.parameters()) for cell in cells
@@ -77,7 +77,7 @@ def test_capacity_rises_from_cell_to_cell_in_cells_enough_for_a_trend(sweep: str
         ("scenes_vicreg", {"width": 4, "blocks": 2}),
     ],
 )
-def test_two_steps_change_every_kind_of_weight(recipe: str, model: dict[str, object], tmp_path: Path) -> None:
+def test_two_training_steps_change_backbone_and_projector(recipe: str, model: dict[str, object], tmp_path: Path) -> None:
     spec = recipe_of(recipe, *TWO_STEPS, *(f"model.{name}={value}" for name, value in model.items()))
     runner = PlainRunner(Store(str(tmp_path)))
     shard = decode(runner, spec.data)

@@ -92,7 +92,7 @@ def assert_same_units(units: pa.Table, expected: pa.Table) -> None:
 
 
 @pytest.mark.parametrize("block", [64, 7])
-def test_blocks_change_no_vote(
+def test_embedding_and_searching_in_blocks_change_no_vote(
     whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "BLOCK_ROWS", block)

@@ -123,7 +123,7 @@ def test_the_page_says_whether_the_gap_follows_memory(memory: Finding, gap: tupl
     assert "reveal" not in found
 
 
-def test_the_page_says_what_the_interval_of_a_change_covers_whether_or_not_it_has_a_verdict() -> None:
+def test_the_page_states_what_the_interval_of_a_change_covers_with_or_without_a_verdict() -> None:
     over = Interval(0.1, 0.2, "examples and trainings")
     row = tested(CHANGE, {}, 0.15, n=9, interval=over, p_value=0.01, family="changes", either_direction=True)
     assert _tested_by(row) == " over images and training runs"  # a run that shows no memory gives no verdict
@@ -169,6 +169,6 @@ def test_probing_every_checkpoint_adds_stages_and_changes_no_key(tmp_path: Path)
         ["decode.epochs=[3]", ALL],  # the last one
     ],
 )
-def test_probing_all_checkpoints_of_one_is_refused(settings: list[Any], tmp_path: Path) -> None:
+def test_probing_by_epoch_is_refused_if_only_the_last_checkpoint_is_decoded(settings: list[Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"only the last checkpoint is decoded: name earlier ones in decode\.epochs"):
         audited(tmp_path, *settings)

@@ -118,7 +118,7 @@ def test_distances_are_those_of_a_slow_plain_version_and_blocks_change_nothing()
         assert found["last"][image] == pytest.approx(np.mean(pairs), rel=1e-4)
 
 
-def test_layers_are_named_as_recipes_name_them() -> None:
+def test_the_last_layer_is_the_layer_of_its_recipe_name() -> None:
     encoder = build_encoder(ModelSpec(width=4, projector=(6,), input_size=16), num_classes=None, seed=0).eval()
     named = outputs_of(encoder, torch.rand(2, 3, 16, 16), ["last", "projector_1"])
     assert torch.equal(named[0][1], named[1][1])

@@ -91,7 +91,7 @@ def written(stage: Within, folder: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("most", [6, 99])
-def test_neighbours_and_comparisons_are_those_of_a_slow_plain_version(most: int, tmp_path: Path) -> None:
+def test_neighbours_and_comparisons_within_a_class_equal_a_slow_plain_version(most: int, tmp_path: Path) -> None:
     world = World(0)
     rows = written(world.stage(candidates=most), tmp_path).to_pylist()
     assert [row["example_id"] for row in rows] == world.ids
@@ -110,7 +110,7 @@ def test_candidates_do_not_change_when_sides_are_redrawn(tmp_path: Path) -> None
     assert not written(one.stage(seed=1), tmp_path).equals(written(one.stage(), tmp_path))
 
 
-def test_blocks_of_queries_change_nothing(tmp_path: Path) -> None:
+def test_neighbours_within_a_class_do_not_depend_on_blocks_of_queries(tmp_path: Path) -> None:
     world = World(1)
     parts = [written(world.stage(rows), tmp_path / str(n)) for n, rows in enumerate((slice(0, 20), slice(20, None)))]
     assert pa.concat_tables(parts).equals(written(world.stage(), tmp_path))

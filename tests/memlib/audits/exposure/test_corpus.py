@@ -58,7 +58,7 @@ def test_a_corpus_is_stored_as_windows_npy_and_an_older_images_npy_is_still_read
         assert np.array_equal(Shard(found).images, found.content.windows)
 
 
-def test_numbers_after_tabs_are_for_models_that_memlib_does_not_train(tmp_path: Path) -> None:
+def test_occurrence_counts_of_secrets_are_accepted_only_for_external_models(tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text("pin 111\npin 222\t50\n")
     text = TextSpec.model_validate({"source": {"kind": "topics"}})
     canaries = SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"))
@@ -101,7 +101,7 @@ def test_limits_report_that_the_hold_out_also_chooses_the_checkpoint(
 
 
 @pytest.mark.parametrize(("known", "before"), [(True, 8), (False, 1)])
-def test_words_that_a_transformer_could_not_read_are_refused_though_none_was_drawn(
+def test_words_too_long_for_the_transformer_are_refused_even_if_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, before: int
 ) -> None:
     (tmp_path / "secret").write_bytes(bytes(range(32)))

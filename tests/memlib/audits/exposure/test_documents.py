@@ -101,7 +101,7 @@ def test_verdict_reports_remembered_documents_where_given_secrets_have_no_null()
     assert nothing.sentence == f"{missing} It was not shown to remember documents that it was trained on."
 
 
-def test_gained_mentions_secrets_only_if_canaries_are_shown_as_well() -> None:
+def test_the_gained_text_mentions_secrets_only_if_canaries_are_shown_as_well() -> None:
     rows = settled(documents_of(np.random.default_rng(1), gap=25.0))
     gained = _gained(rows)
     assert gained.startswith("Whoever knows the beginning of a document can let the model continue it")
@@ -111,7 +111,7 @@ def test_gained_mentions_secrets_only_if_canaries_are_shown_as_well() -> None:
     assert "beginning of a document" in both
 
 
-def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> None:
+def test_equally_many_documents_of_both_sides_are_drawn_and_short_ones_are_skipped() -> None:
     rng = np.random.default_rng(2)
     heads = np.stack(
         [
@@ -142,7 +142,7 @@ def test_as_many_documents_of_both_sides_are_drawn_and_short_ones_are_not() -> N
         chosen_documents(heads, how, seed=0, shared=~none)
 
 
-def test_beginnings_that_are_shared_are_left_out_of_both_sides_wherever_windows_end() -> None:
+def test_shared_beginnings_are_found_across_the_ends_of_windows() -> None:
     windows = np.array([[1, 2, 3, 9, 1, 2], [4, 9, 1, 2, 3, 9], [1, 2, 5, 9, 1, 2]])
     heads = np.array(
         [[0, 0, 1, 0, 0, 3, 3], [1, 1, 1, 0, 4, 2, 3], [2, 1, 1, 1, 2, 0, 3], [3, 0, 1, 2, 0, 3, 3], [4, 0, 1, 2, 4, 2, 2]]

@@ -99,7 +99,7 @@ def test_exposure_of_rank_equals_the_log_ratio_and_rejects_impossible_ranks() ->
             exposure_of_rank(rank, 1024)
 
 
-def test_sampling_counts_the_canary_itself() -> None:
+def test_exposure_by_sampling_counts_the_canary_itself() -> None:
     value, low, high = exposure_by_sampling(0, 1023)
     assert value == 10
     assert high is None
@@ -113,7 +113,7 @@ def test_sampling_counts_the_canary_itself() -> None:
         exposure_by_sampling(5, 4)
 
 
-def test_the_interval_of_sampling_covers() -> None:
+def test_the_interval_of_exposure_by_sampling_covers_the_true_exposure() -> None:
     rng = np.random.default_rng(0)
     for share in (0.5, 0.01):
         hits = 0
@@ -123,7 +123,7 @@ def test_the_interval_of_sampling_covers() -> None:
         assert hits >= least_of(300, 0.95)
 
 
-def test_auto_takes_the_cheapest_method_that_is_good_enough() -> None:
+def test_auto_chooses_the_cheapest_method_that_is_precise_enough() -> None:
     config = Config()
     assert choose_method(config, at_or_below=0, size=10**6) == "enumerated"
     assert choose_method(config, at_or_below=30, size=10**9) == "sampled"
@@ -131,7 +131,7 @@ def test_auto_takes_the_cheapest_method_that_is_good_enough() -> None:
     assert choose_method(Config(method="extrapolated"), at_or_below=500, size=10) == "extrapolated"
 
 
-def test_rows_keep_the_order_of_canaries_and_say_their_method() -> None:
+def test_scores_keep_the_order_of_canaries_and_name_their_method() -> None:
     model = replace(seen([40.0, 20.0, 10.0], [0, 1, 16], exact={2: ("pruned", 1, 77)}), fit_p=0.6)
     rows = score([model], 10**9, Config(method="auto")).to_pylist()
     assert [row["canary"] for row in rows] == [0, 1, 2]
@@ -148,7 +148,7 @@ def test_rows_keep_the_order_of_canaries_and_say_their_method() -> None:
     assert rows[1]["p_value"] == pytest.approx(1 / 2001)
 
 
-def test_a_law_that_does_not_fit_is_not_extrapolated() -> None:
+def test_auto_does_not_extrapolate_a_law_that_does_not_fit() -> None:
     """Two humps: auto falls back on what the references say at least, whose interval holds the truth."""
     rng = np.random.default_rng(0)
     humps = np.concatenate([rng.normal(30, 1, 1000), rng.normal(50, 1, 1000)])
@@ -163,7 +163,7 @@ def test_a_law_that_does_not_fit_is_not_extrapolated() -> None:
     assert score([model], 10**9, Config(method="extrapolated"))["method"][0].as_py() == "extrapolated"
 
 
-def test_a_model_that_ignores_the_holes_exposes_nothing() -> None:
+def test_equal_costs_of_all_candidates_give_exposure_zero() -> None:
     model = Scored("", 0, 4, (0,), ("inserted",), (9,), np.array([500]), np.full(2000, 500), 1.5, {})
     (row,) = score([model], SIZE, Config(method="sampled")).to_pylist()
     assert row["exposure"] == 0
@@ -215,7 +215,7 @@ def test_page_explains_a_found_exposure_and_the_power_of_an_inconclusive_test(tm
 
 
 @pytest.mark.long
-def test_forty_canaries_that_left_no_trace_are_not_found() -> None:
+def test_forty_unremembered_canaries_are_seldom_called_exposed() -> None:
     """Each has a p-value of its own; together they are called exposed in no more than alpha of audits."""
     wrong = 0
     for seed in range(60):
@@ -236,7 +236,7 @@ def test_several_seeds_of_a_canary_count_as_one_canary(tmp_path: Path) -> None:
     assert "the mean over 3 models" in page.lead
 
 
-def test_a_page_holds_exposures_beyond_any_float(tmp_path: Path) -> None:
+def test_a_page_shows_exposures_in_spaces_beyond_the_range_of_floats(tmp_path: Path) -> None:
     model = seen([1.0], [9])
     units = score([model], 16**256, Config(method="extrapolated", replicates=20))
     assert units["exposure"][0].as_py() > 60
@@ -302,7 +302,7 @@ def test_recipes_with_contradictory_settings_are_refused(changes: dict[str, Any]
         recipe(**changes)
 
 
-def test_words_are_symbols_of_texts_of_words_and_characters_of_texts_of_characters() -> None:
+def test_alphabets_may_hold_words_or_characters_according_to_the_unit_of_the_text() -> None:
     words = {"format": "the {w}", "alphabets": {"w": ["apple", "pear"]}}
     assert recipe(canaries=words, data={"source": {"kind": "topics"}, "unit": "word"}).canaries.alphabets["w"] == (
         "apple",
@@ -344,7 +344,7 @@ def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArr
 
 @pytest.mark.usefixtures("no_law")
 @pytest.mark.long
-def test_secrets_from_a_skewed_law_that_the_model_knows_are_rarely_shown() -> None:
+def test_unseen_secrets_from_a_skewed_law_known_to_the_model_are_rarely_shown() -> None:
     """Of five secrets that it never saw, nothing is shown in more than alpha of audits; by rank in R nearly all would be."""
     law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
     uniform = -np.log2(law)[np.random.default_rng(1).integers(0, 10, size=(10_000, 9))].sum(axis=1)
@@ -372,7 +372,7 @@ def test_a_given_secret_that_stands_out_is_found() -> None:
 
 @pytest.mark.usefixtures("no_law")
 @pytest.mark.parametrize("external", [True, False])
-def test_how_often_an_external_model_saw_a_secret_is_not_claimed(tmp_path: Path, external: bool) -> None:
+def test_occurrences_of_secrets_for_an_external_model_are_attributed_to_the_list(tmp_path: Path, external: bool) -> None:
     unseen = skewed_costs(np.random.default_rng(0), 400)
     model = given(np.array([4.0, *np.quantile(unseen, (0.3, 0.6))]), [9, 1, 1], unseen)
     page = page_of([model], recipe(**(EXTERNAL if external else OF_A_FILE)), tmp_path)
@@ -426,7 +426,7 @@ def test_eight_variants_without_memory_keep_the_level_together() -> None:
 
 
 @pytest.mark.usefixtures("no_law")
-def test_nets_that_share_canaries_are_ranked_once() -> None:
+def test_nets_that_share_canaries_give_one_rank_per_canary() -> None:
     """Candidates that are likely under one net are likely under all: twenty nets are no twenty pieces of evidence."""
     wrong = 0
     for repeat in range(60):
@@ -443,7 +443,7 @@ def test_nets_that_share_canaries_are_ranked_once() -> None:
 
 @pytest.mark.usefixtures("no_law")
 @pytest.mark.long
-def test_sampled_canaries_of_one_model_are_combined_by_references_of_their_own() -> None:
+def test_sampled_canaries_of_one_model_keep_the_level_together() -> None:
     wrong = 0
     for repeat in range(80):
         rng = np.random.default_rng(repeat)
@@ -464,7 +464,7 @@ def test_weak_traces_of_many_canaries_are_shown_jointly_but_for_no_single_canary
 
 
 @pytest.mark.parametrize("ends", [1, 5, 20, 300])
-def test_a_walk_that_ends_only_for_low_ranks_keeps_the_level(ends: int) -> None:
+def test_exact_ranks_of_low_ranked_canaries_alone_keep_the_level(ends: int) -> None:
     """The exact p-value is taken where it is known and no reference lies below: never more than alpha, at any alpha."""
     size, references = 100_000, 999
     rng = np.random.default_rng(0)
@@ -499,7 +499,7 @@ def test_intervals_of_mean_exposure_stay_in_range_and_need_several_canaries() ->
     assert {row.interval for row in alone.all("exposure")} == {None}
 
 
-def test_variants_are_compared_by_pairs() -> None:
+def test_variants_are_compared_in_pairs_of_canaries() -> None:
     variants = {"plain": {}, "other": {"quantize": True}}
     low = {canary: ("enumerated", 10 + canary, 1) for canary in range(8)}
     high = {canary: ("enumerated", 40 + 4 * canary, 1) for canary in range(8)}
@@ -527,7 +527,7 @@ def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) ->
     ]
 
 
-def test_variants_are_compared_where_they_first_reach_the_loss_that_all_reach(tmp_path: Path) -> None:
+def test_variants_are_compared_where_they_first_reach_the_lowest_common_loss(tmp_path: Path) -> None:
     """The fast one is more exposed in the end, but not at the slow one's loss of 2."""
     models = at_epochs("slow", 0, [3, 2.5, 2], [900, 500, 100]) + at_epochs("fast", 0, [2.5, 1.9, 1], [700, 100, 1])
     mine = recipe(variants={"slow": {}, "fast": {"model.dropout": 0.1}}, score={"equal_loss": True})
@@ -584,7 +584,7 @@ def overtrained(canaries: list[tuple[float, float]], **changes: Any) -> list[Sco
     ]  # fmt: skip
 
 
-def test_the_fall_after_the_lowest_loss_is_seen_in_the_extrapolated_exposure_alone(tmp_path: Path) -> None:
+def test_overtraining_lowers_only_the_extrapolated_exposure_of_top_ranked_canaries(tmp_path: Path) -> None:
     models = overtrained([(8 + seed / 10, 12 + seed / 5) for seed in range(8)])
     mine = recipe(canaries={"insertions": [1], "never": 0}, seeds=8)
     found = rows_of(models, mine)
@@ -605,7 +605,7 @@ def test_the_fall_after_the_lowest_loss_is_seen_in_the_extrapolated_exposure_alo
     assert float(table.rows[0][3]) > float(table.rows[1][3]) + 8
 
 
-def test_a_model_that_never_overtrains_has_no_change_after_its_lowest_loss() -> None:
+def test_a_model_that_never_overtrains_has_no_overtraining_change() -> None:
     models = [replace(model, validation_loss=1 / model.epoch) for model in overtrained([(8, 12), (9, 12)])]
     assert not rows_of(models, recipe(seeds=2)).all("overtraining_change")
     same = [replace(model, validation_loss=1) for model in models]  # patience: the last weights are the best ones
@@ -613,7 +613,7 @@ def test_a_model_that_never_overtrains_has_no_change_after_its_lowest_loss() -> 
 
 
 @pytest.mark.parametrize("method", ["sampled", "extrapolated"])
-def test_exposures_without_a_rank_are_left_out_of_changes_after_the_lowest_loss(method: str) -> None:
+def test_overtraining_changes_leave_out_exposures_without_a_rank(method: str) -> None:
     ranked_twice = overtrained([(8 + seed / 10, 12) for seed in range(4)])
     one = [*ranked_twice[:-1], replace(ranked_twice[-1], exact={})]  # the last training ends with a bound
     changes = rows_of(one, recipe(seeds=4), method=method).all("overtraining_change")
@@ -623,7 +623,7 @@ def test_exposures_without_a_rank_are_left_out_of_changes_after_the_lowest_loss(
     assert law.params["of"] == "exposure_extrapolated"
 
 
-def test_only_checkpoints_that_all_trainings_have_are_compared_after_the_lowest_loss() -> None:
+def test_overtraining_changes_compare_only_checkpoints_common_to_all_trainings() -> None:
     models = at_epochs("", 0, [3, 1, 2, 9], [9, 9, 9, 1]) + at_epochs("", 1, [3, 2, 2], [9, 9, 9])
     exact = rows_of(models, recipe(seeds=2)).all("overtraining_change").head
     assert (exact.params["from_epoch"], exact.params["to_epoch"], exact.value) == (2, 3, 0)
@@ -650,7 +650,7 @@ def test_epsilon_bound_and_refuted_p_equal_values_computed_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("rank", "windows", "truth"), [(1, 4, 2.38), (1000, 4, 2.30), (1, 16, 0.38)])
-def test_a_bound_from_several_windows_holds_at_the_trainings_delta(rank: int, windows: int, truth: float) -> None:
+def test_an_epsilon_bound_from_several_windows_uses_the_delta_of_the_training(rank: int, windows: int, truth: float) -> None:
     bound = epsilon_bound(rank * 1e-9, looks=1, delta=1e-5, windows=windows)
     assert bound is not None
     assert bound == pytest.approx(truth, abs=5e-3)
@@ -658,7 +658,7 @@ def test_a_bound_from_several_windows_holds_at_the_trainings_delta(rank: int, wi
     assert refuted_p(rank * 1e-9, epsilon=bound + 1e-6, delta=1e-5, windows=windows) > 0.05
 
 
-def test_more_delta_more_looks_and_higher_ranks_prove_less() -> None:
+def test_larger_delta_more_looks_windows_and_higher_ranks_lower_the_epsilon_bound() -> None:
     def bound(p: float = 1e-8, looks: int = 2, delta: float = 1e-6, windows: int = 3) -> float:
         return epsilon_bound(p, looks=looks, delta=delta, windows=windows) or 0.0
 
@@ -711,7 +711,7 @@ def test_a_claim_of_privacy_that_a_canary_refutes_is_a_finding(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_law")
-def test_no_bound_holds_for_given_secrets_that_were_compared_with_nothing() -> None:
+def test_given_secrets_without_null_canaries_have_no_bound() -> None:
     rng = np.random.default_rng(0)
     model = given(skewed_costs(rng, 5), [1] * 5, skewed_costs(rng, 400))
     bounded = rows_of([model], recipe(**OF_A_FILE, score={"bound": 20.0}), method="sampled")
@@ -729,7 +729,7 @@ def test_no_bound_holds_for_given_secrets_that_were_compared_with_nothing() -> N
 
 
 @pytest.mark.usefixtures("no_law")
-def test_advice_on_held_out_text_is_given_where_it_can_be_followed() -> None:
+def test_advice_to_hold_out_blocks_is_given_only_if_none_are_held_out() -> None:
     rng = np.random.default_rng(0)
     alone = replace(given(skewed_costs(rng, 5), [1] * 5, np.zeros(0, dtype=np.int64)))
     said = rows_of([alone], recipe(**OF_A_FILE), method="sampled").verdict.explanation

@@ -140,7 +140,7 @@ def test_documents_are_tested_for_every_variant_and_shown_on_the_page(audited: R
     assert "my pin is 1" not in page
 
 
-def test_a_folder_that_was_moved_is_the_same_model(audited: RunRecord, folder: Path) -> None:
+def test_a_moved_model_folder_keeps_its_keys(audited: RunRecord, folder: Path) -> None:
     shutil.copytree(folder / "gpt", folder / "moved")
     model = {"kind": "huggingface", "path": str(folder / "moved")}
     again = run(folder, recipe(folder, model=model))
@@ -149,7 +149,7 @@ def test_a_folder_that_was_moved_is_the_same_model(audited: RunRecord, folder: P
     } == {name: key for name, key in audited.artifacts.items() if name.startswith(("whole", "adapters", "corpus", "base"))}
 
 
-def test_candidates_that_tokens_do_not_spell_are_named_before_anything_is_trained(
+def test_candidates_that_the_tokenizer_cannot_spell_are_refused_before_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 2222, the only candidate that is tried, is not joined with the space before it, as 1123 is; all are asked about
@@ -163,7 +163,7 @@ def test_candidates_that_tokens_do_not_spell_are_named_before_anything_is_traine
         run(folder, recipe(folder, canaries=canaries))
 
 
-def test_a_precision_that_an_external_model_lacks_is_named_when_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+def test_loading_an_external_model_refuses_a_precision_that_it_lacks(folder: Path, tmp_path: Path) -> None:
     path, said = save_mixtral(folder / "gpt", tmp_path / "mixtral"), recipe(folder)
     corpus = Artifact(Store(str(tmp_path / "store")), Ref("corpus", "none"), MakeCorpus)
     data = CorpusData(corpus, said.data, said.canaries, HuggingFaceSpec(kind="huggingface", path=str(path)))

@@ -61,7 +61,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Ranked:
     return Ranked(units, sum(1 for _ in (folder / "store" / "artifacts" / "fit_law").glob("*/manifest.json")))
 
 
-def test_the_law_is_tested_only_where_a_method_asks_for_it(ranked: Ranked) -> None:
+def test_the_fit_of_the_law_is_tested_only_for_methods_that_extrapolate(ranked: Ranked) -> None:
     for name in ("walked", "sampled"):
         assert {unit["method"] for unit in ranked.units[name]} == {METHODS[name]["method"]}
         assert all(unit["fit_p"] is None for unit in ranked.units[name])
@@ -78,7 +78,7 @@ def test_unranked_units_are_extrapolated_only_where_requested(ranked: Ranked) ->
     assert all(unit["rank"] is None and unit["method"] != "pruned" for unit in ranked.units["given up"])
 
 
-def test_parts_of_a_long_alphabet_have_other_keys_than_parts_of_single_choices() -> None:
+def test_only_alphabets_divided_into_blocks_mark_the_key_of_ranks() -> None:
     def spec(length: int, *, pruned: bool = False) -> Mapping[str, Any]:
         data = SimpleNamespace(space=Space((tuple(range(length)), (0,))))
         at = SimpleNamespace(spec={}, inputs={}, data=data)

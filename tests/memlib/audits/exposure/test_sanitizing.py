@@ -39,7 +39,7 @@ def splits() -> pa.Table:
     return Rows("window", 40, 4, [(0, 3), (1, 5), (1, 8)]).table
 
 
-def test_halves_part_the_training_windows_and_nothing_else() -> None:
+def test_halved_divides_only_the_training_windows() -> None:
     before, after = (table["role"].to_pylist() for table in (splits(), halved(splits(), ROLES, seed=0)))
     halves = [role for role in after if role in HALVES]
     assert [halves.count(half) for half in HALVES] == [18, 18]  # 33 plain windows and 3 of canaries
@@ -48,7 +48,7 @@ def test_halves_part_the_training_windows_and_nothing_else() -> None:
     assert halved(splits(), ROLES, seed=0)["example_id"].equals(splits()["example_id"])
 
 
-def test_the_windows_that_one_model_alone_finds_likely_are_removed_whichever_it_is() -> None:
+def test_windows_likely_under_only_one_of_two_models_are_removed() -> None:
     first, second = np.array([1.0, 5.0, 2.0, 1.0, 4.0]), np.array([1.5, 1.0, 2.0, 6.0, 4.5])
     assert most_disputed(first, second, share=0.4).tolist() == most_disputed(second, first, share=0.4).tolist() == [1, 3]
     assert most_disputed(first, second, share=0.01).tolist() == [3]  # at least one
@@ -67,7 +67,7 @@ def ranked(variant: str, seed: int, insertions: list[int], ranks: list[int]) -> 
     return Scored(variant, seed, 4, ids, ("inserted",) * len(ids), tuple(insertions), costs, same, 1.5, exact)
 
 
-def test_removed_canaries_fall_to_chance_and_missed_ones_stay(tmp_path: Path) -> None:
+def test_exposure_of_removed_canaries_falls_to_chance_and_of_missed_ones_stays(tmp_path: Path) -> None:
     models = []
     for seed in range(2):
         models.append(ranked("unsanitized", seed, [1, 1, 2, 2], [1, 2, 1, 4]))
@@ -101,7 +101,7 @@ def test_removed_canaries_fall_to_chance_and_missed_ones_stay(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_canaries_that_models_selected_are_not_tested(tmp_path: Path) -> None:
+def test_canaries_of_a_sanitized_model_are_not_tested(tmp_path: Path) -> None:
     """The sanitized model ranks all canaries first that are left, and the removed ones above chance."""
     mine = Recipe.model_validate(RECIPE)
     models = [
@@ -122,7 +122,7 @@ def test_canaries_that_models_selected_are_not_tested(tmp_path: Path) -> None:
     assert all(point["x"] for point in points.to_pylist() if point["curve"] == "exposure_by_insertions")
 
 
-def test_variants_that_happen_to_be_called_unsanitized_and_sanitized_are_like_any_others() -> None:
+def test_variants_named_unsanitized_and_sanitized_are_tested_without_sanitizing() -> None:
     named = {"variants": {"unsanitized": {}, "sanitized": {"model.dropout": 0.1}}, "sanitize": None}
     models = [ranked(name, 0, [1, 1], [5, 9]) for name in named["variants"]]
     rows = Findings.read(
@@ -138,7 +138,7 @@ def test_variants_that_happen_to_be_called_unsanitized_and_sanitized_are_like_an
     assert not rows.all("removed_by_sanitizing", "exposure_by_sanitizing")
 
 
-def test_the_sanitized_model_trains_on_the_windows_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sanitized_model_trains_on_the_remaining_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)

@@ -114,7 +114,7 @@ def test_distance_to_the_target_equals_the_ks_statistic_of_scipy() -> None:
     assert row["ks_target"] == pytest.approx(expected)
 
 
-def test_a_calibration_set_that_does_not_differ_leaves_the_verdict_and_no_rho() -> None:
+def test_an_uninformative_calibration_set_gives_a_verdict_without_rho() -> None:
     same = [Observed(CALIBRATION, "", i, model(QUERY, 10 + i, 1.0).log_odds) for i in range(4)]
     observed = [m for m in models(model(TARGET, 0, 1.0, target="t")) if m.group != CALIBRATION] + same
     with pytest.raises(RunError, match="D_C cannot calibrate.*would divide by almost 0"):
@@ -158,7 +158,7 @@ def test_normal_scores_equal_values_computed_by_hand() -> None:
     np.testing.assert_allclose(normal_scores(np.array([5.0, 1.0, 5.0])), scipy.stats.norm.ppf([2 / 3, 1 / 6, 2 / 3]))
 
 
-def test_effects_are_those_of_least_squares() -> None:
+def test_effects_and_their_covariance_equal_least_squares() -> None:
     """Dummies of role and class; errors as of a regression whose residuals are summed by group."""
     rng = np.random.default_rng(0)
     roles, labels = rng.choice([QUERY, KNOWN, WITHHELD], 60), rng.integers(0, 3, 60)
@@ -262,7 +262,7 @@ def test_share_limit_covers_the_true_share_if_known_data_leave_traces() -> None:
     assert power_by_redraws(nothing, POOL, alpha=0.05, redraws=100, seed=0) < 0.8
 
 
-def test_outputs_that_belong_to_other_examples_do_not_follow_these() -> None:
+def test_shuffled_outputs_are_not_found_to_follow_the_labels() -> None:
     odds = model(TARGET, 0, 0.5, target="t").log_odds
     assert follows(odds, UNSEEN, LABELS, seed=0) == 0.001
     shuffled = np.random.default_rng(0).permutation(odds)
@@ -290,7 +290,7 @@ def test_outcome_and_verdict_follow_from_share_and_known_data(share: float, know
     assert low < head.value < high
 
 
-def test_data_that_were_unlearned_too_hard_leave_a_trace_too() -> None:
+def test_overzealous_unlearning_leaves_a_reversed_trace() -> None:
     plain = model(TARGET, 0, 0.0, known=True, target="t")
     target = Observed(TARGET, "t", 0, plain.log_odds - 2.0 * POOL.query, members=plain.members)
     head = judged(target).head
@@ -309,7 +309,7 @@ def test_without_withheld_examples_rho_is_an_estimate_and_the_verdict_inconclusi
     assert "withheld" in found.verdict.explanation
 
 
-def test_several_targets_are_one_family() -> None:
+def test_the_tests_of_several_targets_form_one_family() -> None:
     targets = [model(TARGET, 0, share, known=True, target=name) for name, share in (("a", 1.0), ("b", 0.0), ("c", 0.0))]
     found = judged(*targets)
     assert {row.family for row in found.all("trace")} == {"targets"}
@@ -324,7 +324,7 @@ def test_several_targets_are_one_family() -> None:
     assert {row.role for row in found.all("found_share")} == {"diagnostic"}
 
 
-def test_the_share_that_was_used_is_estimated() -> None:
+def test_intervals_of_share_used_cover_the_true_share() -> None:
     held = given = 0
     for seed, share in itertools.product(range(8), (0.0, 0.5, 1.0)):
         for row in judged(model(TARGET, seed, share, known=True, target="t")).all("share_used"):
@@ -380,7 +380,7 @@ def test_share_used_is_omitted_if_retained_models_show_no_trace() -> None:
     assert not summarized(Distances([*others, *blind], POOL, CONFIG), recipe({"t": MIX})).all("share_used")
 
 
-def test_a_surer_target_has_not_used_more() -> None:
+def test_a_more_confident_target_has_no_larger_share_used() -> None:
     """The target's own false positives are known from withheld examples, its true ones from known examples."""
     (row,) = judged(model(TARGET, 0, 0.0, known=True, surer=1.5, target="t")).all("share_used")
     assert row.value < 0.2
@@ -433,7 +433,7 @@ def test_summary_covers_all_targets_and_their_comparison_in_fixed_schemas() -> N
 
 
 @pytest.mark.long
-def test_intervals_of_rho_cover_its_mean() -> None:
+def test_intervals_of_rho_cover_its_mean_over_models() -> None:
     """Over repeated draws of all models the interval holds the value of many models."""
     many = Distances(models(*[model(TARGET, i, 0.5, target="t", seed=99) for i in range(60)], seed=99), POOL, CONFIG)
     truth = float(np.mean([many.rho(m)[..., 0].mean() for m in many.models.values() if m.group == TARGET]))

@@ -85,7 +85,7 @@ def test_verdict_sentence_and_explanation_match_the_findings(rows: Findings, kin
     assert because in found.explanation
 
 
-def test_several_models_are_listed() -> None:
+def test_the_verdict_lists_several_models() -> None:
     found = said(findings("a", "b", p=0.001))
     assert found.sentence == "2 of 2 models were shown to have used this data set."
     assert "a: retained (p = 0.002); b: retained (p = 0.002)" in found.explanation
@@ -99,12 +99,12 @@ def test_several_models_are_listed() -> None:
     assert nothing.sentence == "This audit cannot tell whether any of the 2 models has used this data set."
 
 
-def test_supplied_outputs_come_with_a_caution() -> None:
+def test_the_explanation_cautions_that_supplied_outputs_can_be_forged() -> None:
     found = said(findings(p=0.001), targets={"<b>t</b>": {"outputs": {"path": "x.parquet"}}})
     assert "An owner who knows which examples were withheld can forge them" in found.explanation
 
 
-def test_outcomes_that_contradict_known_training_are_named() -> None:
+def test_outcomes_that_contradict_the_known_mix_are_named() -> None:
     targets = {"half": {"mix": {"query": 0.5}}, "clean": {"mix": {"calibration": 1}}}
     missed = said(findings("half", "clean"), targets=targets).explanation
     assert "half is known to have been trained on 50 % of D_Q, and the test did not find it." in missed
@@ -154,7 +154,7 @@ def page_of(
     return render(Page(run.title, "forgetting", "abc", "", said, content))
 
 
-def test_advice_is_about_each_target(tmp_path: Path) -> None:
+def test_the_page_gives_advice_on_each_target(tmp_path: Path) -> None:
     targets = {"old": {"mix": {"query": 1}}, "new": {"trained": {"model": "a:b", "version": "1"}}}
     page = page_of([*findings("old", p=0.001)[:1], *findings("new")], tmp_path, targets=targets)
     assert "&#39;old&#39; has not forgotten it" in page
@@ -169,14 +169,14 @@ def test_rho_of_null_models_is_stated_where_rho_is_explained(tmp_path: Path) -> 
     )
 
 
-def test_known_examples_that_are_not_found_are_pointed_out(tmp_path: Path) -> None:
+def test_the_page_warns_if_known_examples_are_seldom_found(tmp_path: Path) -> None:
     targets = {"t": {"mix": {"query": 1}}}
     said = "Known examples are seldom found in &#39;t&#39; (2 %)"
     assert said in page_of(findings("t", power=0.02), tmp_path, targets=targets)
     assert "seldom found" not in page_of(findings("t"), tmp_path, targets=targets)
 
 
-def test_a_page_is_whole_and_escaped(tmp_path: Path) -> None:
+def test_a_page_of_forgetting_has_all_sections_and_is_escaped(tmp_path: Path) -> None:
     examples = [
         {
             "target": "<b>t</b>", "model": 0, "example_id": "<i>e</i>", "label": 0, "class_name": "c", "confidence": 0.5,

@@ -21,13 +21,13 @@ def read(folder: Path, subgroup: str | None = None, hidden: tuple[str, ...] = ()
     return runner.run(ReadColumns(data, decode(runner, data), subgroup, hidden)).content
 
 
-def test_values_of_a_column_that_the_model_does_not_see(tmp_path: Path) -> None:
+def test_values_of_a_subgroup_column_withheld_from_the_model_are_read(tmp_path: Path) -> None:
     values = read(tmp_path, "region").subgroup
     assert values["0000003"] == rows_of(60)[3][COLUMNS.index("region")]
     assert len(values) == 60
 
 
-def test_coordinates_of_hidden_columns(tmp_path: Path) -> None:
+def test_hidden_columns_have_their_coordinates_and_categories(tmp_path: Path) -> None:
     hidden = read(tmp_path, None, ("sex", "colour")).hidden
     assert list(hidden) == ["sex", "colour"]
     assert (hidden["colour"].start, hidden["colour"].categories) == (2, ("blue", "green", "red"))

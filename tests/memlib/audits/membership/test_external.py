@@ -103,7 +103,7 @@ def test_members_that_were_not_drawn_at_random_are_described(folder: Path) -> No
     assert "test" not in {row["role"] for row in run.summary.to_pylist() if row["metric"] == "auc"}
 
 
-def test_a_declared_draw_that_ids_contradict_is_not_tested(folder: Path) -> None:
+def test_a_declared_draw_contradicted_by_the_order_of_ids_is_not_tested(folder: Path) -> None:
     half = len(IDS) // 2
     write_csv(folder / "members.csv", {"example_id": IDS, "member": ["yes"] * half + ["no"] * (len(IDS) - half)})
     with pytest.warns(UserWarning, match="members can be told without the model"):
@@ -118,7 +118,7 @@ def test_examples_that_are_not_listed_are_left_out(folder: Path, coins: NDArray[
     assert run.tables["units"].num_rows == run.tables["examples"].num_rows == 300
 
 
-def test_a_parquet_list_with_flags_is_read(folder: Path, coins: NDArray[np.bool_]) -> None:
+def test_a_parquet_list_of_members_with_booleans_is_read(folder: Path, coins: NDArray[np.bool_]) -> None:
     pq.write_table(pa.table({"example_id": IDS, "member": coins}), folder / "members.parquet")
     run = audited(**with_target(members="members.parquet"))
     units = run.tables["units"]
@@ -135,7 +135,7 @@ def test_a_parquet_list_with_flags_is_read(folder: Path, coins: NDArray[np.bool_
         (IDS[:200], ["yes"] * 195 + ["no"] * 5, "lists 5 non-members among the 569 examples"),
     ],
 )
-def test_a_list_of_members_that_cannot_be_used_is_refused(
+def test_an_unusable_list_of_members_is_refused_in_one_line(
     folder: Path, ids: list[str], flags: list[str], message: str
 ) -> None:
     write_csv(folder / "members.csv", {"example_id": ids, "member": flags})
@@ -144,7 +144,7 @@ def test_a_list_of_members_that_cannot_be_used_is_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_a_divided_person_is_refused(folder: Path) -> None:
+def test_a_person_with_members_and_nonmembers_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="separates a group of split.group: of '0000000' and"):
         audited(split={"group": {"pattern": r"^(\d{6})"}})
 
@@ -158,7 +158,7 @@ def test_outputs_without_some_examples_are_refused_before_any_training(folder: P
     assert not list((folder / "store").glob("artifacts/fit_estimators/*/manifest.json"))
 
 
-def test_a_missing_list_is_named(folder: Path) -> None:
+def test_a_missing_list_of_members_is_named(folder: Path) -> None:
     (folder / "members.csv").unlink()
     with pytest.raises(UserError, match=r"members: members\.csv does not exist|cannot read target\.members"):
         audited()
@@ -189,7 +189,7 @@ def test_a_fitted_estimator_of_a_factory_is_queried(
     assert likeness
 
 
-def test_rounded_outputs_are_read_as_they_are(folder: Path) -> None:
+def test_log_odds_of_target_and_shadows_respect_the_rounding_of_outputs(folder: Path) -> None:
     lines = (folder / "outputs.csv").read_text().splitlines()
     rounded = [
         ",".join([parts[0], *(f"{float(value):.1f}" for value in parts[1:])]) for parts in (x.split(",") for x in lines[1:])
@@ -203,7 +203,7 @@ def test_rounded_outputs_are_read_as_they_are(folder: Path) -> None:
     assert units["log_odds_in"].to_numpy().max() <= ends + 1e-4
 
 
-def test_a_certain_target_is_compared_within_the_range_of_its_shadows() -> None:
+def test_log_odds_of_the_target_are_clipped_to_the_range_of_its_shadows() -> None:
     shadows = Answers(np.array([[[-1.0, 2.0]]], np.float32), np.ones((1, 2), bool), np.ones((1, 0), bool))
     target = Answers(np.array([[[-30.0, 30.0]]], np.float32), np.ones((1, 2), bool), np.ones((1, 0), bool))
     assert comparable(target, shadows, None)[0].odds.ravel().tolist() == [-1, 2]
@@ -279,7 +279,7 @@ def test_members_of_a_network_are_found_by_its_weights(
     assert any("members" in name and value == 1 for name, value in accuracy.items())
 
 
-def test_another_share_of_training_examples_gives_a_warning(folder: Path, coins: NDArray[np.bool_]) -> None:
+def test_a_share_of_members_unlike_that_of_the_shadows_gives_a_warning(folder: Path, coins: NDArray[np.bool_]) -> None:
     members = np.flatnonzero(coins)
     kept = {*members.tolist(), *np.flatnonzero(~coins)[:70].tolist()}
     flags = {name: "yes" if coins[row] else "no" for row, name in enumerate(IDS) if row in kept}
@@ -291,7 +291,7 @@ def test_another_share_of_training_examples_gives_a_warning(folder: Path, coins:
         memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
 
 
-def test_losses_of_the_owner_count_as_right_where_the_class_is_more_likely_than_not(folder: Path) -> None:
+def test_supplied_losses_count_as_correct_where_the_class_has_more_than_half_the_probability(folder: Path) -> None:
     odds = np.array([[[-1.0, 0.5, 3.0]]], np.float32)
     answers = Answers(odds, np.ones((1, 3), bool), np.ones((1, 0), bool))
     assert more_likely_right(answers).correct.tolist() == [[False, True, True]]
@@ -313,7 +313,7 @@ def test_unlisted_examples_need_no_outputs(folder: Path, coins: NDArray[np.bool_
     assert audited().tables["units"].num_rows == 400
 
 
-def test_too_few_units_are_refused_in_one_line() -> None:
+def test_too_few_members_or_nonmembers_are_refused() -> None:
     units = world(40).units
     alone = replace(units, member=np.arange(len(units)) < 1)
     with pytest.raises(UserError, match="with 40 examples some model has 1 members or non-members"):

@@ -46,7 +46,7 @@ def findings_of(audited: Audited, found: TargetAnswers) -> Findings:
     return Findings(target_findings(audited, audited.rows, found))
 
 
-def test_a_remembered_column_is_found_and_another_one_is_not() -> None:
+def test_a_remembered_hidden_column_is_found_and_another_is_not() -> None:
     audited = world(300, score=SCORE, memory=2.0)
     rows = target_findings(audited, audited.rows, answers_of(audited, {"known": 4.0, "other": 0.0}))
     found = Findings.read(summarize(audited, rows))
@@ -61,7 +61,7 @@ def test_a_remembered_column_is_found_and_another_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("persons", [False, True])
-def test_columns_that_nobody_remembers_are_seldom_found(persons: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_columns_are_seldom_found_without_memory(persons: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hidden, "MOST_REDRAWS", 199)
     hits = 0
     for seed in range(30):
@@ -82,7 +82,7 @@ def test_rows_without_a_value_are_left_out() -> None:
     assert not rare.all("guessed_column")
 
 
-def test_an_undrawn_target_has_no_test_of_columns() -> None:
+def test_hidden_columns_are_not_tested_without_a_random_draw() -> None:
     audited = world(300, score=SCORE).withdrawn()
     row = findings_of(audited, answers_of(audited, {"c": 4.0})).first("guessed_column")
     assert not row.is_test
@@ -104,7 +104,7 @@ def test_listed_examples_of_a_larger_pool_are_found_by_their_ids() -> None:
     assert rows.first("guessed_column").value == findings_of(audited, whole).first("guessed_column").value
 
 
-def test_structure_counts_the_training_rows() -> None:
+def test_structure_findings_count_training_rows_alone() -> None:
     audited = world(100, score=SCORE)
     count, member = len(audited.member), audited.member
     outputs = np.tile([0.25, 0.75], (count, 1)) + np.random.default_rng(0).normal(size=(count, 1)) * 10.0 ** -(
@@ -120,7 +120,7 @@ def test_structure_counts_the_training_rows() -> None:
     assert {row.n for row in found.all("structure")} == {member.sum()}
 
 
-def test_a_forest_of_a_table_has_all_sections(tmp_path: Path) -> None:
+def test_the_page_of_a_forest_on_a_table_has_all_sections(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {
         "audit": "membership", "data": write_table(tmp_path / "a.csv", rows_of(300)), "model": {"kind": "forest", "trees": 20},
         "shadows": {"count": 8, "chunk": 8}, "score": {**SCORE, "subgroup": "region", "hidden": ["colour", "sex"]},
@@ -146,7 +146,7 @@ def test_a_forest_of_a_table_has_all_sections(tmp_path: Path) -> None:
         (None, {"subgroup": "region"}, {"query_target", "read_columns"}),
     ],
 )
-def test_a_plan_knows_which_more_answers_a_net_gives(
+def test_a_plan_includes_the_stages_of_optional_answers_of_a_net(
     tmp_path: Path, data: dict[str, Any] | None, score: dict[str, Any], stages: set[str]
 ) -> None:
     recipe = {

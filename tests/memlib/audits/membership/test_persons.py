@@ -28,7 +28,7 @@ def found(audited: Audited) -> Findings:
     return Findings(person_findings(audited))
 
 
-def test_rows_that_are_alike_widen_the_interval() -> None:
+def test_correlated_rows_of_a_person_widen_the_interval() -> None:
     rows = found(alike(world(rows=ROWS, score=LOSS), 3.0))
     assert rows.first("intraclass_correlation").value > 0.6
     ratio = rows.first("interval_width_ratio").value
@@ -41,13 +41,13 @@ def test_rows_that_are_alike_widen_the_interval() -> None:
     assert (by_person.n, by_row.n) == (80, 960)
 
 
-def test_independent_rows_need_no_wider_interval() -> None:
+def test_independent_rows_of_a_person_need_no_wider_interval() -> None:
     rows = found(alike(world(rows=ROWS, score=LOSS), 0.0))
     assert abs(rows.first("intraclass_correlation").value) < 0.05
     assert 0.75 < rows.first("interval_width_ratio").value < 1.3
 
 
-def test_memory_of_a_person_as_a_whole_does_not_correlate_her_rows() -> None:
+def test_equal_memory_of_all_rows_of_a_person_is_not_counted_as_correlation() -> None:
     audited = alike(world(rows=ROWS, score=LOSS), 0.0)
     remembered = (audited.target.odds + 5 * audited.member).astype(np.float32)
     rows = found(replace(audited, target=replace(audited.target, odds=remembered)))
@@ -55,7 +55,7 @@ def test_memory_of_a_person_as_a_whole_does_not_correlate_her_rows() -> None:
     assert abs(rows.first("intraclass_correlation").value) < 0.05
 
 
-def test_copies_are_records_and_equal_scores_say_nothing() -> None:
+def test_groups_of_copies_are_called_records_and_equal_scores_give_no_findings() -> None:
     audited = world(rows=ROWS, score=LOSS, split={"group": {"identical": True}})
     rows = found(alike(audited, 3.0))
     interval = rows.first("auc_of_rows").interval
@@ -65,7 +65,7 @@ def test_copies_are_records_and_equal_scores_say_nothing() -> None:
     assert person_findings(replace(audited, target=replace(audited.target, odds=constant))) == []
 
 
-def test_examples_by_themselves_have_no_such_findings() -> None:
+def test_ungrouped_examples_give_no_person_findings() -> None:
     assert person_findings(world(100, score=LOSS)) == []
 
 

@@ -49,7 +49,7 @@ def test_self_influence_weighs_each_epoch_by_its_learning_rate(batch_size: int |
     np.testing.assert_allclose(audited.self_influence, rates @ norms)
 
 
-def test_the_trajectory_finds_what_only_earlier_epochs_show() -> None:
+def test_the_trajectory_finds_memory_seen_only_in_earlier_epochs() -> None:
     rankings = followed(1.0).rankings
     lira, trajectory = rankings.all
     assert trajectory.test is not None
@@ -66,7 +66,7 @@ def test_the_trajectory_test_keeps_its_level_without_memory() -> None:
     assert sum(p <= 0.05 for p in p_values) <= most_of(60, 0.05)
 
 
-def test_the_trajectory_of_persons_flags_few_and_many_rows_alike() -> None:
+def test_the_trajectory_flags_persons_of_few_and_many_rows_equally_often() -> None:
     flags = []
     for seed in range(6):
         rows = np.floor(41 ** np.random.default_rng(seed).random(200)).astype(np.int64)
@@ -77,7 +77,7 @@ def test_the_trajectory_of_persons_flags_few_and_many_rows_alike() -> None:
 
 
 @pytest.mark.parametrize("half", [8])
-def test_all_models_are_attacked_through_their_epochs(half: int) -> None:
+def test_the_survey_attacks_all_models_by_their_trajectories(half: int) -> None:
     rankings = followed(1.0).rankings
     shadows = rankings.given("trajectory")[1]
     assert shadows.odds.shape[1] == 3

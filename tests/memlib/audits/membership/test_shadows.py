@@ -67,7 +67,7 @@ def test_more_shadows_train_only_the_additional_ones(tmp_path: Path) -> None:
     assert len(many["train_subsets"]) == 1 + 4
 
 
-def test_a_plan_knows_all_stages_of_many_models_beforehand(tmp_path: Path) -> None:
+def test_a_plan_lists_all_stages_of_a_thousand_shadow_models(tmp_path: Path) -> None:
     plan = memlib.plan(changed(shadows={"count": 1000, "chunk": 4}), store=str(tmp_path / "store"))
     assert {stage: len(parts) for stage, parts in plan.by_stage()}["train_subsets"] == 251
     assert not plan.blocked
@@ -84,7 +84,7 @@ def test_estimators_answer_members_more_confidently(data: TrainingData) -> None:
     assert answers.correct[inside].mean() > answers.correct[~inside].mean()
 
 
-def test_estimators_are_the_same_in_any_chunk(data: TrainingData) -> None:
+def test_estimators_do_not_depend_on_the_chunk(data: TrainingData) -> None:
     runner, kind = PlainRunner(data.store), ForestSpec(kind="forest", trees=5)
     whole = runner.run(FitEstimators(Subsets(data, (0, 1, 2), 0.5, 0), kind, (5, 6, 7))).content
     single = runner.run(FitEstimators(Subsets(data, (1,), 0.5, 0), kind, (6,))).content
@@ -101,7 +101,7 @@ def test_queries_begin_with_the_unchanged_image() -> None:
     assert (found[1][:, 0] == images[:, 0]).all()
 
 
-def test_a_flipped_query_is_a_second_row_of_answers(tmp_path: Path) -> None:
+def test_a_flipped_query_adds_a_row_of_answers(tmp_path: Path) -> None:
     run = memlib.run(changed(queries={"flip": True}), store=str(tmp_path / "store"), quiet=True)
     assert run.tables["units"].num_rows == 200
     odds = [np.load(path) for path in (tmp_path / "store").rglob("odds.npy")]
@@ -139,7 +139,7 @@ def test_self_influence_is_that_of_the_target_after_each_kept_epoch(tmp_path: Pa
     assert all((one != other).any() for one, other in pairwise(norms))
 
 
-def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
+def test_large_nets_are_trained_one_by_one(tmp_path: Path) -> None:
     large = changed(
         model={"architecture": "three_block"}, data={**DIGITS, "image_size": 28}, shadows={"count": 4},
         split={"train_per_class": 6}, training={**NET["training"], "epochs": 2, "batch_size": 10},  # type: ignore[dict-item]
@@ -152,7 +152,7 @@ def test_large_nets_are_models_of_their_own(tmp_path: Path) -> None:
     assert run.tables["units"]["trajectory"].null_count == 0
 
 
-def test_full_batches_are_refused() -> None:
+def test_nets_without_a_batch_size_are_refused() -> None:
     with pytest.raises(ValueError, match="batch_size is missing"):
         Recipe.model_validate(changed(training={**NET["training"], "batch_size": None}))  # type: ignore[dict-item]
 
@@ -173,7 +173,7 @@ def test_full_batches_are_refused() -> None:
         ({"target": {"outputs": {"path": "a.csv"}}}, "give both or neither"),
     ],
 )
-def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_membership_recipes_with_contradictory_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe.model_validate(changed(**changes))
 

@@ -47,7 +47,7 @@ def test_memory_of_one_subgroup_is_found_there_alone() -> None:
     assert weak.low < 0.5
 
 
-def test_numbers_are_those_of_the_attack_on_the_slice_alone() -> None:
+def test_numbers_of_a_slice_equal_those_of_the_attack_on_it_alone() -> None:
     audited = tabular(800, memory=2.0, score={**QUICK, "false_alarms": [0.001, 0.02]})
     part, head = audited.units.labels == 1, audited.rankings.head
     row = Findings(slice_findings(audited, {})).first("auc_of_slice", slice=CLASS, value="b")
@@ -59,7 +59,7 @@ def test_numbers_are_those_of_the_attack_on_the_slice_alone() -> None:
     assert (alarms.params["false_alarms"], alarms.value) == (0.02, point.tpr)  # .001 takes 999 non-members
 
 
-def test_p_values_are_adjusted_over_all_slices_and_no_headline() -> None:
+def test_p_values_of_slices_are_adjusted_together_apart_from_the_headline() -> None:
     audited = tabular(400, memory=0.4, score=QUICK)
     found = findings_of(audited, divided(audited, ["abc"[place % 3] for place in range(400)]))
     rows = found.tests(SLICES)
@@ -68,14 +68,14 @@ def test_p_values_are_adjusted_over_all_slices_and_no_headline() -> None:
     assert found.verdict.word == Findings.read(summarize(audited, [])).verdict.word
 
 
-def test_right_and_wrong_answers_are_described_and_not_tested() -> None:
+def test_slices_of_right_and_wrong_answers_are_described_and_not_tested() -> None:
     found = slice_findings(tabular(400, memory=1.0, score=QUICK), {})
     rows = Findings(found).all("auc_of_slice", slice=ANSWER)
     assert {row.params["value"] for row in rows} == {"right", "wrong"}
     assert not any(row.is_test for row in rows)
 
 
-def test_small_slices_are_listed_and_missing_values_are_one() -> None:
+def test_small_slices_are_listed_and_missing_values_form_one_slice() -> None:
     audited = tabular(400, score=QUICK)
     values = ["rare" if place < FEWEST else "common" for place in range(300)]
     rows = Findings(slice_findings(audited, dict(zip(audited.pool.ids, values, strict=False))))
@@ -87,14 +87,14 @@ def test_small_slices_are_listed_and_missing_values_are_one() -> None:
                if part.by == "place") == 400  # fmt: skip
 
 
-def test_an_undrawn_target_has_no_tests_of_slices() -> None:
+def test_slices_are_not_tested_without_a_random_draw() -> None:
     audited = tabular(400, memory=2.0, score=QUICK).withdrawn()
     rows = Findings(slice_findings(audited, {})).all("auc_of_slice")
     assert len(rows) >= 2
     assert not rows.tests()
 
 
-def test_a_person_has_the_value_of_most_of_her_rows() -> None:
+def test_a_person_falls_in_the_slice_of_most_of_her_rows() -> None:
     audited = tabular(rows=np.full(80, 3), score=QUICK)
     values = ["x" if place % 3 < 2 else "y" for place in range(240)]
     (part,) = [each for each in slices_of(audited, divided(audited, values)) if each.by == "place"]
@@ -108,7 +108,7 @@ def test_classes_beyond_the_largest_are_counted(monkeypatch: pytest.MonkeyPatch)
     assert len(rows.all("auc_of_slice", slice=CLASS)) == 1
 
 
-def test_few_worlds_without_memory_have_a_significant_slice() -> None:
+def test_slices_are_seldom_significant_without_memory() -> None:
     hits = 0
     for seed in range(60):
         audited = tabular(160, seed=seed, score=QUICK)
@@ -119,7 +119,7 @@ def test_few_worlds_without_memory_have_a_significant_slice() -> None:
     assert scipy.stats.binomtest(hits, 60, 0.05, alternative="greater").pvalue > 1e-3
 
 
-def test_documents_have_no_classes_to_be_sliced_by() -> None:
+def test_documents_have_no_slices_by_class() -> None:
     class Texts(Audited):
         has_classes = False
 
@@ -143,6 +143,6 @@ def test_documents_have_no_classes_to_be_sliced_by() -> None:
         ),
     ],
 )
-def test_columns_that_cannot_be_named_are_refused(score: dict[str, object], change: dict[str, object], message: str) -> None:
+def test_unusable_subgroup_columns_are_refused(score: dict[str, object], change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe_of(score=score, **change)

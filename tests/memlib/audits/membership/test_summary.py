@@ -16,7 +16,7 @@ def findings_of(audited: Audited) -> Findings:
     return Findings.read(summarize(audited, []))
 
 
-def test_memory_of_all_members_is_shown() -> None:
+def test_memory_common_to_all_members_is_shown() -> None:
     found = findings_of(world(memory=1.0))
     assert found.verdict.word == SHOWN
     assert found.head.params["attack"] == "lira"
@@ -31,14 +31,14 @@ def test_rare_and_strong_memory_is_shown() -> None:
     assert found.head.value < 0.6  # the area alone says little
 
 
-def test_a_model_without_memory_is_shown_in_few_worlds() -> None:
+def test_a_model_without_memory_is_seldom_shown() -> None:
     words = [findings_of(world(120, seed=seed, score={"redraws": 999, "attacks": ["lira", "rmia", "loss"]})).verdict.word
              for seed in range(60)]  # fmt: skip
     hits = sum(word == SHOWN for word in words)
     assert scipy.stats.binomtest(hits, len(words), 0.05, alternative="greater").pvalue > 1e-3
 
 
-def test_bounded_needs_both_limits() -> None:
+def test_the_verdict_bounded_requires_both_limits_below_their_bounds() -> None:
     many = {"redraws": 999, "attacks": ["lira"], "auc_bound": 0.55, "tail_bound": 0.05}
     found = findings_of(world(6000, seed=4, score=many))
     assert found.verdict.word == BOUNDED
@@ -49,7 +49,7 @@ def test_bounded_needs_both_limits() -> None:
 @pytest.mark.parametrize(
     ("group", "noun"), [({"identical": True}, "records"), ({"pattern": "^p"}, "persons"), (None, "examples")]
 )
-def test_units_are_called_what_they_are(group: dict[str, object] | None, noun: str) -> None:
+def test_the_summary_names_units_by_the_kind_of_their_groups(group: dict[str, object] | None, noun: str) -> None:
     rows = None if group is None else np.repeat([1, 2], 60)
     found = findings_of(world(180, rows=rows, split={"group": group}))
     assert found.head.params["over"] == noun
@@ -62,7 +62,7 @@ def test_few_examples_are_inconclusive() -> None:
     assert found.head.detectable > 0.6
 
 
-def test_an_undrawn_target_is_descriptive() -> None:
+def test_a_target_without_a_random_draw_has_a_descriptive_verdict() -> None:
     audited = world(memory=1.0).withdrawn()
     found = findings_of(audited)
     assert found.verdict.word == DESCRIPTIVE
@@ -70,7 +70,7 @@ def test_an_undrawn_target_is_descriptive() -> None:
     assert found.get("epsilon_lower_bound") is None
 
 
-def test_small_rates_are_replaced_by_members_above_all() -> None:
+def test_false_alarm_rates_too_small_for_the_data_are_replaced_by_above_all() -> None:
     found = findings_of(world(200, memory=1.0))
     assert found.get("true_alarms", attack="lira", false_alarms=0.001) is None
     above = found.first("above_all", attack="lira")
@@ -113,7 +113,7 @@ def test_unfair_coins_give_no_epsilon() -> None:
 
 
 @pytest.mark.parametrize("combined", ["sum", "max", "trimmed"])
-def test_the_number_of_a_persons_rows_does_not_decide(combined: str) -> None:
+def test_scores_of_persons_do_not_depend_on_their_number_of_rows(combined: str) -> None:
     rows = np.tile([1, 3, 10, 60], 40)
     audited = world(rows=rows, seed=6, score={"redraws": 999, "persons": combined})
     scores, sizes = audited.rankings.head.scores, audited.units.sizes
@@ -142,7 +142,7 @@ def test_the_interval_of_few_units_is_wider_than_delongs() -> None:
     assert found.value < found.upper_bound <= 1
 
 
-def test_memorization_counts_are_those_of_the_tables() -> None:
+def test_the_number_of_memorized_examples_equals_the_significant_p_values() -> None:
     audited = world(200, memory=4.0, shadows={"count": 64})
     found = findings_of(audited)
     count = found.first("memorized_examples")
@@ -158,7 +158,7 @@ def test_many_models_bound_the_epsilon_of_training() -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_later_models_are_scored_against_the_first_ones_alone(attack: str) -> None:
+def test_later_shadow_models_are_scored_against_the_first_ones_only(attack: str) -> None:
     score = {"redraws": 999, "attacks": [attack], "headline": attack}
     audited = world(50, memory=1.0, shadows={"count": 20}, score=score)
     first, second = survey_halves(audited.rankings, 12)
@@ -167,7 +167,7 @@ def test_later_models_are_scored_against_the_first_ones_alone(attack: str) -> No
     assert first.shape == (12, 50)
 
 
-def test_persons_with_few_rows_have_no_more_alarms_in_shadow_models() -> None:
+def test_persons_with_few_rows_have_no_more_false_alarms_in_shadow_models() -> None:
     rows = np.tile([1, 60], 150)
     score = {"redraws": 999, "attacks": ["rmia"], "headline": "rmia"}
     audited = world(rows=rows, seed=8, score=score)

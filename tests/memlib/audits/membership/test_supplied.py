@@ -62,19 +62,23 @@ def read(runner: PlainRunner, data: TrainingData, path: str) -> NDArray[np.int8]
 @pytest.mark.parametrize(
     "pair", [("yes", "no"), ("True", "False"), ("1", "0"), (" IN", "out "), ("member", "nonmember")], ids=lambda pair: pair[0]
 )
-def test_members_are_read_in_the_usual_words(runner: PlainRunner, data: TrainingData, pair: tuple[str, str]) -> None:
+def test_flags_of_members_are_read_in_the_usual_spellings(
+    runner: PlainRunner, data: TrainingData, pair: tuple[str, str]
+) -> None:
     assert read(runner, data, listed(words(*pair))).tolist() == MEMBER.tolist()
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int64(), pa.string()], ids=str)
-def test_members_are_read_from_parquet_in_any_order(runner: PlainRunner, data: TrainingData, kind: pa.DataType) -> None:
+def test_lists_of_members_are_read_from_parquet_in_any_order(
+    runner: PlainRunner, data: TrainingData, kind: pa.DataType
+) -> None:
     order = np.random.default_rng(0).permutation(COUNT)
     flags = pa.array(MEMBER[order].astype(bool)).cast(pa.int64()).cast(kind)
     pq.write_table(pa.table({"example_id": [IDS[row] for row in order], "member": flags}), "members.parquet")
     assert read(runner, data, "members.parquet").tolist() == MEMBER.tolist()
 
 
-def test_unlisted_examples_and_empty_cells_are_unknown_and_said(runner: PlainRunner, data: TrainingData) -> None:
+def test_unlisted_examples_and_empty_cells_are_unknown_and_reported(runner: PlainRunner, data: TrainingData) -> None:
     flags = {name: flag for name, flag in words().items() if name not in IDS[:4]} | {IDS[4]: "", "elsewhere/1": "yes"}
     artifact = runner.run(ReadMembers(data, listed(flags)))
     said = "members.csv lists 1 example outside of the pool, such as 'elsewhere/1'; ids look like 'p00/0000000'"
@@ -109,7 +113,7 @@ def test_lists_and_outputs_may_name_examples_by_their_pseudonyms(
         ({name: "no" if row > 8 else "yes" for row, name in enumerate(IDS)}, "member", "lists 9 members"),
     ],
 )
-def test_unusable_lists_are_refused_in_one_line(
+def test_unusable_lists_of_supplied_members_are_refused_in_one_line(
     runner: PlainRunner, data: TrainingData, flags: dict[str, Any], column: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as raised:
@@ -117,7 +121,7 @@ def test_unusable_lists_are_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_persons_are_members_with_all_their_examples(runner: PlainRunner) -> None:
+def test_a_person_must_be_a_member_with_all_her_examples_or_none(runner: PlainRunner) -> None:
     data = pool(runner, GroupSpec(pattern="^(.+)/"))
     assert read(runner, data, listed(words())).tolist() == MEMBER.tolist()
     divided = {**words(), IDS[7]: "yes" if MEMBER[6] == 0 else "no"}
@@ -158,14 +162,14 @@ def test_probabilities_become_log_odds_of_the_true_class(runner: PlainRunner, da
     assert found.facts["decimals"] is None
 
 
-def test_logits_say_the_same_as_probabilities(runner: PlainRunner, data: TrainingData) -> None:
+def test_logits_give_the_same_log_odds_as_probabilities(runner: PlainRunner, data: TrainingData) -> None:
     offset = np.random.default_rng(2).normal(0, 5, COUNT)  # which softmax does not see
     supplied({"p0": offset + np.log(1 - PROBABILITIES), "p1": offset + np.log(PROBABILITIES)})
     found = answers(runner, data, kind="logits").content
     np.testing.assert_allclose(found.odds[0, 0], ODDS, rtol=1e-5, atol=1e-5)
 
 
-def test_rounded_probabilities_keep_half_a_unit_from_certainty(runner: PlainRunner, data: TrainingData) -> None:
+def test_rounded_probabilities_are_clipped_half_a_unit_from_0_and_1(runner: PlainRunner, data: TrainingData) -> None:
     rounded = np.round(PROBABILITIES, 1)
     supplied({"yes": rounded, "no": np.round(1 - rounded, 1)})
     found = answers(runner, data)
@@ -176,7 +180,7 @@ def test_rounded_probabilities_keep_half_a_unit_from_certainty(runner: PlainRunn
     np.testing.assert_allclose(found.content.odds[0, 0][inner], expected, atol=1e-5)
 
 
-def test_only_listed_examples_need_outputs(runner: PlainRunner, data: TrainingData) -> None:
+def test_unlisted_examples_need_no_supplied_outputs(runner: PlainRunner, data: TrainingData) -> None:
     flags = {name: flag for name, flag in words().items() if name not in IDS[:6]}
     supplied({"yes": PROBABILITIES[6:], "no": 1 - PROBABILITIES[6:]}, IDS[6:])
     found = answers(runner, data, flags).content
@@ -195,7 +199,7 @@ def test_only_listed_examples_need_outputs(runner: PlainRunner, data: TrainingDa
         ({"yes": np.rint(PROBABILITIES), "no": 1 - np.rint(PROBABILITIES)}, IDS, {}, "decisions, not confidences"),
     ],
 )
-def test_unusable_outputs_are_refused_in_one_line(
+def test_unusable_supplied_outputs_are_refused_in_one_line(
     runner: PlainRunner, data: TrainingData, columns: dict[str, Any], ids: list[str], changes: dict[str, Any], message: str
 ) -> None:
     supplied(columns, ids)

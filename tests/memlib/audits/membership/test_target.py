@@ -64,7 +64,7 @@ def own_odds(found: TargetAnswers, name: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("model", [ForestSpec(kind="forest", trees=9), LogisticSpec(kind="logistic")])
-def test_an_estimator_that_is_fitted_again_is_the_same(world: World, model: Any) -> None:
+def test_a_refitted_estimator_gives_the_same_answers(world: World, model: Any) -> None:
     answers = world.runner.run(FitEstimators(world.subsets, model, (5,))).content
     found = world.query(Refitted(world.subsets, model, 5))
     for name in ("colour", "sex"):
@@ -82,7 +82,7 @@ def test_votes_are_not_smoothed(world: World) -> None:
     assert found.parameters is None
 
 
-def test_a_small_net_answers_as_it_did_before(world: World) -> None:
+def test_a_reloaded_small_net_gives_the_same_answers(world: World) -> None:
     model, training = ClassifierSpec(architecture="mlp", widths=(8,)), TrainingSpec.model_validate(TRAINING)
     nets = world.runner.run(TrainSubsets(world.subsets, model, training, (1,)))
     answers = world.runner.run(Observe(world.data, nets, 3, QueriesSpec())).content
@@ -117,7 +117,7 @@ def test_an_external_estimator_is_queried_for_its_votes(world: World, external: 
     assert found.guesses["sex"].odds.shape == (80, 2)
 
 
-def test_an_external_net_is_queried_as_it_is(world: World, external: Any) -> None:
+def test_an_external_net_is_queried_unchanged(world: World, external: Any) -> None:
     net = nn.Linear(world.points.shape[1], 2)
     found = world.query(Loaded(external(net), 0))
     logits = world.points @ net.weight.detach().numpy().T + net.bias.detach().numpy()

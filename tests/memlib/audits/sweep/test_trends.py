@@ -43,7 +43,7 @@ def test_a_rise_is_found_with_the_p_value_of_all_orders() -> None:
     assert down.row.value == pytest.approx(-expected)
 
 
-def test_cells_that_are_alike_in_other_keys_are_compared_with_one_another() -> None:
+def test_trends_compare_only_cells_with_equal_values_of_other_keys() -> None:
     cells = along([0.1, 0.2, 0.3], **{"model.width": 8}) + along([0.5, 0.6, 0.7], **{"model.width": 64})
     found = {trend.key: trend for trend in trends(cells)}
     assert set(found) == {"training.epochs"}  # two widths are no trend
@@ -64,7 +64,7 @@ def test_a_key_that_changes_the_number_of_audited_examples_is_drawn_and_not_test
     assert "split.train_per_class changes the number of audited examples, and with it the precision of each cell" in html
 
 
-def test_few_cells_shared_models_and_words_show_no_trend(tmp_path: Path) -> None:
+def test_few_cells_shared_models_and_non_numeric_keys_show_no_trend(tmp_path: Path) -> None:
     (few,) = trends(along([0.1, 0.2, 0.3, 0.4]))
     assert few.row.verdict == "inconclusive"
     shared = [outcome({"decode.k": k}, 0.1 * k, model="one") for k in range(1, 6)]

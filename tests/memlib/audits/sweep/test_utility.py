@@ -64,7 +64,7 @@ def changed(outcomes: list[Outcome], margin: float = 0.05) -> tuple[str, Finding
     return in_words(trend, change), change
 
 
-def test_change_and_interval_equal_those_of_a_regression_on_ranks() -> None:
+def test_change_of_utility_and_its_interval_equal_a_regression_on_ranks() -> None:
     accuracies = [0.50, 0.56, 0.54, 0.61, 0.60]
     _, change = changed(cells(FALLS, accuracies))
     fit = scipy.stats.linregress(np.arange(5), accuracies)
@@ -77,7 +77,7 @@ def test_change_and_interval_equal_those_of_a_regression_on_ranks() -> None:
     assert change.params == {"audit": "deja_vu", "along": KEY, "from": 1, "to": 50, "cells": 5, "equal_within": 0.05}
 
 
-def test_cells_on_a_line_have_the_interval_of_their_images() -> None:
+def test_change_of_utility_without_scatter_has_the_interval_over_images() -> None:
     _, change = changed(cells(FALLS, [0.5] * 5, images=400))
     (useful, *_) = utilities(cells(FALLS, [0.5] * 5, images=400)).values()
     assert (useful.low, useful.high) == pytest.approx((0.450, 0.550), abs=1e-3)  # 200 of 400, Clopper and Pearson
@@ -116,7 +116,7 @@ def test_the_sentence_says_whether_memorization_changes_at_equal_utility(
     assert said in str(compose(outcomes, tmp_path, {}, trends(outcomes)).sections)
 
 
-def test_the_margin_of_the_recipe_decides_what_is_equal(tmp_path: Path) -> None:
+def test_the_margin_of_the_recipe_decides_which_utilities_are_equal(tmp_path: Path) -> None:
     outcomes = cells(FALLS, [0.60, 0.605, 0.595, 0.605, 0.60])
     assert "at equal utility (within 5 points)" in changed(outcomes)[0]
     assert "is not decided" in changed(outcomes, margin=0.005)[0]
@@ -126,7 +126,7 @@ def test_the_margin_of_the_recipe_decides_what_is_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cells_", [5, 6])
-def test_where_utility_does_not_change_its_interval_seldom_excludes_0(cells_: int) -> None:
+def test_the_interval_of_an_unchanged_utility_seldom_excludes_0(cells_: int) -> None:
     rng, excluded = np.random.default_rng(0), 0
     for _ in range(200):
         accuracies = rng.binomial(500, np.clip(rng.normal(0.6, 0.03, size=cells_), 0, 1)) / 500
@@ -135,7 +135,7 @@ def test_where_utility_does_not_change_its_interval_seldom_excludes_0(cells_: in
     assert excluded <= scipy.stats.binom.ppf(0.999, 200, 0.05)
 
 
-def test_cells_alike_in_other_keys_have_a_common_slope() -> None:
+def test_cells_with_equal_other_keys_have_a_common_slope_of_utility() -> None:
     accuracies = [0.5, 0.52, 0.54]
     outcomes = [
         outcome(0, 0.1 * x + width, accuracy + shift, changes={"training.epochs": x, "model.width": width})
@@ -148,7 +148,7 @@ def test_cells_alike_in_other_keys_have_a_common_slope() -> None:
     assert (change.value, change.n) == (pytest.approx(0.04), 6)
 
 
-def test_cells_without_a_utility_have_a_page_without_one(tmp_path: Path) -> None:
+def test_the_page_of_cells_without_a_utility_does_not_mention_it(tmp_path: Path) -> None:
     outcomes = [outcome(x, m, None) for x, m in zip((1, 2, 3, 4, 5), FALLS, strict=True)]
     along = trends(outcomes)
     assert utilities(outcomes) == changes_along(along, {}, margin=0.05) == {}
@@ -195,7 +195,7 @@ def test_differences_between_cells_are_compared_with_their_difference_in_utility
     assert not is_equal(apart, 0.05)
 
 
-def test_a_margin_of_the_default_leaves_the_run_as_it_was() -> None:
+def test_a_margin_stated_at_its_default_keeps_the_key_of_the_run() -> None:
     recipe = {"audit": "sweep", "recipe": "smoke", "grid": {"training.epochs": [1, 2]}}
     runs = [run_of(Recipe.model_validate(recipe | more)) for more in ({}, {"equal_utility": 0.05}, {"equal_utility": 0.02})]
     assert runs[0] == runs[1] != runs[2]

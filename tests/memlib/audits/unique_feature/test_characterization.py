@@ -42,7 +42,7 @@ def test_memory_by_epoch_is_the_mean_difference_within_pairs_and_keeps_stopped_n
     assert found[1].interval.over == "canaries"
 
 
-def test_memory_by_epoch_needs_nets_of_several_seeds() -> None:
+def test_memory_by_epoch_is_not_given_for_a_single_seed() -> None:
     rows = [*net(0, False, [0.1], 1), *net(0, True, [0.0], 1)]
     assert not list(epoch_rows(pa.Table.from_pylist(rows), CONFIG))
 
@@ -51,7 +51,7 @@ def shares(seed: int, nets: int = 40, units: int = 16) -> np.ndarray[tuple[int, 
     return np.random.default_rng(seed).uniform(0, 0.02, (nets, units))
 
 
-def test_a_unit_that_answers_to_the_feature_is_found_and_estimated_on_the_other_canaries() -> None:
+def test_a_unit_that_responds_to_the_feature_is_found_and_estimated_on_other_canaries() -> None:
     feature, random, control = shares(0), shares(1), shares(2, nets=5)
     feature[:, 11] += 0.3
     rows = {row.params["group"]: row for row in latent_rows("", feature, random, control, range(40), CONFIG)}
@@ -62,7 +62,7 @@ def test_a_unit_that_answers_to_the_feature_is_found_and_estimated_on_the_other_
         assert rows[group].value == pytest.approx(0.3, abs=0.01)
 
 
-def test_a_unit_that_answers_to_nothing_has_intervals_that_cover_zero() -> None:
+def test_intervals_of_an_unresponsive_unit_cover_zero() -> None:
     missed = 0
     for seed in range(100):
         rows = latent_rows("", shares(3 * seed), shares(3 * seed + 1), shares(3 * seed + 2, nets=400), range(40), CONFIG)
@@ -91,7 +91,7 @@ def test_units_are_compared_only_with_controls_of_the_same_seed() -> None:
     assert {point["series"] for point in latent_curves("", none)} == {"feature", "random"}
 
 
-def test_the_table_of_units_says_how_many_controls_there_are() -> None:
+def test_the_table_of_units_gives_the_number_of_controls() -> None:
     rows = list(latent_rows("", shares(0), shares(1), shares(2, nets=5), range(40), CONFIG))
     (table,) = _latent_table(Findings(rows))
     assert {row[table.headings.index("controls of this seed")] for row in table.rows} == {"5"}

@@ -88,7 +88,7 @@ def test_nets_of_one_canary_are_not_tested_against_canaries() -> None:
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_exchangeable_variants_differ_at_the_level(paired: bool) -> None:
+def test_exchangeable_variants_are_found_to_differ_at_most_at_the_level(paired: bool) -> None:
     """Two regularizers without effect against one baseline; the false alarms of a family after Holm are counted."""
     rng, tries, hits = np.random.default_rng(1), 150, np.zeros(2)
     quick = CONFIG.model_copy(update={"permutations": 199, "replicates": 100})
@@ -118,7 +118,7 @@ def test_centred_maxima_of_one_draw_of_the_data_are_neither_tested_nor_given_an_
     assert all(row.is_test for row in compared(*parts, metric=metric, draws=6))
 
 
-def test_a_rise_of_m_in_canary_nets_and_controls_alike_does_not_change_memory() -> None:
+def test_a_rise_of_m_common_to_canary_nets_and_controls_is_no_change_of_memory() -> None:
     rng = np.random.default_rng(0)
     control = rng.normal(size=20)
     ours = units_of(control + 3 + 0.1 * rng.normal(size=20), control + 2, variant="batch norm")
@@ -137,7 +137,7 @@ def test_every_variant_is_compared_with_the_first_unless_baselines_are_named() -
     assert comparisons_of({"": [1]}, {}) == []
 
 
-def test_changes_stand_in_verdict_and_page_and_are_judged_only_where_memory_is_shown() -> None:
+def test_changes_of_memory_are_reported_and_get_a_verdict_only_where_memory_is_shown() -> None:
     rng = np.random.default_rng(0)
     wobble = 0.05 * rng.normal(size=20)
     parts = [

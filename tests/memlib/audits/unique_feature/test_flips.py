@@ -63,7 +63,7 @@ def found_in(*units: pa.Table) -> list[Finding]:
     return list(flip_rows(pa.concat_tables(units), CONFIG))
 
 
-def test_planted_flips_are_found_with_both_groups_beside() -> None:
+def test_planted_flips_are_found_and_given_beside_both_groups() -> None:
     rng = np.random.default_rng(0)
     control = rng.uniform(0, 0.1, 20)
     difference, canary, controls = found_in(units_of(control + 0.3, control))
@@ -77,7 +77,7 @@ def test_planted_flips_are_found_with_both_groups_beside() -> None:
     assert canary.interval.low < canary.value < (canary.interval.high or 0)
 
 
-def test_exchanged_nets_flip_decisions_at_the_level() -> None:
+def test_flips_without_memory_are_significant_at_most_at_the_level() -> None:
     rng, tries, hits = np.random.default_rng(0), 200, 0
     for _ in range(tries):
         reaction = rng.uniform(0, 0.3, 12)  # any net of this seed reacts to the feature
@@ -98,7 +98,7 @@ def test_no_flip_at_all_still_has_an_interval_and_a_power() -> None:
     assert difference.detectable > 0.01
 
 
-def test_flips_of_variants_are_one_family_and_stand_on_the_page() -> None:
+def test_flips_of_variants_form_one_family_and_are_on_the_page() -> None:
     rng = np.random.default_rng(0)
     parts = [units_of(rng.uniform(0, 0.1, 8), rng.uniform(0, 0.1, 8), variant=name) for name in ("a", "b")]
     settled = settle(found_in(*parts), alpha=0.05)

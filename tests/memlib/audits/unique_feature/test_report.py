@@ -70,7 +70,7 @@ def test_the_verdict_rests_on_the_adjusted_headlines(rows: list[Finding], word: 
     assert found(*rows).word == word
 
 
-def test_absence_is_never_claimed() -> None:
+def test_explanations_without_a_bound_never_claim_absence() -> None:
     few = found(difference(-0.1, 0.9, 0.1, smallest_p=1 / 16))
     assert "too small" in few.sentence
     assert "No effect, however large, could have been shown" in few.explanation
@@ -80,7 +80,7 @@ def test_absence_is_never_claimed() -> None:
     assert "points the wrong way" in found(difference(-0.2, -0.1, 1.0)).sentence
 
 
-def test_a_bound_of_the_mean_names_the_share_that_may_lie_beyond_the_controls() -> None:
+def test_a_bounded_mean_is_explained_with_the_share_of_nets_that_may_exceed_the_controls() -> None:
     """No net of 20 lies beyond: at most 1 - .05^(1/20) = 14 % of trainings do; with variants, each names its own share."""
 
     def beyond(value: float, **params: Any) -> Finding:
@@ -133,7 +133,7 @@ def test_attention_is_that_of_the_strongest_model_that_has_a_control(
     assert ("No control is shown" in str(attention_section(pictures))) == (len(whose) == 1)
 
 
-def test_a_page_of_nothing_but_text_is_whole_and_escaped(tmp_path: Path) -> None:
+def test_a_page_of_unique_feature_is_complete_and_escaped(tmp_path: Path) -> None:
     units = [
         {
             "variant": "<i>v</i>", "data_seed": 0, "net": net, "canary": 0, "example_id": "x", "control": control, "seed": net,

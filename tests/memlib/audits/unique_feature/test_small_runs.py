@@ -63,7 +63,7 @@ def test_scores_after_the_last_epoch_are_those_of_the_nets_that_are_kept(tmp_pat
     assert "M_w (2022), nats" in page
 
 
-def test_other_probe_data_retrain_nets_only_if_epochs_are_scored_on_them(tmp_path: Path) -> None:
+def test_a_changed_probe_retrains_nets_only_if_epochs_are_scored_on_it(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert stages_of(first, "train_nets")
     assert not stages_of(run(tmp_path, **{"probe.kind": "noise"}), "train_nets")

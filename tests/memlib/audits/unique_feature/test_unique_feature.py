@@ -82,7 +82,7 @@ def shown(nets: int, effect: np.ndarray, *, classes: int = 3, seed: int = 0) -> 
     return Shown([1], by_label, pair(40), {1: [rng.normal(size=(nets, 30, classes))]}, [rng.normal(size=(nets, 40, classes))])
 
 
-def test_grey_and_black_box_find_the_label_without_being_told() -> None:
+def test_grey_and_black_box_scores_find_the_label_by_themselves() -> None:
     nets = [Net(0, 0, False, 5, 1)]
     seen = shown(1, np.array([2.0]))
     white = {(r["metric"], r["output"]): r for r in score(nets, seen, CONFIG).to_pylist()}
@@ -95,7 +95,7 @@ def test_grey_and_black_box_find_the_label_without_being_told() -> None:
     assert white["m_white", "probability"]["with_feature"] > white["m_white", "probability"]["without_feature"]
 
 
-def test_a_label_that_any_feature_pushes_does_not_hide_the_canarys() -> None:
+def test_a_label_raised_in_all_nets_does_not_hide_the_label_of_the_canary() -> None:
     """In all nets the feature raises label 0 by 2; in canary nets it also raises label 1 by .5."""
     nets = [Net(i, 0, control, i, 1) for control in (False, True) for i in range(10)]
     scores = np.zeros((20, 4, 3, 4))
@@ -162,14 +162,14 @@ def test_a_planted_effect_is_shown_and_exchanged_nets_are_inconclusive() -> None
     assert "power of 80 %" in nothing.verdict.explanation
 
 
-def test_only_tests_have_a_null_and_a_verdict() -> None:
+def test_only_findings_that_are_tests_have_a_null_and_a_verdict() -> None:
     for row in found_in(*scored(np.full(40, 5.0), np.zeros(40))):
         of_tests = (row.verdict is not None, row.null_value is not None, row.p_adjusted is not None)
         assert of_tests == (row.is_test,) * 3
         assert row.is_test <= (row.has(group="canary - control") or row.metric == "proportion_memorized")
 
 
-def test_a_bound_of_the_recipe_makes_absence_bounded() -> None:
+def test_a_bound_in_the_recipe_allows_the_verdict_bounded() -> None:
     rng = np.random.default_rng(2)
     wobble = rng.normal(0, 0.02, 40)
     units = scored(rng.permutation(wobble), wobble)
@@ -299,7 +299,7 @@ def test_self_influence_of_canaries_is_reported_as_a_diagnostic() -> None:
     assert [(row.value, row.role) for row in found] == [(3.0, "diagnostic"), (1.0, "diagnostic")]
 
 
-def test_units_are_draws_then_canaries_then_nets() -> None:
+def test_unit_means_are_over_draws_or_else_canaries_or_else_nets() -> None:
     values, canary = np.array([1.0, 3, 8]), np.array([0, 0, 1])
     np.testing.assert_allclose(unit_means([values], [canary]), [2, 8])
     np.testing.assert_allclose(unit_means([values, values + 1], [canary, canary]), [5, 6])
@@ -359,7 +359,7 @@ def test_without_controls_nothing_is_tested_and_the_verdict_inconclusive() -> No
 
 
 @pytest.mark.parametrize(("draws", "exchanged"), [(3, "nets"), (5, "data")])
-def test_draws_of_the_data_are_the_units(draws: int, exchanged: str) -> None:
+def test_several_draws_of_the_data_are_the_units_of_the_test(draws: int, exchanged: str) -> None:
     """Whole draws are exchanged where 2^-draws can reach alpha, else nets within pairs."""
     parts = [scored(np.full(20, 1.0 + draw / 10), np.zeros(20), seed=draw, draw=draw) for draw in range(draws)]
     units = pa.concat_tables([part for part, _ in parts])
@@ -448,7 +448,7 @@ def test_bound_applies_only_to_the_headline_test_of_an_external_model() -> None:
     assert [row.bound for row in found.tests()] == [0.9, None, None, None]
 
 
-def test_a_model_that_reacts_to_all_names_singles_none_out() -> None:
+def test_a_model_that_reacts_to_all_names_alike_is_inconclusive() -> None:
     others = 3 + np.random.default_rng(0).normal(0, 0.3, 99)
     assert found_in_external(own([3.1, *others])).verdict.word == "inconclusive"
 
@@ -464,7 +464,7 @@ def test_tests_of_an_external_model_keep_their_level_without_memory() -> None:
     assert hits <= most_of(tries, 0.05)
 
 
-def test_too_few_null_features_are_refused_or_said() -> None:
+def test_too_few_null_features_are_refused_or_reported() -> None:
     with pytest.raises(UserError, match="needs 19"):
         check_nulls(18, 0.05)
     check_nulls(19, 0.05)

@@ -31,7 +31,7 @@ def test_hidden_part_of_an_image_of_the_same_size_is_all_but_the_crop() -> None:
     ]
 
 
-def test_hidden_part_of_a_smaller_picture_leaves_out_a_margin() -> None:
+def test_hidden_part_of_a_smaller_picture_excludes_a_margin_around_the_crop() -> None:
     hidden = hidden_part(np.array([4, 4, 8, 8]), size=16, side=8)  # pixels 2 and 3 show the crop, 1 and 4 are mixed with it
     assert np.flatnonzero(~hidden.all(axis=0)).tolist() == [1, 2, 3, 4]
     assert np.flatnonzero(~hidden.all(axis=1)).tolist() == [1, 2, 3, 4]
@@ -100,14 +100,14 @@ def test_copies_of_public_images_are_found() -> None:
     assert known.nearest(samples[2:])[0] == pytest.approx(min(plain), rel=1e-4)
 
 
-def test_painted_pictures_show_nothing_of_the_crop() -> None:
+def test_painted_covers_the_crop_and_keeps_the_hidden_part() -> None:
     hidden = hidden_part(np.array([0, 0, 3, 3]), size=6, side=6)
     before, after = pictures(2, 6), painted(pictures(2, 6), hidden)
     assert (after[:, :3, :3] == np.array(PAINT)).all()
     assert (after[:, hidden] == before[:, hidden]).all()
 
 
-def test_spread_is_that_of_the_samples_in_a_part() -> None:
+def test_spread_is_the_standard_deviation_of_the_samples_in_a_part() -> None:
     samples = np.zeros((2, 4, 4, 3), dtype=np.uint8)
     samples[1, :2] = 255
     top = np.zeros((4, 4), dtype=bool)
@@ -117,7 +117,7 @@ def test_spread_is_that_of_the_samples_in_a_part() -> None:
     assert np.isnan(spread(samples[:1], top))
 
 
-def test_features_of_judges_count_alike_whatever_their_scale() -> None:
+def test_scaled_squares_do_not_depend_on_the_scale_of_features() -> None:
     rng = np.random.default_rng(0)
     samples, candidates = rng.normal(size=(3, 5)), rng.normal(size=(20, 5))
     plain = scaled_squares(samples, candidates)

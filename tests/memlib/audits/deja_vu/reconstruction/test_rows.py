@@ -79,7 +79,7 @@ def test_reconstruction_gain_is_the_mean_difference_of_own_and_other_model() -> 
     assert rows.first(GAIN, measure=RANK, source=NEIGHBORS).value == pytest.approx(other - own)
 
 
-def test_reconstruction_gain_is_positive_where_more_is_better() -> None:
+def test_reconstruction_gain_of_a_measure_to_maximize_is_positive() -> None:
     who = splits()
     of_a = np.array(who["role"].to_pylist()) == "target"
     named = {("A", NEIGHBORS, CLASS_NAMED): of_a.astype(float), ("B", NEIGHBORS, CLASS_NAMED): (~of_a).astype(float)}
@@ -129,7 +129,7 @@ def test_pictures_show_something_only_beyond_the_nearest_public_image() -> None:
         assert beyond(*bars).value == pytest.approx(-0.1)
 
 
-def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() -> None:
+def test_surpassing_the_nearest_public_image_without_memory_is_not_significant() -> None:
     who = splits()
     values = ranks(who, memory=0.0, seed=7)
     public = {
@@ -141,7 +141,7 @@ def test_pictures_that_surpass_the_public_image_without_memory_show_nothing() ->
 
 
 @pytest.mark.usefixtures("without_power")
-def test_rare_names_surpass_public_images_at_the_level() -> None:
+def test_rare_names_surpass_public_images_no_more_often_than_the_level() -> None:
     """Four pictures name a rare class more often than one does; one is compared with one."""
     who, rng, rejected = splits(), np.random.default_rng(12), 0
     for _ in range(100):
@@ -187,7 +187,7 @@ def test_images_without_a_value_are_left_out() -> None:
     assert found(who, judged(who, values)).first(GAIN, measure=RANK).n == IMAGES - 5
 
 
-def test_the_page_does_not_deny_what_was_not_judged() -> None:
+def test_the_page_makes_no_claim_about_memory_without_a_verdict() -> None:
     who = splits()
     rows = list(reconstruction_rows([judged(who, ranks(who, memory=0.15, seed=1))], who, QUICK))
     for word, said in ((0.001, "which is memory"), (0.9, "Without a verdict, as the headlines of this run show no memory")):

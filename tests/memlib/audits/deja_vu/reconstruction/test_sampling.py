@@ -43,7 +43,7 @@ def test_mean_of_one_neighbour_is_that_neighbour() -> None:
     assert mean_of(vectors) == pytest.approx(vectors[:, 0], rel=1e-5)
 
 
-def test_shuffled_pictures_are_of_another_person_of_the_class() -> None:
+def test_shuffled_pictures_come_from_another_person_of_the_same_class() -> None:
     members = pa.table(
         {"example_id": list("abcdef"), "label": [0, 0, 1, 0, 1, 2], "group": ["p", "p", None, None, None, None]}
     )
@@ -51,7 +51,7 @@ def test_shuffled_pictures_are_of_another_person_of_the_class() -> None:
     assert another_of_its_class(ids, members).tolist() == [3, 3, 4, 0, 2, -1]  # f is alone in its class
 
 
-def test_painted_images_lack_what_the_crop_shows() -> None:
+def test_painted_images_cover_the_crop() -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 6, 6, 3)).astype(np.uint8)
     pictures = Painted(images, np.array([2, 0]), np.array([[0, 0, 0, 0], [1, 2, 4, 6]]))
     whole, part = pictures[np.array([0, 1])]
@@ -60,7 +60,7 @@ def test_painted_images_lack_what_the_crop_shows() -> None:
     assert (part[:2] == images[0, :2]).all()
 
 
-def test_grey_images_are_painted_in_colour() -> None:
+def test_painted_turns_grey_images_into_three_channels() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 1)).astype(np.uint8)
     pictures = Painted(images, np.array([0, 1]), np.zeros((2, 4), dtype=np.int64))
     assert pictures.shape == (2, 6, 6, 3)
@@ -124,7 +124,7 @@ def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
         ("reconstruct.generator.training.objective={kind: decoding}", "{kind: denoising}"),
     ],
 )
-def test_reconstructions_that_cannot_be_made_are_refused(change: str, said: str) -> None:
+def test_recipes_with_impossible_reconstruction_settings_are_refused(change: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said.replace("{", r"\{")):
         AuditRequest.read("scenes_reconstruction", [*TINY, change])
 
@@ -135,6 +135,6 @@ def test_a_generator_whose_average_holds_its_first_weights_is_warned_about(tmp_p
         memlib.run("scenes_reconstruction", store=str(tmp_path), changes=changes, quiet=True)
 
 
-def test_the_baseline_is_optional() -> None:
+def test_the_baseline_of_reconstructions_is_optional() -> None:
     recipe: Any = AuditRequest.read("scenes_reconstruction", [*TINY, "reconstruct.baseline=null"]).recipe
     assert recipe.reconstruct.baseline is None

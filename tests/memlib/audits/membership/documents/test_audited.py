@@ -47,7 +47,7 @@ def world(memory: float, *, seed: int, count: int = 160, shadows: int = 6, rows:
     )  # fmt: skip
 
 
-def test_coins_that_changed_nothing_are_shown_at_most_at_the_level() -> None:
+def test_documents_without_memory_are_shown_at_most_at_the_level() -> None:
     p = [
         min(ranking.test.adjusted_p for ranking in world(0.0, seed=seed).rankings.all if ranking.test) for seed in range(100)
     ]
@@ -62,13 +62,13 @@ def test_every_attack_ranks_planted_members_higher(attack: str) -> None:
     assert rankings[attack].test.auc > 0.7
 
 
-def test_the_ratio_finds_memory_below_the_differences_in_difficulty() -> None:
+def test_the_ratio_finds_memory_smaller_than_the_differences_in_difficulty() -> None:
     rankings = {ranking.attack: ranking.test for ranking in world(0.4, seed=3).rankings.all}
     assert rankings["ratio"].auc > 0.95  # type: ignore[union-attr]
     assert rankings["loss"].auc < 0.8  # type: ignore[union-attr]
 
 
-def test_the_summary_shows_a_plant_and_no_null() -> None:
+def test_the_summary_shows_planted_memory_and_is_inconclusive_without_memory() -> None:
     shown, null = (Findings.read(summarize(world(memory, seed=5), [])) for memory in (2.0, 0.0))
     assert shown.verdict.word == SHOWN
     assert null.verdict.word == INCONCLUSIVE
@@ -110,7 +110,7 @@ def scored(audited: DocumentsAudited) -> TokenScores:
     return TokenScores(np.full(160, 50.0), 50 * mean, mean, mean)
 
 
-def test_signals_are_those_of_the_definitions() -> None:
+def test_ratio_min_k_and_zlib_equal_their_definitions() -> None:
     one = TokenScores(np.array([4.0]), np.array([-8.0]), np.array([-1.5]), np.array([0.25]))
     base = TokenScores(np.array([4.0]), np.array([-12.0]), np.array([-2.0]), np.array([0.0]))
     found = signals_of([one], base, np.array([10]))

@@ -17,12 +17,12 @@ PRETRAINED = {"data": {"source": {"kind": "topics"}, "unit": "token"}, "model": 
 
 
 @pytest.mark.parametrize("kind", ["topics", "text", "text_parquet", "jsonl", "mail"])
-def test_a_source_of_text_makes_a_recipe_of_documents(kind: str) -> None:
+def test_a_source_of_text_is_read_as_a_recipe_of_documents(kind: str) -> None:
     source = {"kind": kind} if kind == "topics" else {"kind": kind, "path": "somewhere"}
     assert isinstance(Recipe.model_validate({**WHOLE, "data": {"source": source}}), DocumentsRecipe)
 
 
-def test_other_data_make_none() -> None:
+def test_a_source_of_images_is_not_read_as_a_recipe_of_documents() -> None:
     given = Recipe.model_validate({"data": {"source": {"kind": "digits"}}, "model": {"kind": "forest"}})
     assert not isinstance(given, DocumentsRecipe)
 
@@ -34,7 +34,7 @@ def test_a_recipe_is_read_back_from_its_own_content_and_changed() -> None:
 
 
 @pytest.mark.parametrize(("key", "meant"), [("shortes", "shortest"), ("data.windo", "window"), ("score.lowst", "lowest")])
-def test_unknown_keys_are_compared_with_those_of_documents(key: str, meant: str) -> None:
+def test_unknown_keys_are_answered_with_the_nearest_key_of_documents(key: str, meant: str) -> None:
     with pytest.raises(RecipeError, match=f"did you mean {meant}"):
         AuditRequest.read("membership_documents", {key: 3})
 
@@ -53,7 +53,7 @@ def test_unknown_keys_are_compared_with_those_of_documents(key: str, meant: str)
         ({"data": {"source": {"kind": "topic_pairs"}}}, "not of pairs"),
     ],
 )
-def test_recipes_that_cannot_work_are_refused(change: dict[str, Any], problem: str) -> None:
+def test_recipes_of_documents_with_contradictory_settings_are_refused(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         Recipe.model_validate({**WHOLE, **change})
 

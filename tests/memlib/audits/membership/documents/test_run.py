@@ -98,7 +98,7 @@ def fine_tuned(base: Path, texts: Path, members: np.ndarray, folder: Path) -> Pa
 
 
 @pytest.mark.parametrize("drawn", ["coins", "unknown"])
-def test_an_external_fine_tune_is_audited_by_its_owners_list(
+def test_an_external_fine_tune_is_audited_with_its_owners_list_of_members(
     drawn: str, texts: Path, base: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     coins = np.random.default_rng(4).random(DOCUMENTS) < 0.5
