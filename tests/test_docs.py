@@ -27,7 +27,7 @@ def test_every_recipe_is_in_a_tutorial() -> None:
 
 
 @pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", *map(str, (ROOT / "docs").rglob("*.md"))])
-def test_links_of_documents_lead_somewhere(path: str) -> None:
+def test_relative_links_of_documents_exist(path: str) -> None:
     page = ROOT / path
     if "_build" in page.parts:
         return
@@ -35,7 +35,7 @@ def test_links_of_documents_lead_somewhere(path: str) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_every_audit_is_broken_in_every_way() -> None:
+def test_every_audit_has_a_recipe_for_fault_injection() -> None:
     matrix = (ROOT / "tests/end_to_end/faults.py").read_text()
     for name, audit in AUDITS.items():
         assert not stages_of(audit) or f'"{name}": ' in matrix, (
@@ -43,7 +43,7 @@ def test_every_audit_is_broken_in_every_way() -> None:
         )
 
 
-def test_the_settings_of_the_documents_exist() -> None:
+def test_commands_in_documents_have_valid_settings() -> None:
     """In commands, and in the directives that shorten them."""
     count = 0
     for path in (ROOT / "README.md", ROOT / "docs/quick-start.md", *(ROOT / "docs/tutorials").glob("*.md")):
@@ -72,7 +72,7 @@ def claims() -> dict[str, list[list[str]]]:
     }
 
 
-def test_every_claim_has_one_of_the_words_and_what_decides_it() -> None:
+def test_every_claim_has_a_known_outcome_and_a_number_if_decided() -> None:
     for paper, rows in claims().items():
         for row in rows:
             assert len(row) == len(("claim", "paper", "ours", "word", "command")), (paper, row[0])
@@ -108,6 +108,6 @@ def test_every_shipped_recipe_is_valid_as_it_stands(name: str) -> None:
         assert len(spec.cells) >= len(content["variants"])  # every variant is a recipe
 
 
-def test_every_column_and_key_has_a_meaning() -> None:
+def test_every_column_and_key_of_the_reference_has_a_description() -> None:
     for path, text in pages():
         assert "|  |\n" not in text, path

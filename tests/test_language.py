@@ -98,5 +98,5 @@ def test_documents_read_as_english(path: Path) -> None:
         ("data.color and neighbors.py", False),
     ],
 )
-def test_the_rules_know_an_offence(text: str, wrong: bool) -> None:
+def test_the_language_rules_recognize_offences(text: str, wrong: bool) -> None:
     assert bool(RIDDLES.search(prose(text)) or AMERICAN.search(prose(text))) is wrong

@@ -69,7 +69,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found.folder
 
 
-def test_every_run_counts_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_duckdb_and_polars_queries_count_each_run_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.parent)
     (block,) = re.findall(r"```python\nimport duckdb, polars\n(.*?)```", DOCUMENT, re.DOTALL)
     (sql,) = re.findall(r'duckdb\.sql\("""(.*?)"""\)', block, re.DOTALL)

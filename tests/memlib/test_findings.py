@@ -20,7 +20,7 @@ from memlib.findings import (
 from memlib.tables import SUMMARY
 
 
-def test_families_are_adjusted_apart() -> None:
+def test_families_of_tests_are_adjusted_separately() -> None:
     rows = [tested("m", {"i": i}, 1.0, n=9, p_value=p, family="a") for i, p in enumerate((0.01, 0.04))]
     rows += [tested("m", {"i": i}, 1.0, n=9, p_value=0.04, family="b") for i in (2, 3)]
     rows.append(tested("m", {"i": 4}, 1.0, n=9, p_value=0.04, family="c", p_adjusted=0.2))
@@ -54,7 +54,7 @@ def test_only_tests_have_verdicts_and_intervals_hold_their_value() -> None:
     assert (settled[2].low, settled[2].high) == (4.0, None)
 
 
-def test_a_test_that_cannot_reject_is_known() -> None:
+def test_cannot_reject_recognizes_tests_with_too_large_a_smallest_p() -> None:
     small, enough = settle(
         [tested("m", {"i": i}, 0.0, n=3, p_value=1.0, family=str(i), smallest_p=p) for i, p in enumerate((0.125, 0.01))],
         alpha=0.05,

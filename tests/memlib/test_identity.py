@@ -7,7 +7,7 @@ from memlib.identity import canonical_json, content_key, derive_seed
 from memlib.specs import DataSpec, ScenesSource
 
 
-def test_order_of_keys_and_kind_of_sequence_do_not_matter() -> None:
+def test_canonical_json_ignores_the_order_of_keys_and_the_type_of_sequences() -> None:
     assert canonical_json({"b": (1, 2), "a": 0.5}) == canonical_json({"a": 0.5, "b": [1, 2]}) == '{"a":0.5,"b":[1,2]}'
 
 
@@ -23,7 +23,7 @@ def test_canonical_json_refuses_numbers_that_are_not_finite(value: float) -> Non
         canonical_json([value])
 
 
-def test_every_part_of_a_key_counts() -> None:
+def test_every_part_of_a_stage_changes_its_key() -> None:
     base = content_key("train", version=1, spec={"epochs": 1}, inputs={"shard": "a"})
     others = [
         content_key("embed", version=1, spec={"epochs": 1}, inputs={"shard": "a"}),

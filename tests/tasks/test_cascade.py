@@ -152,7 +152,7 @@ def test_models_are_trained_again_only_on_demand(store: Store, monkeypatch: pyte
     assert pipeline(Context(store, options=RunOptions(cascade=True)), neighbor=2, last=train) == ["train"]
 
 
-def test_artifacts_of_before_contents_were_noted_are_reused(store: Store) -> None:
+def test_artifacts_without_recorded_content_digests_are_reused(store: Store) -> None:
     pipeline(Context(store))
     for name in ("embed", "search", "score"):
         (key,) = store.names(f"artifacts/{name}")

@@ -111,7 +111,7 @@ print(init.call_args.kwargs["num_cpus"], Encoded._threads.func(None), next(_look
     assert ended.stdout.splitlines()[-1:] == ["1 1 1 cores"], ended.stderr
 
 
-def test_a_part_asks_for_a_core_and_a_gpu_where_there_are_any(context: Any) -> None:
+def test_a_part_requests_a_core_and_a_gpu_if_the_cluster_has_gpus(context: Any) -> None:
     cpus, gpus = FakeRay({"CPU": 4}), FakeRay({"CPU": 4}, {"CPU": 8, "GPU": 2})
     assert needs_of(cpus, context(), "score_nets") == {"CPU": 1}
     assert needs_of(gpus, context(), "score_nets") == {"CPU": 1, "GPU": 1}
@@ -119,7 +119,7 @@ def test_a_part_asks_for_a_core_and_a_gpu_where_there_are_any(context: Any) -> N
     assert needs_of(cpus, context(threads_per_worker=3), "score_nets") == {"CPU": 3}
 
 
-def test_a_stage_can_ask_for_more(context: Any) -> None:
+def test_a_stage_can_request_its_own_resources(context: Any) -> None:
     asked = {"cpus": 2, "gpus": 0.5, "memory_gb": 4, "accelerator_type": "A100", "custom": {"licence": 1}}
     mine = context(stages={"corpus": asked})
     needs = needs_of(FakeRay({"CPU": 4}), mine, "secret/corpus")
@@ -138,7 +138,7 @@ def test_resources_refuse_amounts_that_ray_does_not_accept(asked: dict[str, Any]
     Resources(stages={"train": {"gpus": 0.5, "custom": {"licence": 1}}, "outputs": {"gpus": 2}})
 
 
-def test_places_are_counted_by_node_and_only_on_living_ones() -> None:
+def test_places_are_counted_per_node_and_only_on_live_nodes() -> None:
     ray = FakeRay({"CPU": 3, "GPU": 2}, {"CPU": 3}, {"CPU": 1, "GPU": 1}, dead=2)
     assert places(ray, {"CPU": 2}) == 2  # the single cores of two nodes make no third place
     assert places(ray, {"CPU": 1, "GPU": 1}) == 3
@@ -162,7 +162,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_waiting_for_a_node_ends(context: Any, clock: list[float]) -> None:
+def test_waiting_for_a_node_ends_after_the_room_timeout(context: Any, clock: list[float]) -> None:
     ray = FakeRay({"CPU": 2})
     watch = Watch(ray, context(room_timeout=60), "train", {"CPU": 1}, parts=2)
     clock[0] = 1000
@@ -233,7 +233,7 @@ def test_a_cluster_that_grows_is_asked_for_all_models_at_once(
     assert clock[0] == before
 
 
-def test_board_hands_out_the_next_model_and_counts_failures_per_model() -> None:
+def test_the_training_queue_hands_out_models_and_counts_failures_per_model() -> None:
     board = Board(["a", "b", "c"], max_failures=1)
     board.begin("first")
     board.begin("first")  # every worker says so

@@ -28,7 +28,7 @@ def pins() -> dict[str, list[object]]:
     return {name: [stage.declared.name, stage.declared.version, stage.code()] for name, stage in sorted(STAGES.items())}
 
 
-def test_code_that_changed_has_another_version_or_was_pinned_on_purpose() -> None:
+def test_the_code_of_every_stage_is_as_pinned() -> None:
     pinned = json.loads(PINS.read_text())
     changed = [name for name, found in pins().items() if pinned.get(name, [])[:3] != found]
     assert set(pinned) == set(STAGES), "a stage is new, or gone: make pins"
@@ -63,7 +63,7 @@ def test_earlier_digests_are_kept_within_a_version() -> None:
     assert with_earlier(renewed, found) == renewed
 
 
-def test_code_is_equal_to_earlier_code_only_as_it_was_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_counts_as_equal_to_earlier_code_only_if_pinned_together(monkeypatch: pytest.MonkeyPatch) -> None:
     name, now = ("memlib.data.stages", "Decode"), Decode.code()
     for pinned, equal in (([now, "earlier"], {now, "earlier"}), (["another", "earlier"], {now})):
         monkeypatch.setattr(definitions, "_pins", lambda pinned=pinned: {"data.stages.Decode": ["decode", 1, *pinned]})

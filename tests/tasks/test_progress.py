@@ -68,7 +68,7 @@ def pace(moves: Iterable[tuple[float, int]], total: int) -> Iterator[tuple[float
         yield now, left.seconds(now)
 
 
-def test_start_up_says_nothing_of_the_time_that_is_left() -> None:
+def test_the_duration_of_start_up_does_not_enter_the_time_left() -> None:
     """Three minutes of work that begin after 40 s of start-up looked like two hours."""
     found = dict(pace(((40 + second, second) for second in range(1, 181)), 180))
     assert all(left is None for now, left in found.items() if now < 82)  # as long as the first move took
@@ -95,7 +95,7 @@ def test_parts_that_have_yet_to_begin_are_counted(store: Store, monkeypatch: pyt
     assert said == ["train: 31 of 1,000, about 16 min left"]
 
 
-def test_an_estimate_runs_out_and_is_then_none() -> None:
+def test_an_expired_estimate_of_time_left_is_not_shown() -> None:
     left = TimeLeft(0.0)
     assert left.seconds(100.0) is None
     left.update(0, 10, 1.0)

@@ -119,7 +119,7 @@ def test_workers_log_the_events_of_an_artifact_as_json_lines(
     assert lines[1]["facts"]["seconds"] >= 0
 
 
-def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_path: Path) -> None:
+def test_a_stage_waiting_for_a_lock_does_not_begin_after_the_sweep_stopped(tmp_path: Path) -> None:
     context, began = Context(Store(str(tmp_path))), []
 
     def cell() -> None:
@@ -135,7 +135,7 @@ def test_who_waited_for_a_turn_does_not_begin_when_the_sweep_was_stopped(tmp_pat
     assert began == []
 
 
-def test_the_printed_words_of_a_part_that_fails_are_kept_and_named(tmp_path: Path) -> None:
+def test_the_printed_output_of_a_failed_part_is_kept_and_named(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with (
         pytest.raises(RunError, match=r"no room \(its output: .*/logs/train_nets/0+/failed-\w+\.log\)"),
@@ -167,7 +167,7 @@ def test_a_run_stops_after_max_hours_and_keeps_finished_work(tmp_path: Path, mon
     assert not context.work.computed
 
 
-def test_hours_are_those_of_all_workers_of_all_cells(tmp_path: Path) -> None:
+def test_max_hours_limits_the_sum_over_all_workers_and_cells(tmp_path: Path) -> None:
     shared, limit = Shared(), Resources(max_hours=2)
     cells = [Context(Store(str(tmp_path)), limit, shared=shared) for _ in range(2)]
     cells[0].spend(3, 1800)

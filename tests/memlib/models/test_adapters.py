@@ -217,7 +217,7 @@ def spec(path: Path, adapter: Path | None = None) -> HuggingFaceSpec:
     return HuggingFaceSpec(kind="huggingface", path=str(path), adapter=None if adapter is None else str(adapter))
 
 
-def test_keys_cover_both_folders_and_not_where_they_are(folder: Path, tmp_path: Path) -> None:
+def test_keys_cover_the_content_of_base_and_adapter_and_not_their_paths(folder: Path, tmp_path: Path) -> None:
     first, copy = (save_adapter(tmp_path / name, factors(OUTPUT, 16, 16, 2)) for name in ("one", "two"))
     other = save_adapter(tmp_path / "other", factors(OUTPUT, 16, 16, 2), lora_alpha=7)
     (copy / "README.md").write_text("words")
@@ -309,7 +309,7 @@ def test_a_pickled_adapter_says_how_to_convert_it(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [290, 310])
-def test_a_stale_vocab_size_says_both_numbers(size: int, folder: Path, tmp_path: Path) -> None:
+def test_the_error_for_a_stale_vocab_size_names_both_sizes(size: int, folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").unlink()
@@ -329,7 +329,7 @@ def test_a_stale_vocab_size_says_both_numbers(size: int, folder: Path, tmp_path:
         load_outside(spec(tmp_path))
 
 
-def test_variants_share_the_adapter() -> None:
+def test_variants_must_fine_tune_the_same_model_and_adapter() -> None:
     from memlib.audits.exposure.recipe import Recipe
 
     training = {"objective": {"kind": "language"}, "epochs": 1, "augment": None}

@@ -58,7 +58,9 @@ def test_no_collective_exchanges_objects(folder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../b", ""])
-def test_a_name_of_another_worker_leads_nowhere_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_sent_by_another_worker_cannot_leave_the_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collectives, "share", lambda *_: [[name, 0]])
     monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
     (tmp_path / "own").mkdir()

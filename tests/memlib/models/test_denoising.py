@@ -47,7 +47,7 @@ def test_noised_images_and_velocities_are_those_of_diffusers() -> None:
     assert torch.allclose(velocity(images, added, left), theirs.get_velocity(images, added, times), rtol=0, atol=1e-6)
 
 
-def test_the_velocity_gives_back_the_image_and_the_noise() -> None:
+def test_image_and_noise_are_recovered_from_the_velocity() -> None:
     images, added, left = noise(3, 1).clamp(-1, 1), noise(3, 2), torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64)
     seen, v, root = noised(images, added, left), velocity(images, added, left), left.view(-1, 1, 1, 1)
     assert torch.allclose(root.sqrt() * seen - (1 - root).sqrt() * v, images)
@@ -58,7 +58,7 @@ def test_the_velocity_gives_back_the_image_and_the_noise() -> None:
     ("steps", "tolerance"),
     [(1, 1e-6), (10, 1e-6), (50, 1e-6), (1000, 5e-5)],  # at time 0, single precision keeps three digits of 1 - alpha_bar
 )
-def test_every_step_of_the_sampler_is_that_of_diffusers(steps: int, tolerance: float) -> None:
+def test_every_step_of_the_sampler_equals_that_of_diffusers(steps: int, tolerance: float) -> None:
     theirs, model = DDIMScheduler(clip_sample=True, **SCHEDULE), Bent()
     theirs.set_timesteps(steps)
     images, left = noise(), model.alpha_bars
@@ -74,7 +74,7 @@ def test_every_step_of_the_sampler_is_that_of_diffusers(steps: int, tolerance: f
         assert torch.allclose(ddim(model, None, noise(), steps=steps), images, rtol=0, atol=1e-5)
 
 
-def test_images_that_are_known_are_drawn_from_any_noise() -> None:
+def test_a_denoiser_that_knows_the_images_draws_them_from_any_noise() -> None:
     aim = torch.linspace(-1, 1, 4 * 3 * 64, dtype=torch.float64).view(4, 3, 8, 8)
 
     class Knowing(Bent):
@@ -94,7 +94,7 @@ def test_guidance_extrapolates_from_the_unconditional_to_the_conditional_predict
     assert torch.equal(guided(model, images, times, None, None, 3.0), without)
 
 
-def test_dropped_rows_are_drawn_as_without_a_condition() -> None:
+def test_rows_with_dropped_conditions_are_drawn_as_without_a_condition() -> None:
     conditions, dropped = torch.full((4, 1), 0.3).double(), torch.tensor([True, False, True, False])
     mixed = ddim(Bent(), conditions, noise(), steps=5, guidance=2, dropped=dropped)
     given, without = (ddim(Bent(), one, noise(), steps=5, guidance=2) for one in (conditions, None))

@@ -67,7 +67,7 @@ def test_log_odds_are_those_of_the_librarys_probabilities(kind: str, num_classes
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions_are_the_librarys_and_odds_point_at_the_true_class(kind: str) -> None:
+def test_predictions_equal_the_librarys_and_log_odds_are_positive_where_correct(kind: str) -> None:
     model = fitted(kind, 2)
     points, labels = blobs(2)
     assert np.array_equal(model.predictions(points), model.model.predict(points))
@@ -141,7 +141,7 @@ def test_a_single_class_gives_a_constant_prediction(kind: str) -> None:
     assert np.isfinite(model.class_scores(points)).all()
 
 
-def test_no_points_have_no_scores() -> None:
+def test_an_empty_array_of_points_gives_empty_scores() -> None:
     model = fitted("forest")
     assert model.class_scores(np.zeros((0, 2))).shape == (0, 3)
     assert model.log_odds(np.zeros((0, 2)), np.zeros(0, dtype=np.int64)).shape == (0,)
@@ -222,12 +222,12 @@ def test_xgboost_agrees_with_its_probabilities() -> None:
     assert np.allclose(model.log_odds(points, labels), plain_odds(own), atol=1e-4)
 
 
-def test_estimators_that_store_people_are_marked() -> None:
+def test_nearest_neighbours_and_svm_are_marked_as_instance_based() -> None:
     marked = {kind for kind in (*KINDS, "xgboost") if spec_of(kind).is_instance_based}
     assert marked == {"nearest", "svm"}
 
 
-def test_specs_refuse_what_no_estimator_can_be() -> None:
+def test_estimator_specs_refuse_invalid_settings() -> None:
     for wrong in ({"kind": "forest", "trees": 0}, {"kind": "svm", "gamma": -1}, {"kind": "tree"}, {"kind": "svm", "k": 2}):
         with pytest.raises(ValidationError):
             ADAPTER.validate_python(wrong)
@@ -254,6 +254,6 @@ def test_stores_examples_agrees_with_is_instance_based_of_the_spec(kind: str) ->
     assert stores_examples(fitted(kind).model) == spec_of(kind).is_instance_based
 
 
-def test_parameters_of_linear_models_alone_are_known() -> None:
+def test_the_number_of_parameters_is_known_for_linear_models_only() -> None:
     assert parameters_of(fitted("logistic").model) == 3 * (2 + 1)
     assert [parameters_of(fitted(kind).model) for kind in KINDS if kind != "logistic"] == [None] * 4

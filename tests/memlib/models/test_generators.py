@@ -61,19 +61,19 @@ def test_initial_weights_follow_from_the_seed_and_only_the_conditions_layer_from
     assert not torch.equal(first["stem.weight"], other["stem.weight"])
 
 
-def test_the_features_of_a_time_are_cosines_and_sines_of_it() -> None:
+def test_time_features_are_cosines_and_sines() -> None:
     features = time_features(torch.tensor([0, 3]), 4)
     assert features[0].tolist() == [1, 1, 0, 0]
     assert features[1].tolist() == pytest.approx([math.cos(3), math.cos(0.03), math.sin(3), math.sin(0.03)], abs=1e-6)
 
 
-def test_a_level_attends_if_it_is_small_enough() -> None:
+def test_levels_up_to_the_attention_side_have_attention() -> None:
     assert [DenoiserSpec().attends(level) for level in range(3)] == [False, False, True]
     assert [DenoiserSpec(attention_side=16).attends(level) for level in range(3)] == [False, True, True]
     assert not any(DenoiserSpec(attention_side=0).attends(level) for level in range(3))
 
 
-def test_a_decoder_draws_from_the_condition_alone() -> None:
+def test_outputs_of_a_decoder_depend_on_the_condition_alone() -> None:
     network = build_decoder(DecoderSpec(kind="decoder", hidden=(16,), input_size=8), dim=3, seed=0)
     conditions = torch.randn(2, 3)
     drawn = network(torch.randn(2, 3, 8, 8), None, conditions)

@@ -69,7 +69,7 @@ def test_small_resnet_repeats_its_blocks_without_halving_again(blocks: int) -> N
     assert channels == [width for width in (4, 8, 16, 32) for _ in range(blocks)]
 
 
-def test_a_depth_of_the_default_leaves_spec_and_names_of_weights_as_they_were() -> None:
+def test_the_default_depth_keeps_the_spec_and_the_names_of_weights() -> None:
     assert "blocks" not in ModelSpec().model_dump(mode="json")
     assert ModelSpec(blocks=2).model_dump(mode="json")["blocks"] == 2
     names = [name for name, _ in build_encoder(ModelSpec(), num_classes=None, seed=0).backbone.named_parameters()]
@@ -79,7 +79,7 @@ def test_a_depth_of_the_default_leaves_spec_and_names_of_weights_as_they_were() 
         ModelSpec(backbone="resnet18", blocks=2)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_model_specs_with_inconsistent_sizes_are_refused() -> None:
     with pytest.raises(ValidationError, match="input_size 32 is not a multiple of patch_size 5"):
         ModelSpec(backbone="small_vit", patch_size=5)
     with pytest.raises(ValidationError, match="not a multiple of patch_size"):

@@ -78,7 +78,7 @@ AMBIGUOUS: dict[str, tuple[Callable[[], Any], InFile]] = {
 
 
 @pytest.mark.parametrize("form", AMBIGUOUS)
-def test_several_models_in_a_file_are_chosen_between_by_the_recipe(form: str, tmp_path: Path) -> None:
+def test_the_recipe_must_choose_among_several_models_in_a_file(form: str, tmp_path: Path) -> None:
     content, where = AMBIGUOUS[form]
     path = saved(tmp_path, content())
     with pytest.raises(UserError, match="holds several state dicts of this model .*; choose one with state and prefix"):
@@ -111,6 +111,6 @@ def test_files_without_readable_weights_are_refused_with_a_remedy(tmp_path: Path
         weights_for(str(tmp_path / "whole.pt"), STATE.keys(), InFile())
 
 
-def test_place_and_prefix_leave_keys_as_they_were() -> None:
+def test_absent_state_and_prefix_are_left_out_of_the_spec() -> None:
     assert InFile().model_dump() == {}
     assert InFile(prefix="module.").model_dump() == {"prefix": "module."}

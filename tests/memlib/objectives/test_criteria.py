@@ -50,7 +50,7 @@ def test_barlow_twins_equals_lightlys(views: tuple[Tensor, Tensor]) -> None:
     assert terms["loss"].item() == pytest.approx(terms["invariance"].item() + 0.0051 * terms["redundancy"].item())
 
 
-def test_barlow_twins_is_its_formula(views: tuple[Tensor, Tensor]) -> None:
+def test_barlow_twins_equals_its_formula(views: tuple[Tensor, Tensor]) -> None:
     a, b = (view.double().numpy() for view in views)
     found = 0.0
     for i in range(6):
@@ -71,7 +71,7 @@ def test_simclr_loss_and_gradients_equal_those_of_lightly(temperature: float, vi
     same(terms["loss"], theirs.NTXentLoss(temperature=temperature)(a, b), a, b)
 
 
-def test_contrast_is_its_formula(views: tuple[Tensor, Tensor]) -> None:
+def test_contrastive_loss_equals_its_formula(views: tuple[Tensor, Tensor]) -> None:
     all_views = torch.cat(views).double().numpy()
     all_views /= np.linalg.norm(all_views, axis=1, keepdims=True)
     found = 0.0
@@ -93,7 +93,7 @@ def test_dino_equals_lightlys_with_its_centre_and_temperatures() -> None:
     same(mine, loss(teacher, scores, teacher_temp=0.06), *scores)
 
 
-def test_distillation_is_its_formula() -> None:
+def test_distillation_loss_equals_its_formula() -> None:
     rng = np.random.default_rng(0)
     student, teacher = rng.normal(size=(3, 4, 5)), rng.normal(size=(2, 4, 5))
 
@@ -134,7 +134,7 @@ def test_byol_predicts_the_teacher_both_ways_and_no_gradient_reaches_it() -> Non
     assert all(p.grad is not None for p in [*encoder.backbone.parameters(), *objective.parameters()])
 
 
-def test_equal_directions_have_no_distance_and_opposite_ones_four() -> None:
+def test_cosine_distance_is_0_for_equal_and_4_for_opposite_directions() -> None:
     a = torch.randn(5, 3)
     assert cosine_distance(a, 3 * a).item() == pytest.approx(0, abs=1e-6)
     assert cosine_distance(a, -a).item() == pytest.approx(4)
@@ -145,7 +145,7 @@ def test_momentum_rises_to_one_along_a_cosine() -> None:
 
 
 @pytest.mark.parametrize("spec", [BYOLSpec(kind="byol", momentum=0.8), DINOSpec(kind="dino", prototypes=9, momentum=0.8)])
-def test_the_teacher_follows_the_student(spec: BYOLSpec | DINOSpec) -> None:
+def test_the_teacher_is_a_moving_average_of_the_student(spec: BYOLSpec | DINOSpec) -> None:
     encoder, objective = prepared(spec)
     teacher = teacher_of(encoder)
     for mine, theirs in zip(encoder.projector.parameters(), teacher.projector.parameters(), strict=True):

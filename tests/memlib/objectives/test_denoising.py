@@ -95,13 +95,13 @@ def test_a_denoiser_of_two_images_draws_either_without_a_condition(plant: Denois
     assert (found.abs() > 0.5).float().mean() > 0.8  # a whole image, not the mean of both
 
 
-def test_guidance_changes_what_is_drawn(plant: Denoiser) -> None:
+def test_guidance_changes_the_drawn_images(plant: Denoiser) -> None:
     weak, plain, strong = (drawn(plant, torch.eye(2)[0], guidance=weight).mean() for weight in (0.3, 1, 3))
     assert weak < plain
     assert (strong - plain).abs() > 0.001
 
 
-def test_the_loss_is_the_error_of_the_velocity_of_the_rows_that_a_worker_sees() -> None:
+def test_the_denoising_loss_is_the_squared_error_of_the_velocity() -> None:
     spec = DenoisingSpec(drop=0.5, steps=100)
     objective, model = build_objective(spec), build_denoiser(MODEL, dim=DIM, steps=100, seed=1)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_stopping_and_resuming_changes_no_bit_of_a_generator(kind: str, precisio
         assert torch.equal(tensor, second.model.state_dict()[name]), name
 
 
-def test_vectors_accompany_the_examples_of_a_batch(tmp_path: Path) -> None:
+def test_batches_pair_each_image_with_its_condition_vector(tmp_path: Path) -> None:
     data, spec = make_data(), GeneratorTrainingSpec(epochs=2, batch_size=8, shuffle=False)
     np.save(tmp_path / "conditions.npy", data.labels)
     mapped = TrainingSet(data.images, data.rows, np.load(tmp_path / "conditions.npy", mmap_mode="r"))

@@ -36,7 +36,7 @@ def test_vicreg_equals_its_formula() -> None:
     assert terms["loss"].item() == pytest.approx(25 * expected[0] + 25 * expected[1] + expected[2], rel=1e-5)
 
 
-def test_collapse_costs_the_whole_hinge_and_decorrelated_spread_nothing() -> None:
+def test_collapsed_embeddings_cost_the_whole_hinge_and_spread_decorrelated_ones_nothing() -> None:
     same = torch.ones(8, 4)
     assert variance_loss(same).item() == pytest.approx(0.99)
     spread = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]]) * 2
@@ -51,7 +51,7 @@ def test_bfloat16_embeddings_get_a_float32_covariance() -> None:
         assert all(term.dtype == torch.float32 for term in objective(torch.nn.Identity(), [view, view], view).values())
 
 
-def test_supervised_is_cross_entropy() -> None:
+def test_the_supervised_loss_is_cross_entropy() -> None:
     scores, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
     terms = build_objective(SupervisedSpec(kind="supervised"))(torch.nn.Identity(), [scores], labels)
     assert terms["loss"].item() == pytest.approx((np.log(1 + np.exp(-2)) + np.log(1 + np.exp(1))) / 2, rel=1e-6)

@@ -33,7 +33,7 @@ def striped(count: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], ND
 
 
 @pytest.mark.parametrize("spec", [NETWORK, WORDS], ids=["network", "visual words"])
-def test_a_background_that_tells_is_read_and_one_that_does_not_is_guessed(spec: BackgroundSpec) -> None:
+def test_the_class_is_read_from_informative_backgrounds_and_guessed_from_noise(spec: BackgroundSpec) -> None:
     rng = np.random.default_rng(0)
     crops, labels = striped(240, rng)
     probabilities = named(spec, crops[:180], labels[:180], crops[180:])
@@ -77,7 +77,7 @@ def test_folds_keep_groups_together_and_classes_even_and_do_not_depend_on_order(
     assert set(together) == set(range(5))
 
 
-def test_crops_are_cut_and_resized_and_hold_nothing_else() -> None:
+def test_crops_are_cut_and_resized_and_contain_nothing_else() -> None:
     images = np.zeros((2, 16, 16, 3), dtype=np.uint8)
     images[:, 4:12, 4:12] = 255  # the object
     images[1, :4] = 77
@@ -87,7 +87,7 @@ def test_crops_are_cut_and_resized_and_hold_nothing_else() -> None:
     assert set(np.unique(crops[1])) == {0}
 
 
-def test_confidence_is_the_negative_entropy() -> None:
+def test_confidence_of_backgrounds_is_the_negative_entropy() -> None:
     prediction, confidence = answers_of(np.array([[1.0, 0.0, 0.0], [0.2, 0.4, 0.4], [1 / 3, 1 / 3, 1 / 3]]))
     assert prediction.tolist() == [0, 1, 0]
     np.testing.assert_allclose(confidence, [0, 0.2 * np.log(0.2) + 0.8 * np.log(0.4), -np.log(3)])

@@ -82,7 +82,7 @@ def test_learned_canaries_are_found_and_no_secret_is_printed(
     assert not any(document.text[3:15] in said for document in read_documents(canaries))
 
 
-def test_a_model_that_saw_other_canaries_does_not_know_these(folder: Path, canaries: Path, tmp_path: Path) -> None:
+def test_a_model_trained_on_other_canaries_gives_alarms_at_the_level(folder: Path, canaries: Path, tmp_path: Path) -> None:
     """All canaries of the same kind are as likely as each other: the coins have no say."""
     write_canaries(tmp_path / "other", FORM, COUNT, repeats=1, guesses=(), secret=b"t" * 32, seed=1)
     callback = CanaryCallback(canaries, on_problem="warn")
@@ -161,7 +161,7 @@ def test_a_resumed_training_keeps_the_losses_of_the_base_model(folder: Path, can
     assert table.filter(pc.field("step") == 0).equals(before)
 
 
-def test_a_callback_reads_no_coins(folder: Path, canaries: Path, tmp_path: Path) -> None:
+def test_the_callback_needs_no_file_of_coins(folder: Path, canaries: Path, tmp_path: Path) -> None:
     (tmp_path / ALL_FILE).write_bytes((canaries / ALL_FILE).read_bytes())
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -169,9 +169,7 @@ def test_a_callback_reads_no_coins(folder: Path, canaries: Path, tmp_path: Path)
     assert read_losses(tmp_path / "out" / LOSSES_FILE).num_rows == 2 * COUNT
 
 
-def test_the_model_at_the_end_counts_where_the_best_checkpoint_was_loaded(
-    folder: Path, canaries: Path, tmp_path: Path
-) -> None:
+def test_losses_at_the_end_are_those_of_the_loaded_best_checkpoint(folder: Path, canaries: Path, tmp_path: Path) -> None:
     """The last step's losses were recorded before the Trainer loaded other weights."""
     callback, tokenizer = CanaryCallback(canaries, every_steps=1, on_problem="warn"), load_tokenizer(str(folder))[0]
     model, state = transformers.GPT2LMHeadModel.from_pretrained(folder), transformers.TrainerState()
@@ -195,7 +193,7 @@ def test_a_trainer_without_a_tokenizer_is_told_to_name_it(canaries: Path) -> Non
         CanaryCallback(canaries).on_train_begin(None, None, None, model=None)
 
 
-def test_streams_are_not_searched(folder: Path, canaries: Path, tmp_path: Path) -> None:
+def test_streamed_training_data_give_a_warning_and_are_not_searched(folder: Path, canaries: Path, tmp_path: Path) -> None:
     tokenizer, _ = load_tokenizer(str(folder))
 
     class Stream(torch.utils.data.IterableDataset[Any]):

@@ -27,7 +27,7 @@ def check(ids: list[list[int]], labels: Any = None, **settings: Any) -> BatchChe
     )
 
 
-def test_a_good_batch_has_no_problem() -> None:
+def test_a_correct_batch_has_no_problem() -> None:
     result = check([row(0), row(5), [1] * 20], model=torch.nn.Linear(1, 1))
     assert result == BatchCheck(seen=2, cut=0, masked=0, part_masked=0, problems=())
 
@@ -48,7 +48,7 @@ def test_a_good_batch_has_no_problem() -> None:
         ([row(0, stop=4)], None, "no canary was found"),
     ],
 )
-def test_each_fault_is_the_one_problem(ids: list[list[int]], labels: Any, said: str) -> None:
+def test_each_fault_of_a_batch_is_reported_as_one_problem(ids: list[list[int]], labels: Any, said: str) -> None:
     problems = check(ids, labels).problems
     assert len(problems) == 1
     assert problems[0].startswith(said)
@@ -76,7 +76,7 @@ def test_the_ends_of_a_canary_may_merge_with_the_text_around_it() -> None:
     assert check([merged]).problems == ()
 
 
-def test_parts_that_canaries_share_do_not_tell_them_apart() -> None:
+def test_canaries_are_recognized_by_the_tokens_that_they_do_not_share() -> None:
     shared = [[5, 6, 7, 8, 9, *own] for own in ([20, 21, 22, 23, 24, 25], [30, 31, 32, 33, 34, 35])]
     found = CanaryIndex(shared).find(np.array([1, *shared[1], 1]))
     assert [occurrence.canary for occurrence in found] == [1]
@@ -129,7 +129,7 @@ def test_items_that_the_collator_tokenizes_are_searched() -> None:
     assert check_dataset(["1 1"] * 50 + texts, tokenized, INDEX).problems == ()
 
 
-def test_random_states_are_as_before() -> None:
+def test_the_check_of_a_data_set_restores_random_states() -> None:
     def states() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), torch.rand(1).item()
 

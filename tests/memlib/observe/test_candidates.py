@@ -67,7 +67,7 @@ SPACE = Space(((5,), (1, 2, 3, 4), (1, 2, 3), (6,), (1, 2, 3, 4, 7), (8,), (0,))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_enumeration_pruning_and_extraction_are_brute_force(kind: str) -> None:
+def test_enumeration_pruning_and_extraction_equal_brute_force(kind: str) -> None:
     net = model(kind)
     truth = brute(net, SPACE)
     order = sorted(truth.values())
@@ -115,7 +115,7 @@ def test_words_of_several_characters_are_ranked_and_extracted_as_by_brute_force(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_walking_a_prefix_is_the_training_forward_pass(kind: str) -> None:
+def test_stepwise_scores_of_a_prefix_equal_the_training_forward_pass(kind: str) -> None:
     net = model(kind)
     window = torch.randint(0, SYMBOLS, (3, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_walking_a_prefix_is_the_training_forward_pass(kind: str) -> None:
             torch.testing.assert_close(scores, logits[:, place + 1])
 
 
-def test_the_future_is_not_seen() -> None:
+def test_scores_do_not_depend_on_later_symbols() -> None:
     for kind in KINDS:
         net = model(kind)
         window = torch.randint(0, SYMBOLS, (1, 9), generator=torch.Generator().manual_seed(2))
@@ -251,7 +251,7 @@ def test_a_full_width_beam_is_exact_and_greedy_search_is_never_better() -> None:
     assert work.evaluations == len(SPACE.slots)
 
 
-def test_work_is_limited_and_nan_refused() -> None:
+def test_searches_stop_at_the_work_limit_and_refuse_nan() -> None:
     with pytest.raises(OutOfWork):
         list(leaf_costs(model("gru"), SPACE, work=Work(limit=5)))
     broken = model("lstm")
@@ -261,7 +261,7 @@ def test_work_is_limited_and_nan_refused() -> None:
         sequence_costs(broken, np.array([[1, 2]]))
 
 
-def test_an_impossible_symbol_costs_more_than_anything() -> None:
+def test_an_impossible_symbol_costs_far_more_than_any_other() -> None:
     class Never(Orderless):
         def __init__(self) -> None:
             super().__init__()

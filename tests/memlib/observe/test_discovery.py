@@ -68,7 +68,7 @@ def test_suffixes_are_scored_as_token_by_token(model: Causal, how: How) -> None:
         assert np.isfinite(found.scheme_bits).tolist() == found.greedy.tolist()
 
 
-def test_as_many_samples_as_the_probability_says_come_out(model: Causal) -> None:
+def test_the_number_of_sampled_hits_agrees_with_the_probability(model: Causal) -> None:
     documents = np.random.default_rng(2).integers(1, 300, (6, 6))
     how = How(0.5, 3)
     with torch.inference_mode():

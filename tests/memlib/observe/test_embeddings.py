@@ -49,7 +49,7 @@ def images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, size=(30, 20, 20, 3), dtype=np.uint8)
 
 
-def test_every_layer_in_one_pass_in_the_order_of_the_rows(images: np.ndarray, tmp_path: Path) -> None:
+def test_embed_writes_every_layer_in_the_order_of_the_rows(images: np.ndarray, tmp_path: Path) -> None:
     encoder = build_encoder(SPEC, num_classes=None, seed=0)
     rows = np.array([7, 3, 29, 3])
     embed(encoder, images, rows, input_size=16, folder=tmp_path, layers=NAMES, batch_size=3)

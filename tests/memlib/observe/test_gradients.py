@@ -94,7 +94,7 @@ def test_gradient_norms_of_strided_dilated_and_grouped_convolutions_equal_a_loop
     torch.testing.assert_close(GradientNorms(model)(inputs, targets), by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
 
 
-def test_frozen_parameters_do_not_count() -> None:
+def test_gradient_norms_leave_out_frozen_parameters() -> None:
     model = build_classifier(ClassifierSpec(architecture="mlp", widths=(8,)), (4,), 3, seed=0)
     for parameter in model[1].parameters():  # type: ignore[index]
         parameter.requires_grad_(False)
@@ -126,7 +126,7 @@ def half_frozen() -> nn.Module:
     ],
     ids=["subclass", "half frozen", "parametrized", "legacy weight norm"],
 )
-def test_layers_that_are_not_as_torch_wrote_them_have_no_rule(make: Callable[[], nn.Module]) -> None:
+def test_modified_torch_layers_have_no_fast_rule(make: Callable[[], nn.Module]) -> None:
     model = nn.Sequential(make(), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 3))
     inputs, targets = torch.randn(4, 2, 6, 6), torch.randint(0, 3, (4,))
     with pytest.raises(UserError, match="no fast rule"):
@@ -135,7 +135,7 @@ def test_layers_that_are_not_as_torch_wrote_them_have_no_rule(make: Callable[[],
     torch.testing.assert_close(found, by_loop(model, inputs, targets), rtol=1e-4, atol=1e-8)
 
 
-def test_the_loss_may_be_smoothed() -> None:
+def test_gradient_norms_with_label_smoothing_equal_a_loop() -> None:
     model = build_classifier(ClassifierSpec(architecture="mlp", widths=(8,)), (4,), 3, seed=0)
     loss = functools.partial(cross_entropy, label_smoothing=0.2)
     inputs, targets = torch.randn(5, 4), torch.randint(0, 3, (5,))

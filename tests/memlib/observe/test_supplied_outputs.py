@@ -28,7 +28,7 @@ def read(path: str, **options: Any) -> Any:
     return read_outputs(OutputsSpec(path=path, **options), MEMBERS, 2)
 
 
-def test_outputs_are_joined_by_id_and_others_left_aside(tmp_path: Path) -> None:
+def test_supplied_outputs_are_joined_by_id_and_surplus_rows_ignored(tmp_path: Path) -> None:
     found = read(wrote(tmp_path))
     np.testing.assert_allclose(found.probabilities, SCORES)
     np.testing.assert_allclose(found.scores, np.log(SCORES))
@@ -192,7 +192,7 @@ def answers(rng: np.random.Generator, count: int, classes: int, accuracy: float)
 
 
 @pytest.mark.parametrize(("classes", "count"), [(3, 100), (10, 60), (10, 400)])
-def test_scores_in_another_order_of_the_classes_are_refused_and_bad_models_are_not(
+def test_supplied_scores_with_permuted_classes_are_refused_but_bad_models_are_not(
     tmp_path: Path, classes: int, count: int
 ) -> None:
     """They would show that a model does worse on D_Q, a trace that it does not have."""

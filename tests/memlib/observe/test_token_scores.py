@@ -104,7 +104,7 @@ def test_lowest_mean_takes_one_value_at_least() -> None:
     assert lowest_mean(np.array([3.0, 1.0, 2.0]), 0.2) == 1.0
 
 
-def test_scores_are_read_as_they_were_saved(tmp_path: Any) -> None:
+def test_token_scores_round_trip_through_a_file(tmp_path: Any) -> None:
     values = np.arange(3.0)
     TokenScores(values, values + 1, values + 2, values + 3).save(tmp_path / "scores.npz")
     read = TokenScores.load(tmp_path / "scores.npz")

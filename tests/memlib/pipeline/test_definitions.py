@@ -132,7 +132,7 @@ def test_exactly_the_stages_that_reach_a_changed_definition_change(
     assert {name for name in before if before[name] != after[name]} == changed
 
 
-def test_a_move_changes_no_digest(codes: Callable[[dict[str, str]], dict[str, str]]) -> None:
+def test_moving_a_definition_changes_no_code_digest(codes: Callable[[dict[str, str]], dict[str, str]]) -> None:
     before = codes(PROGRAM)
     elsewhere = {
         "elsewhere": "from memlib.maths import LIMIT\ndef half(x): return x / LIMIT\n",
@@ -141,7 +141,7 @@ def test_a_move_changes_no_digest(codes: Callable[[dict[str, str]], dict[str, st
     assert codes(PROGRAM | elsewhere) == before
 
 
-def test_digests_are_kept_for_these_very_files_alone(
+def test_cached_code_digests_are_used_only_for_unchanged_files(
     codes: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path
 ) -> None:
     before = codes(PROGRAM)
@@ -191,6 +191,6 @@ def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(step: in
     definitions.code_of.cache_clear()
 
 
-def test_the_template_of_a_page_is_part_of_its_code() -> None:
+def test_the_code_of_a_page_includes_its_template_and_glossary() -> None:
     files = {file.name for file in definitions._files(definitions.reached("memlib.audits.deja_vu.page", "Report"))}
     assert {"page.html.j2", "glossary.yaml"} <= files

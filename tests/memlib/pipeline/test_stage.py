@@ -90,12 +90,12 @@ class Probing(Word):
     at: At = At(3)
 
 
-def test_a_field_with_spec_and_inputs_contributes_these() -> None:
+def test_a_field_with_spec_and_inputs_contributes_both_to_its_stage() -> None:
     assert Probing("a").spec == {"text": "a", "epoch": 3}
     assert Probing("a").inputs == {"model": "0" * 32}
 
 
-def test_spec_and_inputs_are_the_fields_unless_they_are_marked(tmp_path: Path) -> None:
+def test_unmarked_fields_of_a_stage_form_its_spec_and_inputs(tmp_path: Path) -> None:
     word = Artifact(Store(str(tmp_path)), Ref("word", "0" * 32), Word)
     assert Typed("a").spec == {"text": "a", "size": [3, 4], "model": None, "title_": None, "others": {}}
     assert Typed("a").inputs == {}
@@ -113,7 +113,7 @@ def runner(tmp_path: Path) -> PlainRunner:
     return PlainRunner(Store(str(tmp_path / "store")))
 
 
-def test_a_stage_is_done_once_and_its_artifact_opens_by_its_type(runner: PlainRunner) -> None:
+def test_a_stage_runs_once_and_its_artifact_opens_by_its_type(runner: PlainRunner) -> None:
     words = runner.run_all([Word("to"), Word("be"), Word("to")])
     sentence = runner.run(Sentence(tuple(words)))
     assert sentence.content == "to be to"
@@ -172,7 +172,7 @@ def test_a_pickled_artifact_drops_its_cached_content(runner: PlainRunner) -> Non
     assert replace(stage, words=(word, word)).identity != stage.identity  # no identity is taken over
 
 
-def test_inputs_are_found_however_deep(runner: PlainRunner) -> None:
+def test_inputs_are_found_at_any_depth(runner: PlainRunner) -> None:
     known, refs = Known(), [runner.run(Word(text)).ref for text in ("a", "b", "c")]
     for ref in refs:
         known.add(ref)

@@ -48,7 +48,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mark"
 
 
-def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_modules_are_allowed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLIB_CODE", "mine, other.part")
     assert [user_code.is_allowed(name) for name in ("mine", "mine.deep", "minefield", "other", "other.part", "os", "")] == [
         True, True, False, False, True, False, False,
@@ -61,7 +61,7 @@ def test_modules_are_allowed_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["MEMLIB_CODE"] == "a,d"
 
 
-def test_a_function_is_named_or_said_to_be_missing(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_functions_are_loaded_or_reported_as_missing(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLIB_CODE", "planted,nosuch")
     assert callable(user_code.load("planted:make"))
     assert mark.exists()
@@ -80,7 +80,7 @@ def test_the_source_of_a_function_is_found_without_running_it(mark: Path) -> Non
     assert not mark.exists()
 
 
-def test_keys_of_models_need_no_code_where_the_source_says_enough(mark: Path, tmp_path: Path) -> None:
+def test_keys_of_external_models_need_no_code_if_the_source_suffices(mark: Path, tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"weights")
     spec = ExternalClassifierSpec(model="planted:make", weights=str(weights), inputs="unit")

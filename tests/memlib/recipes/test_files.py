@@ -57,14 +57,14 @@ def test_values_are_set_from_the_command_line(minimal: str) -> None:
     assert validate(Resources, resources).gpu is False
 
 
-def test_setting_another_kind_drops_the_old_ones_values(minimal: str) -> None:
+def test_setting_another_kind_drops_the_values_of_the_old_kind(minimal: str) -> None:
     content, _ = load_recipe(minimal, ["training.objective={kind: supervised}"])
     assert validate(Recipe, content).training.objective.kind == "supervised"
     content, _ = load_recipe(minimal, ["training.objective={variance: 3}"])
     assert content["training"]["objective"] == {"kind": "vicreg", "invariance": 10, "variance": 3}
 
 
-def test_budgets_of_embedded_data_are_not_those_of_others(tmp_path: Path) -> None:
+def test_recipes_of_embedded_data_cannot_be_extended_to_other_data(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     own = "extends: smoke\ndata: {source: {kind: image_folder, path: images}}\n"
     mine.write_text(own)
@@ -115,7 +115,7 @@ def test_a_recipe_extends_another(tmp_path: Path, minimal: str) -> None:
         ("split.train_per_class=5.5", r"split\.train_per_class: input should be a valid integer"),
     ],
 )
-def test_mistakes_are_named_with_their_place(minimal: str, override: str, message: str) -> None:
+def test_errors_in_a_recipe_name_their_place(minimal: str, override: str, message: str) -> None:
     content, _ = load_recipe(minimal, [override])
     with pytest.raises(UserError, match=message):
         validate(Recipe, content)
@@ -149,7 +149,7 @@ def test_yaml_aliases_that_expand_without_end_are_refused(tmp_path: Path) -> Non
     assert load_recipe(str(path))[0]["other"] == {"train_per_class": 3}
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
+def test_a_missing_section_of_a_recipe_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("audit: deja_vu\ndata: {source: {kind: scenes}}\n")
     with pytest.raises(UserError, match="the recipe lacks split"):

@@ -23,7 +23,7 @@ def recipe(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_changes_are_values_and_not_texts(recipe: str) -> None:
+def test_changes_in_python_are_values_and_not_parsed_texts(recipe: str) -> None:
     changes = {"training.epochs": 7, "training.optimizer.learning_rate": 1e-5, "title": "yes: no", "decode": {"k": [3]}}
     asked = AuditRequest.read(recipe, changes)
     assert asked.audit.name == "deja-vu"
@@ -67,7 +67,7 @@ def test_a_recipe_may_be_a_name_or_file_or_mapping_or_spec(recipe: str) -> None:
     assert AuditRequest.read(recipe, resources={"workers_per_model": 4}).resources.workers_per_model == 4
 
 
-def test_a_mapping_extends_nothing() -> None:
+def test_a_recipe_given_as_a_mapping_cannot_extend_another() -> None:
     with pytest.raises(UserError, match="pass that recipe.s name, and `changes`"):
         AuditRequest.read({"extends": "smoke"})
 
@@ -104,7 +104,7 @@ def test_find_recipe_refuses_unknown_audits_and_recipes_with_a_hint(what: str, r
         find_recipe(what, recipe)
 
 
-def test_the_command_line_reads_a_recipe_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_accepts_a_recipe_without_an_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("photos.yaml").write_text("extends: smoke\ntraining: {epochs: 7}\n")
     asked = AuditRequest.of_command("photos.yaml", None, ["pairs=2"])

@@ -14,6 +14,6 @@ from memlib.report.format import format_p, say_p
         (0.0, "<1e-15", "p < 1e-15"),
     ],
 )
-def test_p_value_smaller_than_rounding_errors_is_not_printed_as_zero(value: float, cell: str, said: str) -> None:
+def test_p_values_below_the_rounding_error_are_not_printed_as_zero(value: float, cell: str, said: str) -> None:
     assert format_p(value) == cell
     assert say_p(value) == said

@@ -67,7 +67,7 @@ def test_render_includes_meaning_advice_limits_imprint_and_used_terms() -> None:
         render(replace(page, content=Content([Section("Bits", replace(figure, caption=""))])))
 
 
-def test_no_row_of_tiles_holds_a_single_one() -> None:
+def test_no_row_of_tiles_on_a_page_holds_a_single_tile() -> None:
     for count in range(2, 14):
         columns = page_columns(count)
         assert columns <= 5
@@ -94,7 +94,7 @@ def test_every_term_of_a_page_is_defined_and_every_definition_is_a_sentence() ->
         ("exposure", "2^(e - 1) times sooner", "1/2^e"),  # Carlini 2019: |R| / 2 guesses on average without the model
     ],
 )
-def test_terms_are_those_of_the_papers(term: str, said: str, wrong: str) -> None:
+def test_definitions_of_terms_agree_with_the_papers(term: str, said: str, wrong: str) -> None:
     assert said in terms()[term]
     assert wrong not in terms()[term]
 
@@ -211,7 +211,7 @@ def test_swapped_target_and_reference_give_an_inconclusive_verdict() -> None:
     assert "opposite direction to memorization" in said.sentence
 
 
-def test_outlined_scales_and_marks_an_image_and_data_uri_encodes_it() -> None:
+def test_outlined_scales_and_marks_an_image_that_data_uri_encodes() -> None:
     image = np.zeros((8, 12, 3), dtype=np.uint8)
     marked = outlined(image, (2, 0, 12, 4), scale=3)
     assert marked.shape == (24, 36, 3)
@@ -226,14 +226,14 @@ def test_first_words_end_with_a_sentence() -> None:
     assert first_words("p = 0.05 of 3.2 x. Then more.", 5) == ("p = 0.05 of 3.2 x.", "Then more.")
 
 
-def test_advice_on_a_given_model_can_be_followed() -> None:
+def test_advice_on_an_external_model_names_further_questions() -> None:
     assert "Run a larger audit" in advice_of("inconclusive", shown="")
     given = advice_of("inconclusive", shown="", more="more names")
     assert "Run a larger audit" not in given
     assert "more can be asked of it: more names." in given
 
 
-def test_a_line_is_added_below_the_verdict() -> None:
+def test_said_on_page_inserts_an_escaped_line_below_the_verdict() -> None:
     page = b"<div>verdict</div>\n<!-- looks -->\nrest"
     assert (
         said_on_page(page, "Look 2 <of> these") == b'<div>verdict</div>\n<p class="looks">Look 2 &lt;of&gt; these</p>\nrest'

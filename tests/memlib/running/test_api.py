@@ -46,7 +46,7 @@ def test_a_run_has_a_verdict_tables_and_a_page(run: Run) -> None:
         run.tables["nothing"]
 
 
-def test_the_tables_are_those_that_others_read(run: Run, store: str) -> None:
+def test_tables_of_a_run_equal_those_read_by_duckdb(run: Run, store: str) -> None:
     path = f"{store}/results/table=units/**/*.parquet"
     (count,) = duckdb.sql(f"select count(*) from read_parquet('{path}', hive_partitioning=true)").fetchall()[0]
     assert run.tables["units"].num_rows == count
@@ -72,7 +72,7 @@ def test_the_store_of_the_environment_is_the_default(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_line_sees_the_run(run: Run, store: str) -> None:
+def test_memlib_show_prints_a_run_computed_in_python(run: Run, store: str) -> None:
     command = [sys.executable, "-m", "flows.cli.entry", "show", run.id[:6], "--store", store, "--json"]
     assert run.verdict.sentence in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

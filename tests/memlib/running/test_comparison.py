@@ -55,7 +55,7 @@ def test_comparison_lists_changed_recipe_keys_findings_and_artifacts() -> None:
     assert all(row.difference == 0 and row.is_same for row in finding_changes(first, first))
 
 
-def test_a_finding_without_a_value_has_no_difference() -> None:
+def test_the_difference_of_a_finding_without_a_value_is_none() -> None:
     first = RunRecord(**FIRST)
     none = RunRecord(**{**FIRST, "findings": [finding | {"value": None} for finding in FIRST["findings"]]})
     changes = finding_changes(none, first)
@@ -72,14 +72,14 @@ def matched(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[t
     return found
 
 
-def test_params_that_follow_from_the_recipe_do_not_keep_findings_apart() -> None:
+def test_findings_are_matched_although_params_set_by_the_recipe_differ() -> None:
     """Epochs 5 and 9; k 30 and 20; the share p, which both runs have at .2 and 1, does."""
     first = [finding("m", n, epoch=5, k=30, p=p) for n, p in enumerate((0.2, 1.0))]
     second = [finding("m", 10 + n, epoch=9, k=20, p=p) for n, p in enumerate((1.0, 0.2))]
     assert matched(first, second) == [(0, 11), (1, 10)]
 
 
-def test_values_that_both_runs_have_are_matched_first() -> None:
+def test_findings_with_params_common_to_both_runs_are_matched_first() -> None:
     several, one = [finding("m", k, k=k) for k in (10, 30)], [finding("m", 31, k=30)]
     assert matched(several, one) == [(10, None), (30, 31)]
     assert matched(one, several) == [(31, 30), (None, 10)]
@@ -87,7 +87,7 @@ def test_values_that_both_runs_have_are_matched_first() -> None:
     assert matched(several, [finding("m", 50, k=50)]) == [(10, 50), (30, None)]
 
 
-def test_counts_that_coincide_by_chance_match_nothing() -> None:
+def test_counts_that_coincide_by_chance_do_not_match_findings() -> None:
     first = [finding("m", n, layer=layer, wins=wins) for n, (layer, wins) in enumerate((("x", 5), ("y", 7)))]
     second = [finding("m", 10 + n, layer=layer, wins=wins) for n, (layer, wins) in enumerate((("x", 7), ("y", 9)))]
     assert matched(first, second) == [(0, 10), (1, 11)]
@@ -100,7 +100,7 @@ def test_a_finding_of_one_run_alone_is_matched_with_no_other_setting() -> None:
     assert matched([finding("a", 1)], [finding("b", 2)]) == [(1, None), (None, 2)]
 
 
-def test_a_lower_bound_can_lie_apart() -> None:
+def test_a_one_sided_interval_can_lie_apart_from_another() -> None:
     first, second = finding("m", 5.0, 4.0, None), finding("m", 2.0, 1.0, 3.0)
     runs = [RunRecord(**FIRST | {"findings": [row]}) for row in (first, second)]
     assert finding_changes(*runs)[0].apart

@@ -70,7 +70,7 @@ def in_a_process(*arguments: str, folder: Path) -> tuple[str, str]:
     return done.stdout, done.stderr.splitlines()[-1]
 
 
-def test_a_finished_run_that_is_requested_again_changes_nothing_that_may_be_signed(again: tuple[Path, Store]) -> None:
+def test_requesting_a_finished_run_again_leaves_signed_files_unchanged(again: tuple[Path, Store]) -> None:
     recipe, store = again
     run = list_runs(store).entries[0]["run"]
     path = f"runs/{run}/manifest.json"
@@ -85,7 +85,7 @@ def test_a_finished_run_that_is_requested_again_changes_nothing_that_may_be_sign
     assert store.published(path) == before
 
 
-def test_a_signed_run_that_is_requested_again_is_still_signed(again: tuple[Path, Store], tmp_path: Path) -> None:
+def test_a_signed_run_remains_signed_when_requested_again(again: tuple[Path, Store], tmp_path: Path) -> None:
     recipe, store = again
     run = list_runs(store).entries[0]["run"]
     key, public = tmp_path / "key.pem", tmp_path / "public.pem"
@@ -148,7 +148,9 @@ def test_publishing_again_removes_figures_of_an_earlier_page_but_no_signature(ag
     }
 
 
-def test_a_finished_run_far_away_is_a_few_requests(ran: tuple[Path, Path], tmp_path: Path) -> None:
+def test_publishing_a_finished_run_again_on_a_remote_store_takes_a_few_requests(
+    ran: tuple[Path, Path], tmp_path: Path
+) -> None:
     """A look at each artifact: its manifest, and a list of its files; of its bytes only what keys are made from."""
     memory = fsspec.filesystem("memory")
     memory.store.clear()
@@ -217,7 +219,9 @@ def as_a_cell(recipe: Path, store: Store, *settings: str) -> RunRecord | None:
     return finished_cells(cells, store, Resources(), say=lambda line: None).get("mine")
 
 
-def test_a_finished_cell_is_read_and_no_more(again: tuple[Path, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_cell_is_read_without_writing_to_the_store(
+    again: tuple[Path, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, store = again
     files = {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*") if path.is_file()}
     opened: list[str] = []
@@ -240,7 +244,7 @@ def test_a_finished_cell_is_read_and_no_more(again: tuple[Path, Store], monkeypa
 
 @pytest.mark.parametrize("stage", ["decode", "train", "report"])
 @pytest.mark.parametrize("fault", ["gone", "broken", "changed"])
-def test_a_cell_with_something_left_to_do_is_carried_out(again: tuple[Path, Store], stage: str, fault: str) -> None:
+def test_a_cell_with_a_missing_broken_or_changed_artifact_is_run(again: tuple[Path, Store], stage: str, fault: str) -> None:
     recipe, store = again
     manifest = next(Path(store.root, "artifacts").glob(f"**/{stage}/*/manifest.json"))
     if fault == "gone":
@@ -252,7 +256,7 @@ def test_a_cell_with_something_left_to_do_is_carried_out(again: tuple[Path, Stor
     assert (as_a_cell(recipe, store) is not None) == expected_whole
 
 
-def test_a_cell_without_its_page_is_carried_out(again: tuple[Path, Store]) -> None:
+def test_a_cell_without_its_page_is_run(again: tuple[Path, Store]) -> None:
     recipe, store = again
     next(Path(store.root, "runs").glob("*/report.html")).unlink()
     assert as_a_cell(recipe, store) is None

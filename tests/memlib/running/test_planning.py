@@ -25,7 +25,7 @@ def commit(store: Store, ref: Ref, spec: object, seconds: float, units: float) -
     file.write_text(json.dumps(sealed(manifest)))
 
 
-def test_costs_are_those_of_the_most_alike_by_unit(store: Store) -> None:
+def test_costs_are_estimated_per_unit_from_the_most_similar_artifacts(store: Store) -> None:
     for i in range(6):
         commit(store, Ref("train", f"{i:032d}"), {"model": {"kind": "small"}, "seed": i}, seconds=10 + i, units=100)
         commit(store, Ref("train", f"{i + 50:032d}"), {"model": {"kind": "large"}, "seed": i}, seconds=1000, units=100)

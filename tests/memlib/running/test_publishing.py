@@ -19,7 +19,7 @@ def cell(p_value: float, *, looks: int) -> RunRecord:
 
 
 @pytest.mark.parametrize(("p_value", "looks", "lost"), [(0.03, 1, False), (0.03, 2, True), (0.02, 2, False), (0.4, 2, False)])
-def test_a_sweep_names_cells_that_earlier_looks_make_inconclusive(p_value: float, looks: int, lost: bool) -> None:
+def test_a_sweep_names_cells_made_inconclusive_by_earlier_looks(p_value: float, looks: int, lost: bool) -> None:
     findings = Findings([diagnostic("cells_completed", {}, 2.0, n=2)])
     text = said_of_looks("sweep", Ledger(), findings, {"a": cell(p_value, looks=looks), "b": cell(1e-6, looks=2)})
     assert text.startswith("Not the first looks at their data: a. ") == lost

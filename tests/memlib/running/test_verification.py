@@ -107,7 +107,7 @@ def reseal_sweep(store: Store, replaced: Mapping[str, bytes] = MappingProxyType(
     store.publish(f"runs/{run.run}/manifest.json", json.dumps(sealed(content)).encode())
 
 
-def test_a_sweep_is_checked_against_its_cells(
+def test_verify_checks_a_sweep_against_its_cells(
     swept: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["verify", "--store", swept.uri]) == 0, capsys.readouterr()
@@ -172,7 +172,7 @@ def test_a_sweep_without_the_manifest_of_a_cell_is_still_shown_and_its_page_chec
     assert main(["show", run.run, "--store", swept.uri]) == 0
 
 
-def test_only_a_sweep_may_lack_scores(store: Store) -> None:
+def test_check_run_reports_missing_scores_except_for_a_sweep(store: Store) -> None:
     run = only_run(store)
     unscored = run.model_copy(update={"scores": None})
     assert "names no scores" in [problem.problem for problem in check_run(store, unscored, {})]
@@ -207,7 +207,7 @@ def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture
     assert "2 artifacts and 1 run in" in capsys.readouterr().out
 
 
-def test_every_change_of_a_run_is_named(store: Store) -> None:
+def test_verify_names_every_change_of_a_run(store: Store) -> None:
     run = only_run(store)
     page, table = f"runs/{run.run}/report.html", results_path("summary", "deja_vu", run.run)
     content = store.published(page)
@@ -248,7 +248,7 @@ def test_every_change_of_a_run_is_named(store: Store) -> None:
     assert f"it names s3://elsewhere/part-0.parquet in place of {table}" in problems(store)
 
 
-def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> None:
+def test_verify_names_every_change_of_a_row_of_the_table_of_runs(store: Store) -> None:
     run = only_run(store)
     path, file = results_path("runs", "deja_vu", run.run), Path(store.uri).parent / "row.parquet"
     said = pq.read_table(pa.BufferReader(store.published(path)))
@@ -273,7 +273,7 @@ def test_every_change_of_a_row_of_the_table_of_runs_is_named(store: Store) -> No
     assert problems(store) == ""
 
 
-def test_an_index_that_was_changed_is_named_and_vouches_for_nothing(
+def test_verify_names_a_changed_index_and_does_not_trust_it(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "SETTLING_SECONDS", -60.0)
@@ -315,7 +315,7 @@ def test_verify_reports_missing_recomputed_and_mismatched_artifacts(store: Store
         problems(store).index("findings")  # its numbers are the same
 
 
-def test_facts_that_were_changed_since_are_named(store: Store) -> None:
+def test_verify_names_facts_of_an_artifact_changed_after_the_run(store: Store) -> None:
     path = f"artifacts/{SCORES}/manifest.json"
     manifest = json.loads(store.published(path) or b"")
     changed = {name: value for name, value in manifest.items() if name != "digest"} | {"facts": {"steps_per_epoch": 1}}
@@ -334,7 +334,7 @@ def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.C
     assert "is empty" in capsys.readouterr().err
 
 
-def test_a_run_whose_manifest_vouches_for_nothing_is_a_finding(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_a_manifest_without_pins_or_digest(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     older = {key: run.model_dump()[key] for key in ("run", "audit", "title", "recipe", "finished", "findings", "artifacts")}
     store.publish(f"runs/{run.run}/manifest.json", json.dumps(older).encode())
@@ -358,7 +358,7 @@ def keys(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_a_signature_is_of_one_run_by_one_key(
+def test_a_signature_holds_for_one_run_and_one_key(
     store: Store, keys: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trusted = ["verify", "--store", store.uri, "--trust", str(keys["mine.pub"])]
@@ -467,7 +467,7 @@ def test_verify_and_sign_refuse_runs_with_missing_or_unpinned_inputs(
     assert "nothing was signed" in said_by(capsys, *signing)
 
 
-def test_how_an_artifact_was_made_is_signed_with_it(
+def test_a_signature_covers_the_provenance_of_artifacts(
     store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = only_run(store).run
@@ -506,7 +506,7 @@ def test_a_signed_run_that_is_rolled_back_whole_still_verifies(
     assert main(trusted) == 0
 
 
-def test_a_key_inside_the_store_vouches_for_nothing(
+def test_a_key_inside_the_store_is_not_trusted(
     store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = only_run(store).run
@@ -532,7 +532,7 @@ def test_verify_reports_a_manifest_in_an_unexpected_place(
 
 
 @pytest.mark.parametrize("folder", ["requests", "status", "logs", "resume"])
-def test_links_are_named_in_each_folder(
+def test_verify_names_links_in_each_folder(
     store: Store, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -544,7 +544,7 @@ def test_links_are_named_in_each_folder(
     assert f"{folder}: is a link" in capsys.readouterr().out
 
 
-def test_a_recipe_that_cannot_be_canonical_is_a_finding(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_a_recipe_that_has_no_canonical_json(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store)
     content = json.dumps(sealed(run.model_dump() | {"recipe": RECIPE | {"pairs": float("inf")}}))
     store.publish(f"runs/{run.run}/manifest.json", content.encode())
@@ -552,7 +552,7 @@ def test_a_recipe_that_cannot_be_canonical_is_a_finding(store: Store, capsys: py
     assert "its recipe is none" in capsys.readouterr().out
 
 
-def test_files_of_no_run_are_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_files_that_belong_to_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """A reader of the tables counts every part that it finds."""
     run = only_run(store)
     table = results_path("summary", "deja_vu", run.run)
@@ -605,7 +605,7 @@ def test_verify_reports_a_manifest_that_names_a_key_twice(store: Store, capsys: 
     assert "it names a key twice" in said_by(capsys, "verify", "--store", store.uri)
 
 
-def test_a_folder_in_place_of_a_file_is_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_a_folder_in_place_of_a_file(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     place = Path(store.uri) / f"artifacts/{SCORES}"
     (file,) = place.glob("*/summary.parquet")
     file.unlink()
@@ -625,7 +625,7 @@ def test_a_page_that_was_changed_is_not_opened(
     assert len(opened) == 1
 
 
-def test_the_figures_of_a_run_go_with_it(store: Store) -> None:
+def test_gc_of_a_lost_run_deletes_its_figures(store: Store) -> None:
     run = only_run(store).run
     store.publish(f"runs/{run}/figures/a.svg", b"<svg/>")
     assert main(["gc", "--days", "0", "--delete", "--keep", run, "--store", store.uri]) == 0

@@ -118,7 +118,7 @@ def test_an_artifact_whose_manifest_is_lost_keeps_its_files_while_a_run_rests_on
     assert set(before) <= set(store.listing(folder))
 
 
-def test_every_damaged_file_is_named(store: Store) -> None:
+def test_check_artifacts_names_every_damaged_file(store: Store) -> None:
     assert list(check_artifacts(store, garbage.committed(store))) == []
 
     def at(ref: Ref, name: str) -> str:
@@ -195,16 +195,14 @@ def test_gc_lists_a_store_that_can_only_be_read(
     assert {path: path.stat().st_mtime_ns for path in Path(store.root).rglob("*")} == before
 
 
-def test_the_cells_of_a_sweep_that_is_kept_are_kept(store: Store, tmp_path: Path) -> None:
+def test_clear_keeps_the_cells_of_a_kept_sweep(store: Store, tmp_path: Path) -> None:
     run_of(store, SWEEP, [USED, SECRET], tmp_path, cells={"a": FIRST, "b": None})
     found = paths(garbage.garbage(store, keep=[SWEEP], days=LATER))
     assert ("run", f"runs/{SECOND}/manifest.json") in found
     assert not [path for _, path in found if FIRST in path]
 
 
-def test_when_the_newest_of_runs_that_ask_the_same_is_taken_out_the_one_before_it_counts(
-    store: Store, tmp_path: Path
-) -> None:
+def test_clearing_the_newest_of_equal_runs_makes_the_one_before_current(store: Store, tmp_path: Path) -> None:
     for run, asks in ((FIRST, "q"), (SECOND, "other"), (THIRD, "q")):
         run_of(store, run, [USED], tmp_path, asks=asks)
     index.publish_rows(store, list_runs(store).entries)
@@ -275,7 +273,9 @@ def test_garbage_leaves_artifacts_of_a_run_that_ends_while_the_store_is_listed(
 
 
 @pytest.mark.parametrize(("state", "alive"), [(None, True), ("running", True), ("failed", False)])
-def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(store: Store, state: str | None, alive: bool) -> None:
+def test_a_run_with_a_sign_of_life_today_is_under_way_for_any_number_of_days(
+    store: Store, state: str | None, alive: bool
+) -> None:
     store.publish(REQUEST, note_of(THIRD))
     store.publish(STATUS, json.dumps({"run": THIRD, "state": state, "updated": 1.0}).encode() if state else b"{}")
     assert bool(garbage.under_way(store, days=LATER)) is alive
@@ -283,7 +283,7 @@ def test_whatever_the_days_a_run_that_was_heard_of_today_is_under_way(store: Sto
     assert ({"artifact", "request"} & found == set()) is alive
 
 
-def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> None:
+def test_garbage_leaves_files_with_foreign_names(store: Store) -> None:
     foreign = [
         "runs/Nov01/events.out", "logs/app.log", "ray/notes.txt", "resume/mine.bin", "tmp/mine.txt", "requests/todo.json",
         "status/all.json", f"runs/{THIRD}/deeper/file", "results/mine.csv", "results/table=summary/mine.parquet",
@@ -301,7 +301,7 @@ def test_names_that_memlib_does_not_give_are_nobodys_garbage(store: Store) -> No
     assert "requests/todo.json" in store.listing("requests")
 
 
-def test_while_a_run_cannot_be_read_nothing_is_deleted(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_garbage_deletes_nothing_while_a_run_cannot_be_read(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.publish(f"runs/{FIRST}/manifest.json", b"")
     before = garbage.committed(store)
     with pytest.raises(RunError, match=f"run {FIRST} cannot be read"):
@@ -362,13 +362,13 @@ def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monke
     assert UNUSED in garbage.committed(store)
 
 
-def test_ages_go_by_the_stores_clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_measures_ages_by_the_clock_of_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = time.time() + 9 * 86_400
     monkeypatch.setattr(time, "time", lambda: ahead)  # this machine's clock is wrong
     assert garbage.garbage(store, keep=[], days=7) == []
 
 
-def test_a_damaged_manifest_stops_no_cleaning(store: Store) -> None:
+def test_a_damaged_manifest_does_not_stop_garbage_collection(store: Store) -> None:
     base = f"{store.root}/artifacts/{USED}"
     store.file_system.makedirs(f"{base}/{'9' * 12}", exist_ok=True)
     store.file_system.pipe_file(f"{base}/{'9' * 12}/half.bin", b"123")

@@ -55,7 +55,7 @@ def test_a_changed_manifest_is_noticed_by_its_digest(store: Store) -> None:
     assert "has been changed since it was written" in list_runs(store).damaged["r1"]
 
 
-def test_an_index_that_is_as_new_as_the_runs_is_all_that_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_runs_reads_only_an_index_as_new_as_the_runs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "SETTLING_SECONDS", -60.0)
     for number in range(3):
         put(store, f"r{number}", manifest(f"r{number}", number, artifacts={"scores": f"score/{number}"}))
@@ -103,7 +103,7 @@ def test_a_manifest_rewritten_just_before_the_index_is_read_again(tmp_path: Path
     assert list_runs(store).entries[0]["title"] == "b"
 
 
-def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
+def test_list_runs_does_not_wait_for_a_pipe_in_place_of_a_manifest(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     put(store, "r1", manifest("r1"))
     (tmp_path / "runs/r2").mkdir()

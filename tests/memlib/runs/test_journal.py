@@ -30,7 +30,7 @@ def test_events_are_lines_of_json_with_run_stage_and_key(store: Store, caplog: p
     assert lines[1]["facts"] == {"problem": "no room"}
 
 
-def test_a_status_that_cannot_be_written_stops_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_status_that_cannot_be_written_does_not_stop_the_run(store: Store, tmp_path: Path) -> None:
     store.begin()
     (tmp_path / "store" / "status").write_text("in the way")
     Journal(store, "r1", {}).note("cached", "decode", "a")

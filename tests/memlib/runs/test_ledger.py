@@ -47,7 +47,7 @@ def test_cells_of_one_sweep_are_one_look() -> None:
     assert look_in_words(after, "a").startswith("Look 2 at these data")
 
 
-def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
+def test_the_ledger_allows_for_planned_looks_but_not_for_further_ones() -> None:
     store = [run("first", "d", 1.0, planned=2)]
     made = entry(store, "new", Ledger(data="d", look="new", planned=2))
     assert look_in_words(made, "a") == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
@@ -68,7 +68,7 @@ def test_planned_looks_are_paid_for_and_further_ones_are_not() -> None:
         (0.6, ""),
     ],
 )
-def test_a_further_look_says_what_it_does_to_the_p_value(p_value: float, said: str) -> None:
+def test_the_text_of_a_further_look_states_its_effect_on_the_p_value(p_value: float, said: str) -> None:
     made = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new"))
     text = look_in_words(made, "a", p_value, 0.05)
     assert said in text

@@ -56,7 +56,7 @@ def test_a_request_note_is_kept_only_if_resuming_could_succeed(
     assert len(unfinished(store)) == left
 
 
-def test_the_notes_of_drivers_that_died_go_with_the_run_that_ends_well(store: Store) -> None:
+def test_notes_of_dead_drivers_are_removed_when_the_run_succeeds(store: Store) -> None:
     def note() -> str:
         with pytest.raises(KeyboardInterrupt), announced(store, "exposure", recipe(), Resources(), []):
             raise KeyboardInterrupt  # as a driver that is killed, its note stays
@@ -96,7 +96,7 @@ def test_a_damaged_record_of_a_run_is_replaced(store: Store, tmp_path: Path) -> 
     assert entry.computed == 0
 
 
-def test_a_run_that_failed_is_listed_and_resumed_as_it_was(
+def test_a_failed_run_is_listed_and_resumed_with_its_settings(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(max_failures=7), []):

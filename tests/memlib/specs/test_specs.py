@@ -37,14 +37,14 @@ def key(spec: Spec) -> str:
     return content_key("train", version=1, spec=spec.model_dump(mode="json"), inputs={})
 
 
-def test_a_spec_that_has_grown_keeps_its_keys() -> None:
+def test_a_spec_with_new_or_renamed_fields_keeps_its_keys() -> None:
     assert key(After()) == key(Before())
     assert key(After(learning_rate=0.5)) == key(Before(rate=0.5))
     assert key(After(patience=3)) != key(After())
     assert key(After(patience=3)) != key(After(patience=4))
 
 
-def test_an_old_recipe_is_read_by_its_old_names_and_a_new_one_by_its_new() -> None:
+def test_a_renamed_field_is_read_by_both_names_and_written_by_the_old_one() -> None:
     assert After.model_validate({"rate": 0.5}) == After.model_validate({"learning_rate": 0.5})
     written = Outer(inner=After(learning_rate=0.5, patience=2)).model_dump(mode="json")
     assert written == {"inner": {"epochs": 10, "rate": 0.5, "patience": 2}}
@@ -54,7 +54,7 @@ def test_an_old_recipe_is_read_by_its_old_names_and_a_new_one_by_its_new() -> No
         After.model_validate({"speed": 1})
 
 
-def test_where_files_lie_is_in_no_key_and_each_source_says_which_fields_that_are() -> None:
+def test_fields_declared_as_whereabouts_are_left_out_of_keys() -> None:
     source = {"kind": "csv", "path": "/here.csv", "root": "/data", "image_column": "i", "label_column": "l", "classes": ["a"]}
     described = without_whereabouts({"source": source, "image_size": 32})
     assert described == {
@@ -68,12 +68,12 @@ def test_where_files_lie_is_in_no_key_and_each_source_says_which_fields_that_are
 
 
 @pytest.mark.parametrize("source", Source.__subclasses__(), ids=lambda source: source.__name__)
-def test_fields_that_are_called_like_places_are_declared_as_such(source: type[Source]) -> None:
+def test_fields_of_sources_named_like_places_are_declared_as_whereabouts(source: type[Source]) -> None:
     places: set[Any] = {"path", "root", "annotations", "download", "template"} & set(source.model_fields)
     assert places == source.whereabouts
 
 
-def test_every_kind_of_source_is_a_source() -> None:
+def test_every_kind_of_source_is_a_subclass_of_source() -> None:
     def members(annotation: Any) -> set[Any]:
         return {annotation} if isinstance(annotation, type) else {m for inner in get_args(annotation) for m in members(inner)}
 

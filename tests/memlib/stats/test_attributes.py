@@ -79,7 +79,7 @@ def test_rates_and_difference_are_those_of_the_design() -> None:
     assert found.by_prior == pytest.approx(1 / 3)
 
 
-def test_ties_count_in_shares_and_not_by_the_order_of_values() -> None:
+def test_tied_guesses_count_fractionally_whatever_the_order_of_values() -> None:
     labels, first = np.zeros(40, dtype=int), np.arange(40) % 2 == 0
     for values in (np.zeros(40, dtype=int), np.ones(40, dtype=int)):
         found = attribute_inference(
@@ -156,7 +156,7 @@ def test_the_prior_is_the_smoothed_share_by_class() -> None:
     assert prior == pytest.approx(np.array([[3, 2, 1], [1.5, 1.5, 3], [2, 2, 2]]) / 6)
 
 
-def test_values_without_odds_and_missing_priors_are_refused() -> None:
+def test_attribute_inference_refuses_values_without_odds_and_missing_priors() -> None:
     odds, values, labels, design = world(0)
     with pytest.raises(UserError, match="from -1 to 2, and there are odds for 3"):
         attribute_inference(

@@ -67,7 +67,7 @@ def test_the_p_value_is_that_of_refitting_every_redraw(seed: int) -> None:
     assert told.p_value == pytest.approx(plain_p(features, design, design.group % 4, 59, seed))
 
 
-def test_ties_count_one_half_wherever_their_units_stand() -> None:
+def test_tied_units_count_one_half_in_any_order() -> None:
     for first in (np.arange(12) < 6, np.arange(12) >= 6):
         design = Design.of(first, np.zeros(12, dtype=int))
         assert tell_sides(np.ones((12, 1)), design, np.arange(12) % 3, redraws=9, seed=0).auc == 0.5

@@ -17,7 +17,7 @@ def audit(scores: np.ndarray, coins: np.ndarray = COINS, **settings: object) -> 
     return audit_canaries(scores, coins, **{"guesses": GUESSES, "redraws": 199, **settings})  # type: ignore[arg-type]
 
 
-def test_scores_that_do_not_know_the_coins_are_at_the_level() -> None:
+def test_scores_independent_of_the_coins_are_significant_at_most_at_the_level() -> None:
     """300 worlds: 15 false alarms of the test are expected, and at most 15 of the bound (which is conservative)."""
     rng = np.random.default_rng(0)
     shown, bounded = 0, 0
@@ -53,6 +53,6 @@ def test_copies_at_a_positive_delta_are_not_compared() -> None:
     assert audit(COINS * 1.0, claimed=0.5, delta=1e-5).claim is not None
 
 
-def test_equal_coins_are_refused() -> None:
+def test_nearly_equal_coins_are_refused() -> None:
     with pytest.raises(UserError, match="1 of 30 canaries were inserted; draw more"):
         audit(np.zeros(30), np.arange(30) == 0, guesses=(3,))

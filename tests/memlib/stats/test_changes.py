@@ -7,7 +7,7 @@ from memlib.stats.changes import flipped_p, welch_p
 from tests.chance import most_of
 
 
-def test_flipped_p_by_hand() -> None:
+def test_flipped_p_equals_values_computed_by_hand() -> None:
     assert flipped_p(np.array([1.0, 2, 3, 4]), permutations=99, seed=0) == 2 / 16
     assert flipped_p(np.array([-1.0, -2, -3, -4]), permutations=99, seed=0) == 2 / 16
     assert flipped_p(np.array([3.0, -1, -2]), permutations=99, seed=0) == 1  # the sum is 0

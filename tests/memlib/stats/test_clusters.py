@@ -18,13 +18,13 @@ def plain(values: list[list[float]]) -> float:
     return (between - within) / (between + (size - 1) * within)
 
 
-def test_unequal_clusters_are_those_of_the_plain_twin() -> None:
+def test_intraclass_correlation_of_unequal_clusters_equals_a_plain_version() -> None:
     clusters = [[1.0, 2.0], [4.0, 3.5, 7.0], [0.0], [2.0, 2.5, 9.0, 1.0]]
     number = np.repeat(np.arange(4), [len(one) for one in clusters])
     assert intraclass_correlation(np.concatenate(clusters), number) == pytest.approx(plain(clusters), abs=1e-12)
 
 
-def test_differences_between_strata_do_not_count() -> None:
+def test_intraclass_correlation_ignores_differences_between_strata() -> None:
     rng = np.random.default_rng(0)
     values, clusters, strata = rng.normal(size=2000), np.arange(2000) // 5, np.arange(2000) // 1000
     plain_value = intraclass_correlation(values, clusters, strata)
@@ -33,7 +33,7 @@ def test_differences_between_strata_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.8])
-def test_the_estimate_is_near_the_simulated_correlation(correlation: float) -> None:
+def test_intraclass_correlation_is_near_the_simulated_one(correlation: float) -> None:
     rng = np.random.default_rng(1)
     clusters = np.repeat(np.arange(600), rng.integers(1, 12, 600))
     shared = math.sqrt(correlation) * rng.normal(size=600)[clusters]
@@ -42,6 +42,6 @@ def test_the_estimate_is_near_the_simulated_correlation(correlation: float) -> N
 
 
 @pytest.mark.parametrize("clusters", [[0, 1, 2, 3], [0, 0, 0, 0]])
-def test_it_is_unknown_where_nothing_varies_within_or_between(clusters: list[int]) -> None:
+def test_intraclass_correlation_is_nan_without_variation_or_clusters(clusters: list[int]) -> None:
     assert math.isnan(intraclass_correlation(np.arange(4.0), np.array(clusters)))
     assert math.isnan(intraclass_correlation(np.zeros(4), np.array([0, 0, 1, 1])))

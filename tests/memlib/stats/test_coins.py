@@ -14,7 +14,7 @@ def coins_of(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2, count).astype(bool)
 
 
-def test_statistics_are_ranks_and_top_counts() -> None:
+def test_statistics_of_scores_are_ranks_and_top_counts() -> None:
     scores = np.random.default_rng(0).normal(size=250)
     columns = statistics(scores)
     order = np.argsort(-scores)
@@ -23,7 +23,7 @@ def test_statistics_are_ranks_and_top_counts() -> None:
         assert set(np.flatnonzero(columns[:, place])) == set(order[:size])
 
 
-def test_statistics_share_the_places_of_ties() -> None:
+def test_statistics_of_tied_scores_share_their_places() -> None:
     columns = statistics(np.repeat([2.0, 1.0, 0.0], [4, 12, 24]))  # ten places: 4 units, then 6 places for 12 units
     assert columns[:, 1].tolist() == [1.0] * 4 + [0.5] * 12 + [0.0] * 24
 

@@ -79,7 +79,7 @@ def test_p_of_one_run_is_that_of_a_slow_plain_version(epsilon: float, delta: flo
         )
 
 
-def test_p_of_one_run_looks_at_all_averages_even_of_many_guesses() -> None:
+def test_p_of_one_run_maximizes_over_all_averages_even_with_many_guesses() -> None:
     steps = np.arange(1, 5001)
     for epsilon in (0.0, 1.0, 6.0):
         law = scipy.stats.binom(6000, scipy.special.expit(epsilon))
@@ -96,7 +96,7 @@ def test_bound_of_one_run_is_the_last_refuted_epsilon() -> None:
     assert one_run_p(90, 100, 1000, epsilon=bound, delta=1e-5) == pytest.approx(LEVEL)
 
 
-def test_known_bounds_of_65_right_guesses() -> None:
+def test_bounds_of_65_right_guesses_equal_known_values() -> None:
     pure = one_run_epsilon(65, 65, 1000, delta=0.0, level=LEVEL)
     q = LEVEL ** (1 / 65)  # q^65 = alpha
     assert pure == pytest.approx(math.log(q / (1 - q))) == pytest.approx(3.054, abs=5e-4)
@@ -106,7 +106,7 @@ def test_known_bounds_of_65_right_guesses() -> None:
 @pytest.mark.parametrize(
     ("guesses", "ceiling"), [(10, 1.05), (50, 2.78), (100, 3.49), (200, 4.19), (500, 5.11), (1000, 5.81)]
 )
-def test_ceilings_of_one_run(guesses: int, ceiling: float) -> None:
+def test_ceilings_of_one_run_equal_known_values(guesses: int, ceiling: float) -> None:
     assert one_run_ceiling(guesses, 1000, delta=0.0, level=LEVEL) == pytest.approx(ceiling, abs=0.005)
 
 
@@ -120,13 +120,13 @@ def test_one_run_gives_jax_privacys_values_of_epsilon_one_run(mean: float, expec
     assert best == pytest.approx(expected, rel=1e-5)
 
 
-def test_guesses_are_half_in_and_half_out_and_one_more_in_of_an_odd_number() -> None:
+def test_an_odd_number_of_guesses_has_one_more_in_than_out() -> None:
     scores, coins = [5.0, 4.0, 3.0, 2.0, 1.0], [True, True, False, False, True]
     assert correct_guesses(scores, coins, guesses=(1, 2, 3, 4, 5), seed=0) == (1, 1, 2, 3, 3)
     assert correct_guesses(scores, np.invert(coins), guesses=(1, 2, 3, 4, 5), seed=0) == (0, 1, 1, 1, 2)
 
 
-def test_equal_scores_of_rows_in_the_order_of_membership_give_nothing_away() -> None:
+def test_equal_scores_give_no_bound_even_if_rows_are_ordered_by_membership() -> None:
     coins = np.arange(1000) < 500
     assert 400 < correct_guesses(np.zeros(1000), coins, guesses=(1000,), seed=0)[0] < 600
     assert audit_one_run(np.zeros(1000), coins, guesses=(100, 1000), delta=0.0, level=LEVEL, seed=0).epsilon == 0
@@ -238,7 +238,7 @@ def test_interval_of_counts_uses_both_ends_of_exact_intervals() -> None:
 @pytest.mark.parametrize(
     ("ins", "outs"), [([3.0, 2.0, 2.0], [1.0, 2.0]), ([3.0] * 30, [1.0] * 20), ([1.0] * 40, [*range(2), *[0.0] * 40])]
 )
-def test_all_scores_as_thresholds_leave_their_own_run_out(ins: list[float], outs: list[float]) -> None:
+def test_each_score_as_threshold_leaves_out_its_own_run(ins: list[float], outs: list[float]) -> None:
     tables = []
     for own, score in enumerate([*ins, *outs]):
         kept_in, kept_out = [s for i, s in enumerate(ins) if i != own], [s for i, s in enumerate(outs) if i + len(ins) != own]
@@ -287,7 +287,7 @@ def test_gaussian_bound_is_privacyguards_within_its_grid(correct: int, guesses: 
     assert next_on_grid - 1e-3 <= published <= bound.epsilon + 1e-3  # the first refuted noise of a grid of .01
 
 
-def test_gaussian_bound_of_65_right_guesses() -> None:
+def test_gaussian_bound_of_65_right_guesses_equals_known_values() -> None:
     bound = gaussian_one_run(65, 65, 1000, delta=1e-5, level=LEVEL)
     assert bound.epsilon == bound.ceiling == pytest.approx(4.601, abs=1e-3)
     assert isinstance(bound, GaussianBound)
@@ -319,7 +319,7 @@ def test_gaussian_noise_is_where_the_refutation_ends() -> None:
     assert bound.epsilon < bound.ceiling
 
 
-def test_half_of_the_guesses_right_refute_no_gaussian() -> None:
+def test_half_of_the_guesses_right_give_a_gaussian_bound_of_zero() -> None:
     bound = gaussian_one_run(30, 60, 100, delta=1e-5, level=LEVEL)
     assert (bound.epsilon, bound.noise) == (0.0, math.inf)
 

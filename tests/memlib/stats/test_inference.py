@@ -71,7 +71,7 @@ def top_share(confidences: np.ndarray, hits: np.ndarray, weights: np.ndarray, sh
 
 @given(seed=st.integers(0, 200), share=st.floats(0.05, 1.0))
 @settings(max_examples=60, deadline=None)
-def test_levels_far_from_the_cut_need_not_be_told_apart(seed: int, share: float) -> None:
+def test_top_share_with_a_limited_width_equals_the_full_computation(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
     confidences, hits = rng.integers(0, 60, size=200) / 60.0, rng.random(200) < 0.5
     weights = rng.multinomial(200, np.full(200, 1 / 200)).astype(float)
@@ -88,7 +88,7 @@ def test_top_share_raises_cut_off_if_the_cut_lies_beyond_the_levels() -> None:
             top_share(confidences, hits, weights, 0.5, width=1.0)
 
 
-def test_row_order_changes_no_curve() -> None:
+def test_accuracy_curve_does_not_depend_on_row_order() -> None:
     rng = np.random.default_rng(0)
     confidences, hits = rng.integers(0, 6, size=50) / 6.0, rng.random(50) < 0.4
     order = rng.permutation(50)
@@ -298,7 +298,7 @@ def test_the_bound_of_the_largest_mean_covers_rare_and_strong_memory(law: str) -
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_these_laws_tell_a_bound_from_an_interval_that_expects_normal_values(count: int) -> None:
+def test_a_normal_interval_fails_as_a_bound_on_rare_and_strong_memory(count: int) -> None:
     rng, law = np.random.default_rng(8), LAWS["a twentieth at .8"]
     below = 0
     for draw in range(DRAWS):

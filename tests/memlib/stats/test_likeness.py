@@ -89,7 +89,7 @@ def test_a_target_with_sharper_confidences_is_unlike_its_shadows(shadows: int) -
         assert max(abs(row.distance) for row in rows) > 4
 
 
-def test_the_rank_decides_alone_with_many_shadows() -> None:
+def test_likeness_is_decided_by_rank_with_many_shadows() -> None:
     rng = np.random.default_rng(0)
     heavy = rng.standard_t(2, size=2000)
     (row,) = likeness({"loss, all": heavy}, {"loss, all": float(heavy.max()) + 1e-6})
@@ -101,7 +101,7 @@ def test_the_rank_decides_alone_with_many_shadows() -> None:
     assert middle.p_value > 0.9
 
 
-def test_shadows_that_do_not_vary_are_left_by_any_difference() -> None:
+def test_any_difference_from_constant_shadows_is_unlike() -> None:
     (same,) = likeness({"accuracy, members": np.full(20, 0.1)}, {"accuracy, members": 0.1})
     (other,) = likeness({"accuracy, members": np.full(20, 0.1)}, {"accuracy, members": 0.05})
     assert (same.distance, other.distance) == (0.0, -math.inf)
@@ -125,6 +125,6 @@ def test_log_odds_that_are_not_finite_are_refused() -> None:
         utility(np.array([1.0, np.inf]), np.array([True, True]))
 
 
-def test_numbers_in_common_are_needed() -> None:
+def test_likeness_requires_a_number_in_common() -> None:
     with pytest.raises(UserError, match="no number in common"):
         likeness({"loss, all": np.arange(5.0)}, {"loss, members": 1.0})

@@ -298,7 +298,7 @@ def test_pooled_lira_ranks_as_one_with_the_deviation_of_all_residuals() -> None:
     np.testing.assert_array_equal(np.argsort(found), np.argsort(published))
 
 
-def test_in_and_out_have_their_own_variances() -> None:
+def test_in_and_out_models_have_separate_variances() -> None:
     rng, inside = np.random.default_rng(13), np.arange(60)[:, None] % 2 * np.ones(400) > 0
     shadows = Shadows((rng.normal(size=(60, 400)) * np.where(inside, 0.5, 2.0))[:, None], inside)
     moments = Moments.of(shadows)
@@ -390,7 +390,7 @@ def test_fit_a_prefers_the_slope_that_is_best_on_other_targets() -> None:
     assert fit_a(shadows, seed=0) == a
 
 
-def test_gap_attack_has_the_auc_of_the_difference_of_accuracies() -> None:
+def test_auc_of_the_gap_attack_follows_from_the_difference_of_accuracies() -> None:
     rng, member = np.random.default_rng(20), np.arange(500) < 200
     correct = rng.random(500) < np.where(member, 0.9, 0.7)
     expected = 0.5 + (correct[member].mean() - correct[~member].mean()) / 2
@@ -485,7 +485,7 @@ def test_a_remembered_person_is_found_by_each_aggregate() -> None:
     assert found["sum"] > found["max"]  # all rows are remembered, so the mean knows most
 
 
-def test_a_target_of_other_examples_is_refused() -> None:
+def test_a_target_with_another_number_of_examples_is_refused() -> None:
     shadows, target, _ = world(24, 4, 10)
     with pytest.raises(AssertionError, match="same examples"):
         Loss()(shadows, target[:, :9])

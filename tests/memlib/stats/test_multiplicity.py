@@ -38,7 +38,7 @@ def test_max_t_holds_its_level_for_scores_that_move_together() -> None:
     assert plain > 30
 
 
-def test_a_statistic_that_never_moves_is_not_significant() -> None:
+def test_a_constant_statistic_is_not_significant() -> None:
     null = np.random.default_rng(0).normal(size=(99, 2)) * np.array([1.0, 0.0])
     found = max_t_p(np.array([9.0, 0.0]), null)
     assert found.tolist() == [0.01, 1.0]

@@ -85,7 +85,7 @@ class Asked:
         return (keys & np.uint64(2**32 - 1)).astype(np.int64)
 
 
-def test_a_long_vector_makes_no_query_unsafe(vectors: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_single_long_vector_does_not_widen_queries(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     queries, public = vectors
     longer = public.copy()
     longer[3] *= 1000
@@ -97,7 +97,7 @@ def test_a_long_vector_makes_no_query_unsafe(vectors: tuple[np.ndarray, np.ndarr
 
 @given(seed=st.integers(0, 1000), lattice=st.booleans(), scale=st.sampled_from([1e-6, 1.0, 3e3, 1e6]))
 @settings(max_examples=40, deadline=None)
-def test_float16_proposes_and_float32_decides(seed: int, lattice: bool, scale: float) -> None:
+def test_searches_in_float16_give_the_neighbours_of_float32(seed: int, lattice: bool, scale: float) -> None:
     rng = np.random.default_rng(seed)
     queries, public = rng.normal(size=(30, 8)), rng.normal(size=(300, 8))
     if lattice:  # ties everywhere
@@ -108,7 +108,7 @@ def test_float16_proposes_and_float32_decides(seed: int, lattice: bool, scale: f
     assert (half.calls[0], half.engine.half) == ((30, 18), 0.0) or len(half.calls) == 1
 
 
-def test_a_query_that_is_not_settled_is_asked_for_more_and_in_the_end_for_all() -> None:
+def test_unsettled_queries_are_widened_until_all_examples_are_compared() -> None:
     rng = np.random.default_rng(0)
     public = rng.normal(size=(2000, 4)).astype(np.float32)
     public /= np.linalg.norm(public, axis=1, keepdims=True)  # all as far from the middle
@@ -155,7 +155,7 @@ def test_votes_equal_the_slow_count(labels: list[list[int]], tie: str) -> None:
         assert confidence == pytest.approx(expected[1], abs=1e-9)
 
 
-def test_equal_votes_have_equal_confidence_to_the_last_bit() -> None:
+def test_equal_votes_have_bitwise_equal_confidence() -> None:
     rng = np.random.default_rng(0)
     base = np.repeat(np.arange(6), [7, 5, 5, 3, 2, 1])
     rows = np.array([rng.permutation(rng.permutation(6)[base]) for _ in range(200)])

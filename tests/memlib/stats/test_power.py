@@ -28,7 +28,7 @@ def made(kind: str, rng: np.random.Generator) -> tuple[Design, NDArray[np.float6
 
 
 @pytest.mark.parametrize("kind", ["plain", "heavy", "unequal", "persons", "many"])
-def test_the_effect_is_found_four_times_out_of_five(kind: str) -> None:
+def test_detectable_shift_is_found_in_four_of_five_tries(kind: str) -> None:
     design, values = made(kind, np.random.default_rng(0))
     effect = detectable_shift(design, values, alpha=ALPHA, seed=1)
     assert effect is not None
@@ -40,7 +40,7 @@ def test_the_effect_is_found_four_times_out_of_five(kind: str) -> None:
     assert least_of(tries, 0.74) <= found <= most_of(tries, 0.86)  # .06 for the two simulations
 
 
-def test_an_effect_that_differs_from_no_draw_is_not_promised() -> None:
+def test_detectable_shift_is_none_if_no_effect_could_be_significant() -> None:
     first, labels = np.arange(4) < 2, np.zeros(4, dtype=np.int64)  # the smallest p of 2 of 4 is 1/6
     assert detectable_shift(Design.of(first, labels), np.arange(4.0), alpha=0.05, seed=0) is None
     assert detectable_shift(Design.of(first, labels), np.zeros(4), alpha=0.3, seed=0) is None  # nothing varies

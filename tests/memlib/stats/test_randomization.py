@@ -108,7 +108,7 @@ def test_large_designs_are_drawn_at_random() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(values=st.lists(st.integers(-1, 1), min_size=1, max_size=40), share=st.floats(0, 1))
-def test_sums_of_signs_are_counted_as_any_others(values: list[int], share: float) -> None:
+def test_distribution_of_sums_of_signs_equals_the_general_one(values: list[int], share: float) -> None:
     own, chosen = np.array(values), round(share * len(values))
     whole, start = sum_distribution(own, chosen)
     found, lowest = signed_distribution(len(own), int((own > 0).sum()), int((own < 0).sum()), chosen)
@@ -245,14 +245,14 @@ def test_answers_that_no_draw_can_test_count_towards_the_bound() -> None:
     assert attributable_bound(Design.of(first, labels), gains, np.zeros(150, dtype=int), permutations=99, seed=0) is None
 
 
-def test_a_power_is_possible_at_a_level_that_many_looks_leave() -> None:
+def test_detectable_answers_exist_at_the_small_level_of_many_looks() -> None:
     design, ease = persons_of(1, count=80)
     none = np.zeros(len(ease), dtype=np.int64)
     assert detectable_answers(design, none, (none + 1, none + 1), alpha=0.004, seed=0) is not None
 
 
 @pytest.mark.parametrize("planted", [0.0, 0.05, 0.1])
-def test_the_quick_p_of_many_unequal_groups_is_close(planted: float) -> None:
+def test_quick_p_of_many_unequal_groups_is_close_to_the_permutation_p(planted: float) -> None:
     rng = np.random.default_rng(0)
     sizes, homes, first = rng.integers(1, 9, 300), rng.integers(0, 4, 300), np.zeros(300, dtype=bool)
     for home in range(4):

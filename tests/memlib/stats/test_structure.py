@@ -76,7 +76,7 @@ def test_votes_count_like_their_shares() -> None:
     assert structural_risk(votes, labels).certain_rows == 3
 
 
-def test_a_class_of_one_row_is_single_and_not_pure() -> None:
+def test_an_output_of_a_single_row_is_counted_as_single_and_not_as_pure() -> None:
     risk = structural_risk(np.array([0.1, 0.2, 0.3, 0.3]), np.array([0, 0, 1, 1]))
     assert (risk.single_rows, risk.pure_classes, risk.pure_rows) == (2, 1, 2)
 

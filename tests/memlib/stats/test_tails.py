@@ -43,7 +43,7 @@ def test_the_fit_is_of_largest_likelihood() -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_law_is_seen_and_the_right_one_is_not() -> None:
+def test_goodness_of_fit_rejects_a_wrong_law_and_accepts_the_right_one() -> None:
     rng = np.random.default_rng(1)
     law = SkewNormal(60.0, 4.0, -1.5)
     p_values = []

@@ -25,7 +25,7 @@ FIRST = np.tile(np.arange(25) < 10, 12)
 COLUMNS = scipy.sparse.csr_array((RNG.random((300, 7)) < 0.3).astype(np.float32))
 
 
-def test_few_weights_are_drawn_as_they_always_were() -> None:
+def test_totals_of_few_units_use_the_same_draws_as_weights() -> None:
     weights = np.concatenate(list(bootstrap_weights(LABELS, 200, seed=5)))
     assert np.allclose(resampled_totals(COLUMNS, LABELS, 200, seed=5), weights @ COLUMNS.toarray())
     sides = np.concatenate(list(Design.of(FIRST, LABELS).redraws(200, seed=5)))
@@ -59,7 +59,7 @@ def test_every_subset_is_as_likely_as_any_other() -> None:
     assert totals._subsets(np.random.default_rng(0), 4, 4, 10).all()
 
 
-def test_groups_are_redrawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redraws_of_totals_keep_groups_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "KEPT", 0)
     groups = np.arange(300) // 5
     design = Design.of(groups % 5 < 2, LABELS, groups)

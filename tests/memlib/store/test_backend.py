@@ -93,7 +93,7 @@ class Conformance(ABC):
         with pytest.raises(Damaged, match="7 bytes instead of 3"):
             backend.local("a/one", record(b"abc"))
 
-    def test_the_clock_is_close_to_this_machines(self, backend: Backend) -> None:
+    def test_the_clock_of_a_backend_is_close_to_that_of_this_machine(self, backend: Backend) -> None:
         assert backend.clock() == pytest.approx(time.time(), abs=60)
 
 

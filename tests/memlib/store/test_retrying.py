@@ -80,7 +80,7 @@ def test_a_lasting_outage_raises_store_unreachable_within_the_patience(pauses: l
     ],
     ids=repr,
 )
-def test_answers_and_our_own_faults_are_passed_on_at_once(failure: Exception, pauses: list[float]) -> None:
+def test_definite_answers_and_programming_errors_are_raised_without_retrying(failure: Exception, pauses: list[float]) -> None:
     with pytest.raises(type(failure)):
         PatientFileSystem(Flaky(failure), "s3://b", 60).cat_file("a")
     assert not pauses

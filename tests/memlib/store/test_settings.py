@@ -33,7 +33,7 @@ COMMAND = (
 )
 
 
-def test_threads_of_the_command_and_of_workers_sleep_while_they_wait() -> None:
+def test_openmp_threads_of_command_and_workers_wait_passively() -> None:
     assert waiting() == PASSIVE
     assert PASSIVE["OMP_WAIT_POLICY"] == "passive"
     assert worker_environment().items() >= PASSIVE.items()
@@ -45,7 +45,7 @@ def test_importing_memlib_or_flows_leaves_the_environment_of_the_user_unchanged(
     assert seen_by(code) == dict.fromkeys(OWN, "")
 
 
-def test_a_policy_that_the_user_has_set_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_policy_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen_by(COMMAND, OMP_WAIT_POLICY="active") == {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": ""}
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert waiting() == {"OMP_WAIT_POLICY": "active"}

@@ -171,7 +171,7 @@ def test_check_writable_removes_only_old_temporary_files_of_killed_writers(tmp_p
     assert [part.name[0] for part in (tmp_path / "store/tmp").iterdir()] == ["b"]
 
 
-def test_a_clock_is_the_stores_own(store: Store) -> None:
+def test_the_clock_of_a_store_leaves_no_probe_files(store: Store) -> None:
     store.begin()
     assert abs(store.clock() - time.time()) < 60
     assert not [name for name in store.file_system.find(store.root) if ".part" in name or ".probe" in name]
@@ -270,7 +270,7 @@ def _fetch_in_a_process(folder: str, number: int, fetched: Any, ready: Any) -> N
     assert copy.read_bytes() == data
 
 
-def test_processes_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
+def test_concurrent_processes_fetch_a_file_once(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(os.urandom(1_000_000))
     spawn = multiprocessing.get_context("spawn")  # whatever earlier tests have left in this process
     fetched, ready = spawn.Queue(), spawn.Barrier(4)
@@ -284,7 +284,7 @@ def test_processes_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
     assert fetched.empty()
 
 
-def test_a_copy_is_read_once_a_machine_unless_it_was_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_copy_is_verified_once_per_machine_unless_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     commit(Store("memory://bucket", cache=str(tmp_path / "other")))
@@ -303,7 +303,7 @@ def test_a_copy_is_read_once_a_machine_unless_it_was_touched(tmp_path: Path, mon
     assert read == [copy] * 3  # damaged, so fetched and read again
 
 
-def test_a_file_that_is_larger_than_all_copies_may_be_is_refused(tmp_path: Path) -> None:
+def test_a_file_larger_than_the_whole_cache_is_refused(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     commit(Store("memory://bucket", cache=str(tmp_path / "other")), b"x" * 2000)
@@ -411,7 +411,7 @@ def test_manifest_records_units_bytes_memory_and_log_of_an_artifact(store: Store
     assert store.artifacts.manifests("embed", limit=5) == [manifest]
 
 
-def test_a_manifest_whose_acknowledgement_was_lost_is_ours(tmp_path: Path) -> None:
+def test_a_commit_succeeds_if_the_acknowledgement_of_its_manifest_is_lost(tmp_path: Path) -> None:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     store = Store("memory://bucket/store", cache=str(tmp_path / "cache"))
@@ -512,7 +512,7 @@ def test_a_cache_that_loses_or_alters_files_is_not_reported_as_store_damage(tmp_
     assert not isinstance(caught.value, CorruptArtifact)
 
 
-def test_a_store_that_travels_takes_each_nodes_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickled_store_uses_the_cache_of_the_receiving_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, given = Store("memory://bucket/store"), Store("memory://bucket/store", cache=str(tmp_path / "given"))
     monkeypatch.setenv("MEMLIB_CACHE", str(tmp_path / "node"))
     assert pickle.loads(pickle.dumps(driver)).backend._copies.folder == tmp_path / "node"

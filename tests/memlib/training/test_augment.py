@@ -22,7 +22,7 @@ def images() -> torch.Tensor:
     return torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def test_nothing_drawn_changes_nothing(images: torch.Tensor) -> None:
+def test_augmentation_without_transforms_leaves_images_unchanged(images: torch.Tensor) -> None:
     assert torch.allclose(apply(images), images, atol=1e-5)
 
 

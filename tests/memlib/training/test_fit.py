@@ -151,7 +151,7 @@ def test_a_resume_state_that_holds_objects_is_dropped_and_training_starts_afresh
     assert store.artifacts.manifest(ref).facts["resumed_from_step"] is None
 
 
-def test_a_training_takes_its_backbone_over_from_its_parent(store: Store) -> None:
+def test_fine_tuning_starts_from_the_frozen_backbone_of_its_parent(store: Store) -> None:
     parent = train(store, make_job(store))
     child = make_job(store, parent=Artifact(store, parent, Train), seed=7, checkpoint_epochs=(0,))
     ref = train(store, child)
@@ -255,7 +255,7 @@ def test_only_the_canary_differs_between_a_net_and_its_control(store: Store) -> 
     np.testing.assert_array_equal(a.labels, b.labels)
 
 
-def test_a_control_that_replaces_nothing_is_the_same_for_all_canaries(store: Store) -> None:
+def test_a_control_without_replacement_has_one_digest_for_all_canaries(store: Store) -> None:
     control = canary_job(store, with_feature=False)
     assert control.canary is not None
     other = Canary(control.canary.feature, control.canary.spec, control.canary.row + 1, False)

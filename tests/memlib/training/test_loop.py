@@ -162,7 +162,7 @@ def test_every_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
     assert np.array_equal(orders[2], epoch_order(50, seed=1, epoch=2))
 
 
-def test_without_shuffling_the_order_is_the_datas() -> None:
+def test_batches_without_shuffling_follow_the_order_of_the_data() -> None:
     spec = TrainingSpec(objective={"kind": "supervised"}, epochs=2, batch_size=8, shuffle=False, augment=None)
     data = make_data()
     seen = [labels.tolist() for _, labels in Prefetcher(data, spec, Worker(), first_step=0, last_step=4)]
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_finite_stops_training_with_the_preceding_means() -> 
 
 
 @pytest.mark.parametrize("steps", [1, 3, 1000])
-def test_losses_that_are_waited_for_later_are_the_same(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_losses_equal_immediate_ones(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[list[dict[str, float]]] = []
     states = []
     for after in (1, steps):  # as on a CPU, as on a GPU
@@ -206,7 +206,7 @@ def test_losses_that_are_waited_for_later_are_the_same(steps: int, monkeypatch: 
     assert states[0]["epoch_sums"] == states[1]["epoch_sums"] != {}
 
 
-def test_a_loss_that_is_waited_for_later_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_non_finite_deferred_loss_names_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "TOLD_AFTER", {"cpu": 1000})
     training = make_training(epochs=3)
     training.model.load_state_dict({name: value * float("nan") for name, value in training.model.state_dict().items()})

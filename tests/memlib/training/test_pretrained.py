@@ -89,7 +89,7 @@ def train(job: Train, *, killed_after: int | None = None) -> Artifact[Any]:
     return Artifact(job.store, train_into_store(job, worker=Worker(), resume_seconds=0, progress=progress), Train)
 
 
-def test_tuned_as_by_a_plain_loop_of_transformers(base: Artifact[Pretrained], folder: Path) -> None:
+def test_fine_tuned_weights_equal_a_plain_loop_of_transformers(base: Artifact[Pretrained], folder: Path) -> None:
     import transformers
 
     job = make_job(base)
@@ -139,7 +139,7 @@ def test_tied_weights_are_kept_once_and_stay_tied(base: Artifact[Pretrained]) ->
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_batch_in_parts_is_the_whole_batch(base: Artifact[Pretrained], lora: LoraSpec | None) -> None:
+def test_training_on_a_batch_in_parts_equals_the_whole_batch(base: Artifact[Pretrained], lora: LoraSpec | None) -> None:
     whole, parts = (
         Training(
             base.content.model(lora, seed=0), build_objective(LanguageObjectiveSpec(kind="language")),
@@ -156,7 +156,9 @@ def test_a_batch_in_parts_is_the_whole_batch(base: Artifact[Pretrained], lora: L
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_killed_and_resumed_is_never_stopped(base: Artifact[Pretrained], lora: LoraSpec | None) -> None:
+def test_a_killed_and_resumed_fine_tuning_equals_an_uninterrupted_one(
+    base: Artifact[Pretrained], lora: LoraSpec | None
+) -> None:
     job = make_job(base, lora, precision="bfloat16")
     with pytest.raises(Killed):
         train(job, killed_after=2)
@@ -222,7 +224,9 @@ def test_check_jobs_refuses_unknown_lora_targets_and_too_long_windows(base: Arti
         check_jobs([long], Worker())
 
 
-def test_precisions_are_tried_when_a_folder_is_copied(base: Artifact[Pretrained], folder: Path, tmp_path: Path) -> None:
+def test_check_precision_refuses_a_precision_that_the_model_lacks(
+    base: Artifact[Pretrained], folder: Path, tmp_path: Path
+) -> None:
     for precision in ("float32", "float64"):
         base.content.check_precision(precision)
     mixtral = taken_over(save_mixtral(folder, tmp_path / "mixtral"), base.store)
@@ -260,7 +264,7 @@ def test_unsupported_architectures_train_privately_only_with_adapters(kind: str,
     check_jobs([private_job(base, LORA)], Worker())
 
 
-def test_a_pretrained_model_that_can_be_private_is_let_through(base: Artifact[Pretrained]) -> None:
+def test_check_jobs_accepts_private_fine_tuning_of_a_supported_model(base: Artifact[Pretrained]) -> None:
     check_jobs([private_job(base), private_job(base, LORA)], Worker())
 
 

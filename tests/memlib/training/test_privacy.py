@@ -106,7 +106,7 @@ def test_a_budget_is_spent_by_the_end_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "sgd"])
-def test_short_gradients_under_equal_noise_are_trained_alike_whatever_the_clip(optimizer: str) -> None:
+def test_gradients_below_the_clip_under_equal_noise_train_alike(optimizer: str) -> None:
     ended = []
     for clip, noise in ((10.0, 0.003), (100.0, 0.0003)):
         how = OptimizerSpec(name=optimizer, learning_rate=1e-2, weight_decay=0, momentum=0, warmup_epochs=0)
@@ -117,7 +117,7 @@ def test_short_gradients_under_equal_noise_are_trained_alike_whatever_the_clip(o
         torch.testing.assert_close(value, ended[1][name])
 
 
-def test_the_least_noise_has_an_epsilon_that_promises_nothing() -> None:
+def test_very_small_noise_has_a_finite_but_vacuous_epsilon() -> None:
     how = {"sample_rate": 0.04, "steps_per_epoch": 25, "epochs": 10}  # about those of exposure_private
     spent = [plan(PrivacySpec(noise=noise), **how).epsilons[-1] for noise in (0.1, 0.03, 0.01, 0.003)]
     assert spent == sorted(spent)
@@ -125,7 +125,7 @@ def test_the_least_noise_has_an_epsilon_that_promises_nothing() -> None:
     assert 1e7 < spent[-1] < 1e8
 
 
-def test_batches_are_drawn_by_chance_from_seed_and_step() -> None:
+def test_private_batches_are_poisson_samples_determined_by_seed_and_step() -> None:
     sizes = [len(poisson_sample(1000, 0.05, seed=1, step=step)) for step in range(200)]
     assert np.mean(sizes) == pytest.approx(50, abs=2)
     assert np.var(sizes) == pytest.approx(47.5, rel=0.4)

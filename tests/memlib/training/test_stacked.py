@@ -74,7 +74,7 @@ def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_net_does_not_depend_on_its_neighbours(case: str) -> None:
+def test_a_net_does_not_depend_on_others_in_its_stack(case: str) -> None:
     spec, how, data = CASES[case]
     nets = jobs(6, data)
     together = train_nets(spec, how, data, nets, 3, stack_size=6, device=CPU)
@@ -173,7 +173,7 @@ def test_a_net_that_has_stopped_cannot_stop_its_neighbours() -> None:
         stack._note(2, torch.tensor([1.0, 1.0, torch.nan]), torch.ones(3), torch.ones(3))
 
 
-def test_watch_gets_the_same_scores_every_epoch_whether_known_or_recomputed() -> None:
+def test_watch_gets_the_same_scores_whether_known_or_recomputed() -> None:
     data = points()
     probe = prepare(data.images[:7], CPU)
     seen: dict[str, dict[tuple[int, int], np.ndarray]] = {"full": {}, "again": {}}
@@ -196,7 +196,7 @@ def test_watch_gets_the_same_scores_every_epoch_whether_known_or_recomputed() ->
         np.testing.assert_allclose(value, seen["again"][key], rtol=1e-4, atol=1e-6)
 
 
-def test_a_chunk_is_found_again_from_its_stacked_state() -> None:
+def test_nets_loaded_from_a_stacked_state_equal_the_trained_ones() -> None:
     spec, how, data = CASES["batches"]
     results = train_nets(spec, how, data, jobs(3, data), 2, stack_size=3, device=CPU)
     state = {name: torch.stack([r.state[name] for r in results]) for name in results[0].state}
@@ -229,7 +229,7 @@ def test_train_nets_refuses_unsupported_settings_and_non_finite_losses(
         train_nets(MLP, training(**changes), data, nets, 2, stack_size=2, device=CPU)
 
 
-def test_a_stack_size_is_measured() -> None:
+def test_measure_stack_size_returns_a_power_of_two_up_to_the_number_of_nets() -> None:
     data = points()
     assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8)
     assert measure_stack_size(MLP, training(), data, jobs(1, data), 2, CPU) == 1
@@ -303,7 +303,7 @@ VIEWS = {"crop_scale": (1, 1), "crop_ratio": (1, 1), "brightness": 0, "contrast"
     [({}, points()), ({"batch_size": 40}, points()), ({"augment": VIEWS}, images())],
     ids=["batches", "batch of an epoch", "augmented"],
 )
-def test_a_net_does_not_depend_on_the_sizes_of_its_neighbours(changes: dict[str, Any], data: Examples) -> None:
+def test_a_net_does_not_depend_on_the_set_sizes_of_others_in_its_stack(changes: dict[str, Any], data: Examples) -> None:
     how, nets, data = training(**changes), sets(31, 40, 12, 44, pool=45), without_feature(data)
     alone = train_nets(REGULARIZED, how, data, nets, 3, stack_size=1, device=CPU, epoch_size=40)
     together = train_nets(REGULARIZED, how, data, nets, 3, stack_size=4, device=CPU, epoch_size=40)
@@ -314,7 +314,7 @@ def test_a_net_does_not_depend_on_the_sizes_of_its_neighbours(changes: dict[str,
 
 
 @pytest.mark.parametrize("batch", [16, 60, None])
-def test_with_sets_of_one_size_an_epoch_of_that_size_changes_nothing(batch: int | None) -> None:
+def test_an_epoch_size_equal_to_that_of_all_sets_changes_nothing(batch: int | None) -> None:
     how, data, nets = training(batch_size=batch), points(), sets(60, 60, 60)
     default = train_nets(REGULARIZED, how, data, nets, 2, stack_size=3, device=CPU)
     given = train_nets(REGULARIZED, how, data, nets, 2, stack_size=3, device=CPU, epoch_size=60)
@@ -322,7 +322,7 @@ def test_with_sets_of_one_size_an_epoch_of_that_size_changes_nothing(batch: int 
         assert all(torch.equal(value, b.state[name]) for name, value in a.state.items())
 
 
-def test_an_epoch_of_a_set_of_the_epochs_size_is_the_loops_own() -> None:
+def test_an_epoch_of_a_whole_set_has_the_order_of_the_plain_loop() -> None:
     for epoch in range(3):
         order = stream(60, seed=9, start=epoch * 60, count=48)
         assert order.tolist() == epoch_order(60, seed=9, epoch=epoch)[:48].tolist()
@@ -368,7 +368,7 @@ def test_the_remaining_nets_keep_their_batches_when_others_are_dropped() -> None
         assert torch.equal(batch[1:], kept)
 
 
-def test_without_a_feature_unmarked_rows_are_trained_as_beside_one() -> None:
+def test_nets_without_canaries_train_alike_with_and_without_a_feature_in_the_data() -> None:
     nets = sets(60, 60)
     with_one, without = (
         train_nets(MLP, training(), data, nets, 2, stack_size=2, device=CPU) for data in (points(), without_feature(points()))
@@ -396,7 +396,7 @@ def test_sets_that_an_epoch_cannot_serve_are_refused_when_measured_and_trained(
         measure_stack_size(MLP, how, data, nets, 2, CPU, epoch_size=40)
 
 
-def test_a_stack_size_is_measured_for_sets_of_unequal_size() -> None:
+def test_measure_stack_size_accepts_sets_of_unequal_size() -> None:
     nets = sets(31, 44, 5, 44)
     assert measure_stack_size(MLP, training(), without_feature(points()), nets, 2, CPU, epoch_size=40) in (1, 2, 4)
 

@@ -94,7 +94,7 @@ def test_probabilities_become_logarithms_and_other_scores_are_refused() -> None:
         shown(SCORES, outputs="probabilities")
 
 
-def test_the_data_may_have_some_of_a_models_classes() -> None:
+def test_an_external_model_may_have_more_classes_than_the_data() -> None:
     assert torch.equal(shown(SCORES, num_classes=2, classes=[2, 0]), SCORES[:, [2, 0, 1]])
     loss = nn.functional.cross_entropy
     found = loss(shown(SCORES, num_classes=2, classes=[2, 0]), torch.tensor([0, 1]))
@@ -107,7 +107,7 @@ def test_the_data_may_have_some_of_a_models_classes() -> None:
         ExternalClassifierSpec(model="a:b", classes=(1, 1))
 
 
-def test_classes_are_in_the_key_only_where_they_are_given(
+def test_classes_enter_the_key_of_an_external_model_only_if_given(
     factory: Callable[..., ExternalClassifierSpec], tmp_path: Path
 ) -> None:
     save_file({}, tmp_path / "w.safetensors")

@@ -61,14 +61,14 @@ def test_scores_are_the_logarithms_of_the_estimators_probabilities(factory: Fact
 
 
 @pytest.mark.parametrize(("model", "votes"), [(RandomForestClassifier(20, random_state=0), 20), (KNeighborsClassifier(5), 5)])
-def test_votes_are_smoothed(factory: Factory, model: Any, votes: int) -> None:
+def test_votes_of_external_estimators_are_smoothed_into_probabilities(factory: Factory, model: Any, votes: int) -> None:
     model.fit(POINTS, LABELS)
     points = POINTS.astype(np.float32)
     expected = (votes * model.predict_proba(points) + 1 / 3) / (votes + 1)
     assert np.allclose(np.exp(observed(factory(lambda: model))), expected, atol=1e-5)
 
 
-def test_margins_are_used_only_where_they_are_logits() -> None:
+def test_margins_of_external_estimators_are_used_only_if_they_are_logits() -> None:
     far = np.array([[40.0, 0.0], [0.0, 40.0]])  # float64 probabilities of 1
     binary = LogisticRegression(C=10).fit(POINTS, LABELS == 1)
     odds = log_odds(external_scores(binary, far / 4, "mine"), np.array([1, 0]))
@@ -109,7 +109,7 @@ class _Odd:
         (_Odd(np.full((90, 3), 0.5)), POINTS, 3, "no probabilities; they must lie in"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(
+def test_external_estimators_of_wrong_input_or_output_shape_are_refused(
     factory: Factory, model: Any, points: NDArray[Any], num_classes: int, said: str
 ) -> None:
     with pytest.raises(UserError, match=said):

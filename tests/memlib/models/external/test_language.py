@@ -52,7 +52,7 @@ def slow_cost(model: HuggingFace, tokens: Sequence[int], context: Sequence[int])
 
 
 @pytest.mark.parametrize("known_suffix", [True, False])
-def test_ranks_and_extraction_of_joined_digits_are_brute_force(model: HuggingFace, known_suffix: bool) -> None:
+def test_ranks_and_extraction_with_multi_digit_tokens_equal_brute_force(model: HuggingFace, known_suffix: bool) -> None:
     space = spell(FORM, model, known_prefix=True, known_suffix=known_suffix)
     texts = ["".join(found) for found in itertools.product("123", repeat=4)]
     whole = model.encode([f"my pin is {text}{'.' if known_suffix else ''}" for text in texts])
@@ -89,7 +89,7 @@ def test_cached_keys_and_values_give_the_same_scores_as_no_cache(model: HuggingF
             logits, state = model.advance(state, torch.arange(6), tokens[:, 0])
 
 
-def test_a_first_context_that_fills_the_window_does_not_end_the_keeping(folder: Path) -> None:
+def test_a_first_context_that_fills_the_window_does_not_end_caching(folder: Path) -> None:
     fresh = HuggingFace(str(folder))
     with torch.inference_mode():
         fresh.begin(list(range(1, 32)))
@@ -146,7 +146,7 @@ class Joins:
         return found
 
 
-def test_a_space_that_joins_the_hole_is_scored_with_it() -> None:
+def test_a_space_that_the_tokenizer_joins_to_the_hole_is_scored_with_it() -> None:
     tokenizer = Joins(" 1", " 2", " 3")
     space = spell(FORM, tokenizer, known_prefix=True, known_suffix=True)
     assert space.text_before == "my pin is"
@@ -168,7 +168,7 @@ def test_spell_refuses_formats_that_the_tokenizer_cannot_spell(tokenizer: Joins,
         spell(form, tokenizer, known_prefix=True, known_suffix=True)
 
 
-def test_a_rare_joint_is_found_when_it_is_met() -> None:
+def test_a_token_joining_prefix_and_candidate_is_refused_when_met() -> None:
     """No tried candidate shows it: 16^6 candidates, one token that joins the prefix and one of them."""
     form = Format("pin is x{h6}", {})
     tokenizer = Joins("x0a1b2c")
@@ -196,7 +196,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("states", [True, False])
-def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
+def test_costs_and_best_candidates_of_a_protocol_model_equal_brute_force(states: bool) -> None:
     mine = Counting(states=states)
     model = Answering(mine, name="counting")
     model.cache_bytes = 25_000  # some 50 states
@@ -211,7 +211,7 @@ def test_a_model_by_the_protocol_is_brute_force(states: bool) -> None:
     assert (mine.known > 0) == states
 
 
-def test_states_are_counted_by_their_bytes() -> None:
+def test_bytes_of_counts_all_memory_held_by_a_state() -> None:
     class Held:
         def __init__(self) -> None:
             self.keys, self.itself = torch.zeros(1000, dtype=torch.float64), self
@@ -233,7 +233,7 @@ def test_states_are_counted_by_their_bytes() -> None:
     assert bytes_of(Foreign()) >= 9000
 
 
-def test_small_states_take_room_too() -> None:
+def test_the_cache_counts_the_overhead_of_small_states() -> None:
     """A number is little; what holds it, and the prefix by which it is found, is more."""
     model = Answering(Counting(), name="counting")
     model.cache_bytes = 100_000
@@ -284,7 +284,7 @@ def test_non_numeric_answers_of_an_external_model_are_refused(found: object, sta
         Answering(mine, name="m").begin(())
 
 
-def test_tensors_of_any_kind_are_answers_and_prefixes_are_the_models_to_change() -> None:
+def test_an_external_model_may_return_any_tensor_and_change_its_prefix() -> None:
     mine = Counting()
 
     def answer(prefixes: NDArray[np.int64], state: object) -> tuple[torch.Tensor, None]:
@@ -354,7 +354,7 @@ def test_tokens_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"), [({}, "encodes text with token"), ({"bos_token": "z"}, "the start or end of a text with token")]
 )
-def test_a_token_with_a_high_number_is_refused_where_it_is_used(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+def test_tokens_beyond_the_embedding_are_refused_when_used(tmp_path: Path, settings: dict[str, str], said: str) -> None:
     import json
 
     folder = save_model(tmp_path)
@@ -405,7 +405,7 @@ def test_a_config_that_names_a_key_twice_is_refused(folder: Path, tmp_path: Path
         load_model(str(copied))
 
 
-def test_positions_without_a_table_may_be_many(tmp_path: Path) -> None:
+def test_many_positions_are_allowed_without_a_table_of_positions(tmp_path: Path) -> None:
     import transformers
 
     config = transformers.LlamaConfig(
@@ -478,7 +478,7 @@ def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp
     HuggingFace(str(folder)).to(torch.float64).check_precision()
 
 
-def test_following_uses_the_positions_of_the_model_in_training_and_evaluation(folder: Path, tmp_path: Path) -> None:
+def test_following_uses_the_models_own_positions_in_training_and_evaluation(folder: Path, tmp_path: Path) -> None:
     """RoBERTa's positions begin after the number of its padding token."""
     import transformers
 
@@ -521,7 +521,7 @@ def test_bits_of_a_long_text_equal_the_cost_of_its_windows(model: HuggingFace) -
     assert model.bits(tokens) == pytest.approx(expected, abs=1e-3)
 
 
-def test_spelled_candidates_fixed_at_a_place_are_the_ones_that_have_it(model: HuggingFace) -> None:
+def test_fixing_a_place_of_spelled_candidates_keeps_those_with_the_fixed_choice(model: HuggingFace) -> None:
     space = spell(FORM, model, known_prefix=True, known_suffix=True)
     hole = next(place for place, slot in enumerate(space.slots) if len(slot) > 1)
     part = space.fixed(hole, 2)
