@@ -44,7 +44,7 @@ def test_every_audit_has_a_recipe_for_fault_injection() -> None:
 
 
 def test_commands_in_documents_have_valid_settings() -> None:
-    """In commands, and in the directives that shorten them."""
+    """This includes the directives that shorten runs."""
     count = 0
     for path in (ROOT / "README.md", ROOT / "docs/quick-start.md", *(ROOT / "docs/tutorials").glob("*.md")):
         for directives, block in re.findall(

@@ -82,7 +82,7 @@ def wheel(folder: Path, name: str, version: str) -> None:
         file.writestr(f"{name}-{version}.dist-info/RECORD", "\n".join([*record, f"{name}-{version}.dist-info/RECORD,,"]))
 
 
-def test_torch_comes_from_a_folder_if_one_is_named(tmp_path: Path) -> None:
+def test_torch_is_installed_from_a_folder_if_named(tmp_path: Path) -> None:
     versions = locked("cpu")
     for name in ("torch", "torchvision"):
         wheel(tmp_path, name, f"{versions[name]}+cpu")

@@ -59,7 +59,7 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(memlib: Memlib, fin
         assert all(path.stat().st_mode & 0o077 == 0 for path in files), "training images are secret"
 
 
-def test_a_finished_audit_trains_nothing_and_does_not_start_ray(memlib: Memlib, finished: Finished) -> None:
+def test_a_finished_audit_requested_again_trains_nothing_and_does_not_start_ray(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
     again = memlib.audit(store, **NO_RAY)
     assert again["computed"] == []

@@ -96,7 +96,7 @@ def test_an_audit_of_mixes_trains_tests_and_publishes(audited: tuple[Memlib, Pat
 def test_supplied_weights_and_outputs_show_a_smaller_trace_after_unlearning(
     audited: tuple[Memlib, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """The query model's own weights look like one that used D_Q; a calibration model's outputs do not."""
+    """Supply weights of the query model, trained on D_Q, and outputs of a calibration model, which was not."""
     mine, store, manifest = audited
     trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
     weights = {name: next(store.glob(f"artifacts/{ref}/*/epoch-*.safetensors")) for name, ref in trained.items()}

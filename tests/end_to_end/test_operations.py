@@ -64,7 +64,7 @@ def test_plan_predicts_the_stages_that_a_run_computes_and_writes_nothing(
     assert "search" in said.stdout
 
 
-def test_a_forced_stage_is_computed_again_and_nothing_else(memlib: Memlib, finished: Finished, copy: Path) -> None:
+def test_only_a_forced_stage_is_computed_again(memlib: Memlib, finished: Finished, copy: Path) -> None:
     command = ("run", "deja-vu", "--recipe", str(memlib.recipe), "--store", str(copy), "--force-stage", "score", "--json")
     done = memlib.call(*command)
     assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.slow
-def test_another_user_reads_writes_and_stops_nothing(standalone: Memlib, shared_folder: Path) -> None:
+def test_another_user_can_neither_read_nor_write_nor_stop_runs(standalone: Memlib, shared_folder: Path) -> None:
     store, careless = shared_folder / "store", shared_folder / "careless.txt"
     careless.write_text("what the attack can read, if it works")
     careless.chmod(0o666)

@@ -43,7 +43,7 @@ def wait_until_gone(mark: str) -> None:
 def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(
     standalone: Memlib, tmp_path: Path, number: int
 ) -> None:
-    """Slurm, systemd and timeout(1) send one to each process, so that Ray and Prefect's server end at the same time."""
+    """Slurm, systemd and timeout(1) signal each process, so that Ray and Prefect's server end at the same time."""
     mark, store = f"{tmp_path}", tmp_path / "store"
     process = standalone.start(store, JOB_MARK=mark)
     time.sleep(1 + (LAST_START - 1) * ((number * 7) % MORE_TRIES) / MORE_TRIES)
@@ -72,7 +72,7 @@ def test_a_killed_command_leaves_no_process_and_no_running_run(standalone: Memli
 
 @pytest.mark.slow
 def test_workers_that_share_a_model_open_no_port_of_their_own(standalone: Memlib, tmp_path: Path) -> None:
-    """Each worker has the port of Ray's calls, which wants a token; torch's TCPStore would be another, open to everybody."""
+    """Ray's port requires a token; a port of torch's TCPStore would be open to everybody."""
     process = standalone.start(tmp_path / "store", "resources.workers_per_model=2", "resources.threads_per_worker=1")
     try:
         most = 0

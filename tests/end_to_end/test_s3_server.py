@@ -90,7 +90,7 @@ def test_resume_states_and_published_runs_round_trip(store: Store, tmp_path: Pat
 
 @pytest.mark.parametrize(("size", "parts"), [(60 * 2**20, ""), (101 * 2**20, "-3")], ids=["60 MiB", "101 MiB"])
 def test_large_files_round_trip_unchanged(store: Store, size: int, parts: str) -> None:
-    """s3fs sends what is less than 100 MiB as one, and the rest in parts of 50 MiB; S3 counts them in the ETag."""
+    """s3fs sends files below 100 MiB whole and larger ones in parts of 50 MiB; S3 appends the number of parts to the ETag."""
     data = os.urandom(2**20) * (size // 2**20)
     with store.artifacts.write(REF) as attempt:
         attempt.path("large.bin").write_bytes(data)
@@ -246,7 +246,7 @@ def test_an_unreachable_server_is_reported_and_finished_work_is_reused_afterward
     assert all(after[path] == attempt for path, attempt in before.items())
 
 
-def test_two_drivers_of_one_audit_end_well_with_one_set_of_artifacts(
+def test_two_drivers_of_one_audit_succeed_with_one_set_of_artifacts(
     memlib: Memlib, finished: tuple[Path, dict[str, Any]], bucket: str, swift: SwiftServer
 ) -> None:
     uri = f"{bucket}/here"

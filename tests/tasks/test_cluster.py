@@ -75,7 +75,7 @@ def started(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
-def test_ray_on_this_machine_exports_no_metrics_and_wants_a_token(started: Any) -> None:
+def test_ray_on_this_machine_exports_no_metrics_and_requires_a_token(started: Any) -> None:
     options, environment = started()
     assert options["include_dashboard"] is False
     assert options["_node_ip_address"] == "127.0.0.1"
@@ -87,7 +87,7 @@ def test_ray_on_this_machine_exports_no_metrics_and_wants_a_token(started: Any) 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system pins no process to cores")
 def test_a_process_that_is_pinned_to_a_core_uses_one() -> None:
-    """As under taskset: what Ray is given, how many threads read, and what memlib doctor says."""
+    """Under taskset, Ray's CPUs, the number of reading threads and the output of memlib doctor follow the affinity."""
     program = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -194,7 +194,7 @@ def test_a_stage_has_its_own_time_limit(context: Any, clock: list[float]) -> Non
             watch.look()
 
 
-def test_a_cluster_that_grows_is_asked_for_nodes_and_waited_for(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_autoscaling_cluster_is_asked_for_nodes_and_waited_for(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ray, asked = FakeRay(), []
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
 
@@ -212,7 +212,7 @@ def test_a_cluster_that_grows_is_asked_for_nodes_and_waited_for(context: Any, mo
         training._groups(ray, mine, needs, 1)
 
 
-def test_a_cluster_that_grows_is_asked_for_all_models_at_once(
+def test_an_autoscaling_cluster_is_asked_for_all_models_at_once(
     context: Any, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     ray, asked = FakeRay(), []

@@ -29,7 +29,7 @@ def test_errors_are_raised_while_the_prefect_server_responds(server: dict[str, b
 
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
-def test_work_is_done_once_wherever_the_server_goes_away(server: dict[str, bool], when: str) -> None:
+def test_work_runs_once_whenever_the_prefect_server_is_lost(server: dict[str, bool], when: str) -> None:
     done: list[int] = []
 
     def through_prefect(work: Work) -> int:
@@ -60,7 +60,7 @@ def test_errors_of_the_work_are_raised_even_if_the_prefect_server_is_gone(server
         shown(lambda work: work(), work)
 
 
-def test_a_server_that_is_slow_once_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefect_server_that_is_slow_once_does_not_count_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, True])
     monkeypatch.setattr(display, "_answers", lambda: next(answers))
     assert not display.is_gone()

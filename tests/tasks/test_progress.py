@@ -69,7 +69,7 @@ def pace(moves: Iterable[tuple[float, int]], total: int) -> Iterator[tuple[float
 
 
 def test_the_duration_of_start_up_does_not_enter_the_time_left() -> None:
-    """Three minutes of work that begin after 40 s of start-up looked like two hours."""
+    """Three minutes of work after 40 s of start-up were once estimated as two hours."""
     found = dict(pace(((40 + second, second) for second in range(1, 181)), 180))
     assert all(left is None for now, left in found.items() if now < 82)  # as long as the first move took
     assert {now: left for now, left in found.items() if now in (82, 100, 160, 219)} == {82: 138, 100: 120, 160: 60, 219: 1}
@@ -148,7 +148,7 @@ def test_a_terminal_shows_bars_with_all_else_above_them(
     assert "?25l" not in terminal.getvalue()  # a hidden cursor would stay hidden if the process were killed
 
 
-def test_a_stream_put_in_place_of_stderr_while_bars_are_shown_stays(
+def test_a_stream_that_replaces_stderr_while_bars_are_shown_is_kept(
     terminal: Terminal, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -159,7 +159,7 @@ def test_a_stream_put_in_place_of_stderr_while_bars_are_shown_stays(
 
 
 @pytest.mark.parametrize("setting", ["", "FORCE_COLOR", "TTY_COMPATIBLE"])
-def test_a_pipe_gets_plain_lines(
+def test_progress_on_a_pipe_is_plain_lines(
     setting: str, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("MEMLIB_LOG", raising=False)

@@ -33,8 +33,8 @@ def ends(
     return found
 
 
-def test_few_images_without_any_difference_pass_no_gate() -> None:
-    """With no right answer at all, 20 images bound the share of images like them by 1 - .025^(1/20)."""
+def test_share_without_right_answers_has_the_exact_upper_limit() -> None:
+    """Without any right answer, 20 images bound the share by 1 - .025^(1/20)."""
     low, high, count = ends(np.random.default_rng(0), 20, 0.0, chance=0.0)
     assert (low, count) == (0.0, 20)
     assert high == pytest.approx(1 - 0.025 ** (1 / 20))
@@ -43,7 +43,7 @@ def test_few_images_without_any_difference_pass_no_gate() -> None:
 
 @pytest.mark.parametrize(("count", "persons"), [(40, None), (200, None), (200, 40)])
 def test_a_share_above_the_limit_rarely_passes(count: int, persons: int | None) -> None:
-    """A true share of .10 against .05: at most .05 may pass; here P(Binomial(60, .05) > 13) = 7e-7."""
+    """A true share of .10 may pass a limit of .05 at most in .05 of runs; P(Binomial(60, .05) > 13) = 7e-7."""
     rng = np.random.default_rng(1)
     passed = 0
     for _ in range(60):
@@ -85,7 +85,7 @@ def test_judge_passes_only_bounded_and_fails_only_shown_headline_tests(
 
 
 def test_only_the_headline_of_the_share_excess_decides_a_gate() -> None:
-    """A single direction is no test: asked for or not, it passes and fails nothing; the headline is what METRIC=VALUE asks."""
+    """A single direction is no test and decides no gate, even if requested; METRIC=VALUE refers to the headline."""
     units = answers(np.random.default_rng(3), 400, None, 0.5, 0.0)
     summary = summarize(units, RECIPE.decode.model_copy(update={"replicates": 100}), num_classes=3)
     run = SimpleNamespace(

@@ -127,7 +127,7 @@ sys.exit(command())
 
 @pytest.mark.parametrize("kibibytes", [400_000, 4_000_000])
 def test_a_run_with_too_little_address_space_is_refused_before_libraries_are_loaded(kibibytes: int, tmp_path: Path) -> None:
-    """Under such limits, libraries abort, crash or wait for ever, each time at another place."""
+    """Under such limits, libraries abort, crash or hang, each time at another place."""
     command = (
         f"ulimit -v {kibibytes}; {sys.executable} -m flows.cli.entry run deja-vu --recipe smoke --store {tmp_path}/store"
     )
@@ -222,7 +222,7 @@ def assert_stopped(script: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_interrupt_that_a_library_turns_into_an_error_still_counts_as_stopped(number: int) -> None:
-    """pydantic's serializer does: such an error looked like a bug, and its run like one that had failed."""
+    """pydantic's serializer turns interrupts into errors, which looked like a bug of memlib and a failed run."""
     script = f"""
 import os, sys
 from flows.cli import app

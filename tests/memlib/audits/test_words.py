@@ -87,7 +87,7 @@ def test_a_difference_against_memory_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("low", "bound", "word"), [(0.01, None, "inconclusive"), (0.01, 0.3, "bounded"), (-0.01, None, "")])
-def test_explanation_says_that_intervals_decide_nothing_if_one_lies_above_zero(
+def test_the_explanation_states_that_intervals_decide_nothing_if_one_lies_above_zero(
     low: float, bound: float | None, word: str
 ) -> None:
     for metric, family in (("share_excess", deja_vu.HEADLINE), ("sslmem", deja_vu.STABILITY)):

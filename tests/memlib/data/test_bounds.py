@@ -72,7 +72,7 @@ def test_links_are_followed_only_into_allowed_data_roots(folder: Path, monkeypat
         assert len(open_source(source)) > 1
 
 
-def test_an_image_that_is_replaced_is_noticed_whatever_its_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_image_is_noticed_whatever_its_modification_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     source = ImageFolderSource(kind="image_folder", path=str(folder / "photos"))
     file = folder / "photos/cat/1.png"

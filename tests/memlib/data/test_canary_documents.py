@@ -108,7 +108,7 @@ def test_guesses_and_repeats_are_kept_with_the_coins(tmp_path: Path) -> None:
         (Form(), 60, {"guesses": (61,)}, r"numbers of guesses \(61,\)"),
     ],
 )
-def test_unsuitable_settings_write_nothing(
+def test_unsuitable_settings_of_canaries_are_refused_without_writing(
     form: Form, count: int, settings: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=said):
@@ -133,7 +133,7 @@ def test_damaged_canaries_are_refused_without_being_quoted(line: str, tmp_path: 
     assert "hush" not in str(raised.value)
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_missing_files_of_canaries_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the canaries of .*all.jsonl \(No such file or directory\)"):
         read_documents(tmp_path)
     with pytest.raises(UserError, match=r"cannot read the coins of .*coins.parquet"):

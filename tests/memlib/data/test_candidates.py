@@ -17,7 +17,7 @@ def test_hashed_order_does_not_depend_on_the_other_ids() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 4, 99])
-def test_candidates_are_those_of_a_slow_plain_version(most: int) -> None:
+def test_candidates_equal_a_slow_plain_version(most: int) -> None:
     rng = np.random.default_rng(most)
     ids, labels = [f"{n}" for n in range(60)], rng.integers(3, size=60)
     groups = rng.integers(25, size=60)

@@ -118,7 +118,7 @@ def test_a_plan_names_a_label_beyond_the_stated_names(kind: str, tmp_path: Path,
 
 
 def test_negative_labels_in_parquet_and_npz_are_refused(tmp_path: Path) -> None:
-    """It would be the last class, counted from the end."""
+    """As an index, -1 would be the last class."""
     table = pa.table({"image": [{"bytes": b"x", "path": "x"}] * 3, "label": [0, 1, -1]})
     pq.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(UserError, match=r"1 example with the label -1; classes are numbered from 0.*drop: \[-1\]"):

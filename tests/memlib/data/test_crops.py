@@ -124,7 +124,7 @@ def test_the_minimum_side_is_a_fraction_of_the_image(min_side: float, expected: 
 
 @pytest.mark.parametrize("mode", ["maximal", "official", "corner"])
 def test_periphery_crops_of_many_images_equal_those_of_single_images(mode: CropMode) -> None:
-    """1,500 layouts: none, one or several boxes, some at or beyond the edge, padded pictures, unreadable ones."""
+    """1,500 layouts have no, one or several boxes, some beyond the edge, some in padded or unreadable images."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(1500):

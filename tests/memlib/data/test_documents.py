@@ -129,7 +129,7 @@ def test_beginnings_of_held_out_documents_do_not_occur_in_training() -> None:
 
 @pytest.mark.parametrize(("count", "window", "share"), [(70, 512, 0.1), (110, 1024, 0.1), (70, 512, 0.5)])
 def test_the_choice_of_tested_documents_does_not_depend_on_their_length(count: int, window: int, share: float) -> None:
-    """An innocent model's bits may be any function of a document: here, of its length."""
+    """An innocent model's bits may be any function of a document, such as its length."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(BEGINNING, np.exp(norm.ppf((np.arange(count) + 0.5) / count, 4.2, 0.9))).astype(int)
     documents = [f"{number:04d}" + "a" * (length - 4) for number, length in enumerate(lengths)]
@@ -213,7 +213,7 @@ def test_documents_are_split_by_blank_lines_or_rows_of_the_source(tmp_path: Path
 
 
 def test_recurring_given_secrets_are_listed_apart_from_given_and_unseen_ones() -> None:
-    """Once-only secrets in documents of their own are given or unseen by chance; others are listed apart, or left out."""
+    """Secrets that occur once, in their own documents, become given or unseen by chance; others are recurring or left out."""
     form = Format("pin {d4}", {})
     once, often = [f"pin {pin}" for pin in range(1000, 1060)], [f"pin {pin}" for pin in range(2000, 2020)]
     documents = [f"{number}: my {pin} is kept" for number, pin in enumerate(once)]

@@ -56,7 +56,7 @@ def test_shards_divide_a_long_alphabet_into_blocks_and_a_short_one_into_symbols(
 
 
 def test_draws_of_candidates_are_distinct_and_uniform() -> None:
-    """With 300 of 1000 candidates drawn, a digit stands in each place as often as any other, whatever collided."""
+    """If 300 of 1000 candidates are drawn, each digit is equally frequent in each place, despite rejected repeats."""
     found = space("{d3}")
     rng = np.random.default_rng(0)
     counts = np.zeros((3, 10))

@@ -157,7 +157,7 @@ def test_sides_of_the_pool_are_equally_likely() -> None:
 
 
 def test_groups_across_sets_drawn_singly_by_the_owner_are_left_out() -> None:
-    """Whole or parted: a pair that lies whole in one set is not as likely there as a single example."""
+    """A pair that lies whole in one set is less likely there than a single example."""
     names = [f"{part}/p{i}" for part in "qh" for i in range(8)] + [f"c/x{i}" for i in range(8)]
     labels = [0, 1] * 12
     images = RNG.integers(0, 256, size=(24, 20, 20, 1), dtype=np.uint8)
@@ -169,7 +169,7 @@ def test_groups_across_sets_drawn_singly_by_the_owner_are_left_out() -> None:
 
 
 def test_innocent_pairs_drawn_singly_keep_the_level() -> None:
-    """Owner's draw of sides 1:2; pairs are easier than single examples. Pairs that are kept whole would be accused."""
+    """The owner draws sides 1:2, and pairs are easier than single examples; keeping whole pairs would accuse the model."""
     rejected = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -221,7 +221,7 @@ def test_near_copies_needs_two_roles_and_limits_the_pairs_it_reports() -> None:
     assert 0 < len(found) <= 1000
 
 
-def test_identical_examples_are_one_group_whatever_their_labels() -> None:
+def test_identical_examples_form_one_group_whatever_their_labels() -> None:
     entries = [
         {"example_id": str(number), "digest": digest, "unreadable": None, "label": number}
         for number, digest in enumerate(["a", "b", "a", "", ""])

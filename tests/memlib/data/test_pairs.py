@@ -88,7 +88,7 @@ def slow_cost(net: EncoderDecoder, row: np.ndarray, first: int, last: int) -> in
 
 @pytest.mark.parametrize("canaries", [BOTH, TARGET_ONLY])
 @pytest.mark.parametrize("known", [True, False])
-def test_costs_are_the_teacher_forced_ones_of_the_training_pass(
+def test_costs_of_pairs_equal_the_teacher_forced_training_pass(
     model: EncoderDecoder, canaries: SecretsSpec, known: bool
 ) -> None:
     canaries = canaries.model_copy(update={"known_suffix": known, "known_prefix": True})

@@ -243,7 +243,7 @@ def test_zeros_of_a_tiff_that_are_white_are_white(tmp_path: Path) -> None:
 
 
 def test_colours_of_12_bits_in_16_are_scaled_like_greys(tmp_path: Path) -> None:
-    """Pillow keeps the upper eight of sixteen bits: 15 of 255 for the brightest pixel."""
+    """Pillow keeps the upper eight of sixteen bits, so that the brightest pixel would be 15 of 255."""
     values = (RAMP.astype(np.int64) * 4095 // RAMP.max()).astype(np.uint16)
     white = np.full_like(values, 2**16 - 1)
     expected = (values / 4095 * 255).round().astype(np.uint8)

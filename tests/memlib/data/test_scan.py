@@ -42,7 +42,7 @@ def cut(text: str, sizes: list[int]) -> Iterator[str]:
     st.text(alphabet="0011aa-\n]^\\", max_size=60),
     st.lists(st.integers(min_value=0, max_value=9), max_size=20),
 )
-def test_secrets_of_a_text_in_pieces_are_those_of_a_slow_expression(form: str, text: str, sizes: list[int]) -> None:
+def test_secrets_found_in_pieces_of_a_text_equal_a_slow_regular_expression(form: str, text: str, sizes: list[int]) -> None:
     expected = [found[1] for found in re.finditer(SLOW[form], text)]
     assert list(find_secrets(cut(text, sizes), Format(form, BINARY).places("character"))) == expected
 

@@ -27,7 +27,7 @@ def test_single_secrets_keeps_one_secret_per_document_and_drops_recurring_ones()
 
 
 def test_single_secrets_leaves_out_a_secret_in_another_spelling() -> None:
-    """Training text is searched for the secret as it is spelt: in another spelling it would count as unseen though trained on."""
+    """The training text is searched for the exact spelling; another spelling would count as unseen although trained on."""
     assert single_secrets([(0, "PIN 11 11"), (1, "pin 2222")], ["pin 1111", "pin 2222"]) == [False, True]
 
 

@@ -81,7 +81,7 @@ def test_a_corpus_built_from_pieces_keeps_the_pinned_digests(
     expected: list[str],
     size: int,
 ) -> None:
-    """The digests are of the code that held the text, of windows of 32 bits."""
+    """The digests are those of the code that held the whole text and windows of 32 bits."""
     described = TextSpec.model_validate({"source": {"kind": "topics"}} | spec)
     pieces = Text(lambda: cut(text, size))
     given = {"secret": SECRET, "known": known}
@@ -104,7 +104,7 @@ def test_a_corpus_built_from_pieces_keeps_the_pinned_digests(
 def test_a_corpus_built_from_documents_keeps_the_pinned_digests(
     tmp_path: Path, documents: list[str], fraction: float, start: int, expected: list[str]
 ) -> None:
-    """The digests are of DOCUMENTS_VERSION 2."""
+    """The digests are those of DOCUMENTS_VERSION 2."""
     described = {"source": {"kind": "topics"}, "unit": "token", "window": 40, "validation": 0.2, "fraction": fraction}
     canaries = SecretsSpec(format="pin {d4}", insertions=(2, 3), never=4, together=True)
     read = Documents(lambda: iter(documents))
@@ -131,7 +131,7 @@ def test_documents_are_the_same_wherever_pieces_end(text: str, size: int) -> Non
     st.integers(1, 5),
     st.sampled_from([1, 2]),
 )
-def test_occurrences_are_those_of_a_slow_count(
+def test_occurrences_of_secrets_equal_a_slow_count(
     texts: list[list[int]], wanted: list[list[int]], size: int, width: int
 ) -> None:
     kind = {1: np.uint8, 2: np.uint16}[width]
@@ -249,7 +249,7 @@ def test_large_parquet_is_read_some_rows_at_a_time(tmp_path: Path) -> None:
     ],
 )
 def test_a_column_that_holds_no_text_is_refused_by_its_type(tmp_path: Path, column: list[object], kind: str) -> None:
-    """Python's repr of it would be trained on."""
+    """Otherwise, Python's repr of its values would be trained on."""
     pq.write_table(pa.table({"messages": column}), tmp_path / "t.parquet")
     source = TextParquetSource(kind="text_parquet", path=str(tmp_path / "t.parquet"), text_column="messages")
     with pytest.raises(UserError, match=f"holds {kind}.*, not text"):

@@ -79,7 +79,7 @@ def save_adapter(path: Path, weights: dict[str, torch.Tensor], **settings: Any) 
 def test_merged_weights_equal_a_plain_loop_over_the_factors(
     settings: dict[str, Any], ranks: tuple[int, int], scales: tuple[float, float], folder: Path, tmp_path: Path
 ) -> None:
-    """GPT-2's weights are (inputs, outputs); nothing but the two weights changes."""
+    """GPT-2's weights have the shape (inputs, outputs); only the two adapted weights change."""
     sizes = {ATTENTION: 48, OUTPUT: 16}
     weights: dict[str, torch.Tensor] = {}
     for (module, outputs), rank in zip(sizes.items(), ranks, strict=True):
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_scores_are_those_of_peft(name: str, folder: Path, llama: Path, tmp_path: Path) -> None:
+def test_scores_with_a_merged_adapter_equal_those_of_peft(name: str, folder: Path, llama: Path, tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     kind, settings = CASES[name]
     base = folder if kind == "gpt" else llama
@@ -233,7 +233,7 @@ def test_keys_cover_the_content_of_base_and_adapter_and_not_their_paths(folder: 
 
 
 def test_an_adapter_is_merged_wherever_its_base_is_loaded(folder: Path, tmp_path: Path) -> None:
-    """As an external model, and as the start of a training, from the store alone."""
+    """Load from the store alone, as an external model and as the start of a training."""
     adapter = save_adapter(tmp_path / "lora", factors(OUTPUT, 16, 16, 2))
     expected = load_model(str(folder), str(adapter)).state_dict()
     found = load_outside(spec(folder, adapter))
@@ -256,7 +256,7 @@ def test_an_adapter_is_merged_wherever_its_base_is_loaded(folder: Path, tmp_path
 
 
 def test_a_folder_of_a_lora_adapter_is_refused_as_a_model_with_a_hint(folder: Path, tmp_path: Path) -> None:
-    """The base that its file names is only said: neither its path nor a hub is asked."""
+    """The base named in the adapter's file is only quoted; neither its path nor a hub is read."""
     adapter = save_adapter(tmp_path / "lora", factors(OUTPUT, 16, 16, 2), base_model_name_or_path=str(folder))
     said = rf"set path to the folder of its base model \({folder}\), and adapter to {adapter}$"
     with pytest.raises(UserError, match=said):

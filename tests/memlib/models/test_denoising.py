@@ -35,12 +35,12 @@ def test_a_schedule_of_one_and_of_two_steps_is_solved_by_hand() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 10, 1000])
-def test_the_schedule_is_that_of_diffusers(steps: int) -> None:
+def test_the_noise_schedule_equals_that_of_diffusers(steps: int) -> None:
     theirs = DDPMScheduler(num_train_timesteps=steps, **SCHEDULE).alphas_cumprod
     assert torch.allclose(alpha_bars(steps), theirs, rtol=0, atol=1e-6)
 
 
-def test_noised_images_and_velocities_are_those_of_diffusers() -> None:
+def test_noised_images_and_velocities_equal_those_of_diffusers() -> None:
     images, added, times = noise(5, 1).clamp(-1, 1), noise(5, 2), torch.tensor([0, 1, 500, 998, 999])
     theirs, left = DDPMScheduler(**SCHEDULE), alpha_bars(1000)[times]
     assert torch.allclose(noised(images, added, left), theirs.add_noise(images, added, times), rtol=0, atol=1e-6)

@@ -47,7 +47,7 @@ def plain_odds(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("num_classes", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_log_odds_are_those_of_the_librarys_probabilities(kind: str, num_classes: int) -> None:
+def test_log_odds_equal_those_of_the_librarys_probabilities(kind: str, num_classes: int) -> None:
     model = fitted(kind, num_classes)
     points, labels = blobs(num_classes, 60, spread=2.0)
     odds = model.log_odds(points, labels)
@@ -208,7 +208,7 @@ def test_xgboosts_margins_are_taken_as_they_are(num_classes: int, monkeypatch: p
     assert np.allclose(model.log_odds(points, labels), log_odds(margins, labels), atol=1e-5)
 
 
-def test_without_xgboost_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_xgboost_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with pytest.raises(UserError, match=r"pip install 'memlib\[xgboost\]'"):
         fitted("xgboost")

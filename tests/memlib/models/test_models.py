@@ -31,7 +31,7 @@ def test_the_projector_follows_the_paper() -> None:
     assert ModelSpec(projector=(8,)).layers(classifier=False) == ("backbone", "projector_1")
 
 
-def test_weights_come_from_the_seed_alone() -> None:
+def test_initial_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = build_encoder(ModelSpec(), num_classes=None, seed=3)

@@ -83,7 +83,7 @@ def test_learned_canaries_are_found_and_no_secret_is_printed(
 
 
 def test_a_model_trained_on_other_canaries_gives_alarms_at_the_level(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    """All canaries of the same kind are as likely as each other: the coins have no say."""
+    """All canaries of one kind are equally likely, so that scores do not depend on the coins."""
     write_canaries(tmp_path / "other", FORM, COUNT, repeats=1, guesses=(), secret=b"t" * 32, seed=1)
     callback = CanaryCallback(canaries, on_problem="warn")
     with pytest.warns(UserWarning, match="no canary was found; add insert.jsonl"):
@@ -97,7 +97,7 @@ def test_a_model_trained_on_other_canaries_gives_alarms_at_the_level(folder: Pat
 
 
 def test_the_training_is_the_same_with_and_without_the_callback(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    """With dropout and shuffling, which draw random numbers in every step."""
+    """Dropout and shuffling draw random numbers in every step."""
     weights, after = [], []
     for callbacks in ([], [CanaryCallback(canaries, every_steps=1)]):
         trainer = train(folder, texts_of(canaries), tmp_path / str(len(callbacks)), callbacks, steps=3)
@@ -125,7 +125,7 @@ def test_truncated_canaries_end_the_training(folder: Path, canaries: Path, tmp_p
 
 
 def test_frozen_models_are_refused(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    """As adapters that were loaded for inference."""
+    """Adapters loaded for inference are frozen."""
     peft = pytest.importorskip("peft")
     base = transformers.GPT2LMHeadModel.from_pretrained(folder)
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM"))

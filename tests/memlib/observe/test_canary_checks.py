@@ -64,7 +64,7 @@ def test_a_missing_label_and_a_frozen_model_are_problems() -> None:
 
 
 def test_a_few_cut_canaries_are_a_remark() -> None:
-    """As where texts are packed into blocks."""
+    """Canaries are cut where texts are packed into blocks."""
     result = check([row(number) for number in range(9)] + [row(9, stop=8)])
     assert result.problems == ()
     assert result.remarks == ("tokens are missing from 1 of 10 canaries, as where texts are packed into blocks",)
@@ -91,7 +91,7 @@ def test_short_canaries_are_found_by_all_their_tokens() -> None:
 
 
 def test_digits_of_other_numbers_are_not_taken_for_canaries() -> None:
-    """Tokens of single digits: any four of them stand in another number soon."""
+    """If tokens are single digits, any four of them soon occur in another number."""
     digits = np.random.default_rng(1).integers(0, 10, size=(500, 20))
     index = CanaryIndex(digits[:60].tolist())
     assert all(index.find(row) == [] for row in digits[60:])

@@ -28,8 +28,8 @@ def documents(form: Form, count: int = 21) -> list[CanaryDocument]:
     return draw_documents(form, count, secret=b"s" * 32, seed=0)
 
 
-def test_losses_are_those_of_a_plain_loop(folder: Path, model: Any) -> None:
-    """Canaries of three lengths, so that batches are padded."""
+def test_losses_of_canaries_equal_a_plain_loop(folder: Path, model: Any) -> None:
+    """Canaries have three lengths, so that batches are padded."""
     tokenizer, _ = load_tokenizer(str(folder))
     drawn = [*documents(Form("a {d5}!"), 20), *documents(Form("longer: {l9} é {d2}"), 21)]
     encoded = encode_canaries(drawn, tokenizer)

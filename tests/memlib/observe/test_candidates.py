@@ -224,7 +224,7 @@ def test_little_memory_changes_no_cost_and_no_rank(kind: str) -> None:
 
 
 def test_shortest_path_is_unchanged_with_few_states_and_inexact_with_few_nodes() -> None:
-    """States that were dropped are computed again, which changes no number; dropped nodes are owned up to."""
+    """Dropped states are recomputed, which changes no cost; dropped nodes are reported as inexact."""
     net = model("transformer", sharp=1)
     whole = ShortestPath(net, SPACE, context=CONTEXT, batch=4).run(top=2)
     net.cache_bytes = 20_000  # a few states

@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Causal:
 
 
 @pytest.mark.parametrize("how", SCHEMES)
-def test_schemes_are_those_of_transformers(how: How) -> None:
+def test_sampling_schemes_equal_those_of_transformers(how: How) -> None:
     from transformers.generation import logits_process
 
     scores = torch.randn(50, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3

@@ -14,7 +14,7 @@ SPEC = ModelSpec(width=8, projector=(16, 12), input_size=16)
 NAMES = ("backbone", "projector_1", "projector_2")
 
 
-def test_nothing_outside_the_rectangle_has_any_influence() -> None:
+def test_cut_ignores_pixels_outside_the_rectangle() -> None:
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.random((3, 3, 20, 20), dtype=np.float32))
     boxes = np.array([[3, 0, 9, 20], [0, 13, 20, 20], [5, 5, 10, 10]])
@@ -28,7 +28,7 @@ def test_nothing_outside_the_rectangle_has_any_influence() -> None:
 
 
 @pytest.mark.parametrize("side", [4, 7, 16, 33])
-def test_crops_cut_together_are_those_cut_one_by_one(side: int) -> None:
+def test_crops_cut_together_equal_those_cut_one_by_one(side: int) -> None:
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.random((200, 3, 20, 27), dtype=np.float32))
     x0, y0 = rng.integers(0, 26, size=200), rng.integers(0, 19, size=200)

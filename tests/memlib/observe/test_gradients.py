@@ -154,7 +154,7 @@ class Tied(nn.Module):
         return self.b(self.act(self.a(x)))
 
 
-def test_modules_without_a_rule_are_named_in_one_error_or_done_slowly() -> None:
+def test_modules_without_a_fast_rule_are_named_in_one_error_or_computed_slowly() -> None:
     model, inputs, targets = Tied(), torch.randn(4, 4), torch.randint(0, 4, (4,))
     with pytest.raises(UserError, match=r"a \(Linear, parameters shared.*b \(Linear.*act \(PReLU\).*slow_modules"):
         GradientNorms(model)

@@ -135,8 +135,8 @@ def test_missing_or_unreadable_output_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 3])
-def test_rounded_probabilities_are_taken_as_they_are(tmp_path: Path, decimals: int) -> None:
-    """Ten rounded numbers do not sum to 1; the confidence is the one that was given."""
+def test_rounded_supplied_probabilities_are_not_normalized(tmp_path: Path, decimals: int) -> None:
+    """Ten rounded numbers do not sum to 1; the confidence is the stated one."""
     rng = np.random.default_rng(0)
     scores = rng.dirichlet(np.ones(2) * 0.7, size=4).round(decimals)
     scores[1] = [0.3, 0.7 + 10.0**-decimals]
@@ -147,7 +147,7 @@ def test_rounded_probabilities_are_taken_as_they_are(tmp_path: Path, decimals: i
 
 
 def test_losses_give_the_odds_of_the_true_class(tmp_path: Path) -> None:
-    """A loss is -log p; neither the other classes' scores nor their number matter."""
+    """A loss is -log p and depends on neither the scores nor the number of the other classes."""
     confidences = np.array([0.75, 0.5, 1 - 1e-9])
     losses = -np.log(confidences)
     for number, path in enumerate((tmp_path / "o.parquet", tmp_path / "o.csv")):
@@ -195,7 +195,7 @@ def answers(rng: np.random.Generator, count: int, classes: int, accuracy: float)
 def test_supplied_scores_with_permuted_classes_are_refused_but_bad_models_are_not(
     tmp_path: Path, classes: int, count: int
 ) -> None:
-    """They would show that a model does worse on D_Q, a trace that it does not have."""
+    """Permuted classes would make the model look worse on D_Q, a trace that it does not have."""
     refused = {"right": 0, "guessing": 0, "confusing": 0, "rotated": 0, "reversed": 0, "as text": 0}
     for seed in range(30):
         rng = np.random.default_rng([seed, classes, count])

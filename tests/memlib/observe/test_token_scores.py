@@ -45,7 +45,7 @@ def plain(network: LanguageModel, document: list[int], share: float) -> tuple[fl
 
 @pytest.mark.parametrize("architecture", ["gru", "transformer", "cnn"])
 @pytest.mark.parametrize("rows", [1, 2, 256])
-def test_token_scores_are_those_of_a_plain_version_for_any_batch(
+def test_token_scores_equal_a_plain_version_for_any_batch_size(
     architecture: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = model(architecture=architecture)

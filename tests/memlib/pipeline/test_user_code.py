@@ -115,7 +115,7 @@ def test_plan_runs_no_user_code_and_lists_the_stages_it_cannot_know(
 
 
 def test_allowing_a_module_does_not_allow_the_functions_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even from another module of its own package; a recipe that the user gives allows the whole package."""
+    """This holds even for other modules of its package; only a recipe given by the user allows the whole package."""
     (tmp_path / "acme_guard").mkdir()
     (tmp_path / "acme_guard/__init__.py").write_text("")
     (tmp_path / "acme_guard/danger.py").write_text("def wipe(): return 'wiped'\n")

@@ -73,7 +73,7 @@ def matched(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[t
 
 
 def test_findings_are_matched_although_params_set_by_the_recipe_differ() -> None:
-    """Epochs 5 and 9; k 30 and 20; the share p, which both runs have at .2 and 1, does."""
+    """Epochs are 5 and 9, k is 30 and 20; only the share p, with .2 and 1 in both runs, distinguishes findings."""
     first = [finding("m", n, epoch=5, k=30, p=p) for n, p in enumerate((0.2, 1.0))]
     second = [finding("m", 10 + n, epoch=9, k=20, p=p) for n, p in enumerate((1.0, 0.2))]
     assert matched(first, second) == [(0, 11), (1, 10)]
@@ -94,7 +94,7 @@ def test_counts_that_coincide_by_chance_do_not_match_findings() -> None:
 
 
 def test_a_finding_of_one_run_alone_is_matched_with_no_other_setting() -> None:
-    """Both runs have the layers x and y, so that the finding at x is not one at y."""
+    """Both runs have the layers x and y, so that a finding at x is not matched with one at y."""
     both = [finding("n", 0, layer="x"), finding("n", 1, layer="y")]
     assert matched([*both, finding("m", 2, layer="x")], [*both, finding("m", 3, layer="y")])[2:] == [(2, None), (None, 3)]
     assert matched([finding("a", 1)], [finding("b", 2)]) == [(1, None), (None, 2)]

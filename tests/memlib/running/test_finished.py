@@ -151,7 +151,7 @@ def test_publishing_again_removes_figures_of_an_earlier_page_but_no_signature(ag
 def test_publishing_a_finished_run_again_on_a_remote_store_takes_a_few_requests(
     ran: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """A look at each artifact: its manifest, and a list of its files; of its bytes only what keys are made from."""
+    """For each artifact, fetch its manifest, a list of its files and only the content from which keys are made."""
     memory = fsspec.filesystem("memory")
     memory.store.clear()
     memory.put(str(ran[1]) + "/", "/far/store", recursive=True)

@@ -64,7 +64,7 @@ def test_missing_artifact_error_carries_its_reference(store: Store) -> None:
 
 
 def test_a_plan_that_knows_no_stage_estimates_nothing(store: Store) -> None:
-    """As of a recipe whose data are made by code, which a plan does not run."""
+    """Such a recipe has data made by code, which a plan does not run."""
     plan = Plan(store)
     with plan.following(("decode", "split")):
         raise UnknownUntilRun("the result of a:b")

@@ -148,7 +148,7 @@ def test_verify_checks_a_sweep_against_its_cells(
     assert "its cell one" in capsys.readouterr().out
 
 
-def test_a_comparison_rests_on_the_scores_of_cells_whatever_their_manifests_repeat(store: Store) -> None:
+def test_sweep_scores_read_the_scores_of_cells_and_not_their_manifests(store: Store) -> None:
     cell = only_run(store)
     false = [cell.findings[0].model_copy(update={"value": 0.9}), *cell.findings[1:]]
     forged = cell.model_copy(update={"findings": false})
@@ -201,7 +201,7 @@ def reseal(store: Store, **changes: Any) -> None:
     store.publish(f"runs/{run.run}/manifest.json", json.dumps(sealed(run.model_dump() | changes)).encode())
 
 
-def test_a_whole_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_intact_run_has_no_problems(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert problems(store) == ""
     assert main(["verify", "--store", store.uri]) == 0
     assert "2 artifacts and 1 run in" in capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_verify_names_facts_of_an_artifact_changed_after_the_run(store: Store) -
     assert problems(store) == ""
 
 
-def test_empty_and_missing_stores_are_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_fails_for_empty_and_missing_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--store", str(tmp_path / "none")]) == 2
     assert "there is no store" in capsys.readouterr().err
     Store(str(tmp_path / "empty")).check_writable()
@@ -484,7 +484,7 @@ def test_a_signature_covers_the_provenance_of_artifacts(
 def test_a_signed_run_that_is_rolled_back_whole_still_verifies(
     store: Store, keys: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A limit that docs/security.md states: a signature has no date that the store could not be returned to."""
+    """docs/security.md states this limit: a signature has no date that would reveal an earlier state of the store."""
     run = only_run(store).run
     signing = ["sign", run, "--key", str(keys["mine"]), "--store", store.uri]
     trusted = ["verify", "--store", store.uri, "--trust", str(keys["mine.pub"])]
@@ -553,7 +553,7 @@ def test_verify_reports_a_recipe_that_has_no_canonical_json(store: Store, capsys
 
 
 def test_verify_names_files_that_belong_to_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reader of the tables counts every part that it finds."""
+    """Readers of the tables would count every part file."""
     run = only_run(store)
     table = results_path("summary", "deja_vu", run.run)
     more = (
@@ -587,7 +587,7 @@ def test_links_in_a_store_are_reported_and_stop_gc(
     assert sorted(file for file in tmp_path.rglob("*") if file.is_file()) == before
 
 
-def test_gc_gives_up_a_run_without_a_manifest_only_if_told(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_deletes_a_run_without_a_manifest_only_on_request(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run = only_run(store).run
     store.drop(f"runs/{run}/manifest.json")
     collecting = ("gc", "--days", "0", "--delete", "--store", store.uri)

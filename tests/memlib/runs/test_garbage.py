@@ -105,7 +105,7 @@ def test_garbage_finds_broken_attempts_ray_notes_and_resume_states(store: Store,
 
 @pytest.mark.parametrize("damage", ["gone", "of another artifact"])
 def test_an_artifact_whose_manifest_is_lost_keeps_its_files_while_a_run_rests_on_it(store: Store, damage: str) -> None:
-    """The manifest may be put back from a copy; which attempt it names, nothing else says."""
+    """The manifest may be restored from a copy; nothing else names the valid attempt."""
     folder = f"artifacts/{USED}"
     if damage == "gone":
         store.drop(f"{folder}/manifest.json")
@@ -174,7 +174,7 @@ def test_verify_and_gc_report_problems_and_delete_only_on_request(tmp_path: Path
 def test_gc_lists_a_store_that_can_only_be_read(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one that was copied without its empty folders and its index."""
+    """The same holds for a copy without its empty folders and its index."""
     where = ("--store", store.uri, "--days", "0")
     expected = json.loads(call(capsys, "gc", "--json", *where)[1])
     assert expected["found"]

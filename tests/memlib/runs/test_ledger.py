@@ -40,7 +40,7 @@ def test_the_same_examples_in_another_file_are_the_same_data() -> None:
     assert [one.run for one in made.earlier] == ["copy"]
 
 
-def test_cells_of_one_sweep_are_one_look() -> None:
+def test_cells_of_one_sweep_count_as_one_look() -> None:
     cells = [run(name, "d", number, look="sweep") for number, name in enumerate("xyz")]
     assert look_in_words(entry(cells, "w", Ledger(data="d", look="sweep")), "a") == ""
     after = entry(cells, "new", Ledger(data="d", look="new"))
@@ -85,7 +85,7 @@ def test_an_audit_scored_again_from_the_same_models_is_not_a_further_look() -> N
 
 
 def test_models_of_every_audit_count_as_trained() -> None:
-    """Generators and judges of reconstructions are no audited models."""
+    """Generators and judges of reconstructions are not audited models."""
     kinds = {kind for audit in AUDITS.values() for kind in stages_of(audit)} - {GenerateTrain, TrainJudge}
     training = {
         kind.declared.name

@@ -67,7 +67,7 @@ def test_guesses_are_the_largest_product_of_prior_and_confidence() -> None:
     assert found.p_value == pytest.approx(1 / 6, abs=0.05)
 
 
-def test_rates_and_difference_are_those_of_the_design() -> None:
+def test_rates_and_difference_of_attributes_equal_those_of_the_design() -> None:
     odds, values, labels, design = world(4, memory=1.0)
     unequal = np.where(labels == 0, design.first, design.first & (np.arange(200) % 4 == 1))
     design = Design.of(unequal, labels)
@@ -115,7 +115,7 @@ def test_the_interval_is_as_wide_as_differences_vary_with_an_estimated_prior() -
 
 @pytest.mark.parametrize("count", [20, 37, 60])
 def test_the_interval_of_guesses_that_are_all_right_is_narrow(count: int) -> None:
-    """Rates may miss 1 by a rounding, which must not decide the interval."""
+    """Rates may miss 1 by a rounding error, which must not decide the interval."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         values, labels, first = rng.integers(0, 2, count), rng.integers(0, 2, count), np.arange(count) % 2 == 0

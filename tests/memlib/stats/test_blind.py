@@ -59,7 +59,7 @@ def plain_p(features: NDArray[np.float64], design: Design, folds: NDArray[np.int
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_p_value_is_that_of_refitting_every_redraw(seed: int) -> None:
+def test_the_blind_p_value_equals_refitting_on_every_redraw(seed: int) -> None:
     rng = np.random.default_rng(seed)
     design = drawn(rng)
     features = rng.normal(size=(120, 4)) + 0.3 * (seed % 2) * design.first[:, None]
@@ -111,7 +111,7 @@ def test_one_telling_column_among_60_is_found_in_its_family() -> None:
     assert found >= 18
 
 
-def test_the_description_finds_what_only_boosted_trees_see() -> None:
+def test_described_baseline_finds_differences_that_only_boosted_trees_find() -> None:
     rng = np.random.default_rng(0)
     first = np.arange(300) % 2 == 0
     features = rng.normal(size=(300, 3))

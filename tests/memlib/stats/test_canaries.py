@@ -37,7 +37,7 @@ def test_known_canaries_reach_the_ceiling() -> None:
 
 
 def test_a_claim_is_tested_for_one_record() -> None:
-    """Of k copies, the claim for one record is k times the claim: p of 160 right guesses, times three numbers of guesses."""
+    """With k copies, epsilon is k times the claim for one record; p of 160 right guesses, times three numbers of guesses."""
     for repeats in (1, 3):
         result = audit(COINS * 1.0, claimed=0.5, repeats=repeats)
         assert result.claim is not None

@@ -30,8 +30,8 @@ def test_welch_p_equals_all_exchanges_of_three_and_three() -> None:
 
 
 @pytest.mark.parametrize("kind", ["paired", "unpaired", "unequal"])
-def test_exchangeable_units_are_told_apart_at_the_level(kind: str) -> None:
-    """Scores with heavy tails; unequal: 10 units against 30 with three times their deviation, but the same mean."""
+def test_exchangeable_units_are_told_apart_at_most_at_the_level(kind: str) -> None:
+    """Scores have heavy tails; unequal: 10 units against 30 with three times their deviation and the same mean."""
     rng, tries, hits = np.random.default_rng(0), 400, 0
     for seed in range(tries):
         if kind == "paired":

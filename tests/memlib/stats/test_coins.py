@@ -48,7 +48,7 @@ def test_level_is_kept_for_skewed_scores_of_rare_members() -> None:
     assert rejected.max() <= most_of(300, 0.05)
 
 
-def test_level_over_several_attacks_is_that_of_the_family() -> None:
+def test_several_attacks_keep_the_level_of_the_family() -> None:
     rng, rejected = np.random.default_rng(3), 0
     for seed in range(200):
         member, base = coins_of(seed, 80), rng.normal(size=80)
@@ -86,7 +86,7 @@ def test_members_with_lower_scores_are_not_found() -> None:
     assert coin_test(scores, member, np.zeros(400, dtype=int), redraws=99, seed=0).p_value > 0.9
 
 
-def test_order_of_units_and_scale_of_scores_change_nothing_but_the_draws() -> None:
+def test_order_of_units_and_scale_of_scores_change_only_the_random_draws() -> None:
     member = coins_of(5, 100)
     scores = np.random.default_rng(5).normal(size=100) + member
     strata = np.zeros(100, dtype=int)
@@ -95,7 +95,7 @@ def test_order_of_units_and_scale_of_scores_change_nothing_but_the_draws() -> No
 
 
 def test_units_of_one_coin_are_redrawn_together() -> None:
-    """Copies of ten units: ten independent coins cannot give a p-value below 1 / C(10, 5)."""
+    """With copies of ten units, ten independent coins cannot give a p-value below 1 / C(10, 5)."""
     group = np.repeat(np.arange(10), 30)
     member = group < 5
     alone = coin_test(member * 1.0, member, np.zeros(300, dtype=int), redraws=999, seed=0)

@@ -31,7 +31,7 @@ def test_influence_is_the_difference_on_another_example() -> None:
             assert found.difference[i, j] == pytest.approx(expected)
 
 
-def test_p_values_are_those_of_fishers_exact_test() -> None:
+def test_p_values_equal_fishers_exact_test() -> None:
     correct, inside = drawn(num_models=21)
     found = memorization(correct, inside)
     for i, p in enumerate(found.p_values()):

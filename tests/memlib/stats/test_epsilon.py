@@ -72,7 +72,7 @@ def plain_refutes(correct: int, guesses: int, num_canaries: int, noise: float, l
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-4, 0.02])
-def test_p_of_one_run_is_that_of_a_slow_plain_version(epsilon: float, delta: float) -> None:
+def test_p_of_one_run_equals_a_slow_plain_version(epsilon: float, delta: float) -> None:
     for correct, guesses in ((0, 1), (1, 1), (3, 9), (9, 9), (40, 60), (150, 200), (199, 200), (20, 200)):
         assert one_run_p(correct, guesses, 200, epsilon=epsilon, delta=delta) == pytest.approx(
             plain_p(correct, guesses, 200, epsilon, delta), rel=1e-9, abs=1e-12
@@ -281,7 +281,7 @@ def test_a_single_score_cannot_be_split() -> None:
     ("correct", "guesses", "published"),
     [(10, 10, 1.226), (15, 15, 1.8776), (25, 25, 2.7534), (40, 40, 3.6179), (255, 268, 4.1374), (404, 429, 4.1832), (621, 686, 3.6537)],
 )  # fmt: skip
-def test_gaussian_bound_is_privacyguards_within_its_grid(correct: int, guesses: int, published: float) -> None:
+def test_gaussian_bound_equals_that_of_privacyguard_within_its_grid(correct: int, guesses: int, published: float) -> None:
     bound = gaussian_one_run(correct, guesses, 1000, delta=1e-5, level=LEVEL)
     next_on_grid = gaussian_epsilon(bound.noise + 0.01, delta=1e-5)
     assert next_on_grid - 1e-3 <= published <= bound.epsilon + 1e-3  # the first refuted noise of a grid of .01
@@ -306,7 +306,7 @@ def test_gaussian_bound_gives_jax_privacys_values_of_epsilon_one_run_fdp(mean: f
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.9, 2.0, 20.0])
-def test_gaussian_refutation_is_that_of_a_slow_plain_version(noise: float) -> None:
+def test_gaussian_refutation_equals_a_slow_plain_version(noise: float) -> None:
     for correct in range(0, 61, 3):
         found = refutes_gaussian(correct, 60, 100, noise=noise, level=LEVEL)
         assert found == plain_refutes(correct, 60, 100, noise, LEVEL)
@@ -325,7 +325,7 @@ def test_half_of_the_guesses_right_give_a_gaussian_bound_of_zero() -> None:
 
 
 def test_gaussian_bound_rarely_exceeds_a_gaussian_mechanism() -> None:
-    """Canaries with coins +-1/2 and noise of 1 have the Gaussian curve exactly; guesses by sign of the top and bottom half."""
+    """Canaries with coins +-1/2 and noise of 1 have exactly the Gaussian curve; guess the top and bottom half by sign."""
     rng, found = np.random.default_rng(3), 0
     for _ in range(200):
         coins = rng.random(100) < 0.5
@@ -336,7 +336,7 @@ def test_gaussian_bound_rarely_exceeds_a_gaussian_mechanism() -> None:
 
 @pytest.mark.parametrize("noise", [0.05, 0.5, 1.0, 4.0, 50.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 0.01])
-def test_gaussian_epsilon_is_that_of_dp_accounting(noise: float, delta: float) -> None:
+def test_gaussian_epsilon_equals_that_of_dp_accounting(noise: float, delta: float) -> None:
     dp_accounting = pytest.importorskip("dp_accounting")
     assert gaussian_epsilon(noise, delta=delta) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(noise, delta), rel=1e-6, abs=1e-9

@@ -38,7 +38,7 @@ def test_utility_equals_numbers_solved_by_hand() -> None:
     assert {name: float(value[0]) for name, value in found.items()} == pytest.approx(expected)
 
 
-def test_the_calibration_error_is_that_of_its_plain_definition() -> None:
+def test_the_calibration_error_equals_its_plain_definition() -> None:
     rng = np.random.default_rng(0)
     odds, correct, member = models(rng, 3)
     confidence = rng.random(odds.shape)

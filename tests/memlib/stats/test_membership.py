@@ -97,7 +97,7 @@ def plain_variance(values: list[np.ndarray], i: int, kind: str) -> float:
 @pytest.mark.parametrize("online", [True, False])
 @pytest.mark.parametrize(("models", "queries"), [(4, 1), (12, 3)])
 def test_lira_equals_the_loop_over_examples(models: int, queries: int, online: bool, kind: str) -> None:
-    """With four models, some examples have no in or no out model, and some have one."""
+    """With four models, some examples have no in-model or no out-model, and some have one."""
     shadows, target, _ = world(0, models, 140 // models, queries=queries)
     if models == 4:
         assert {0, 1} <= set(shadows.inside.sum(axis=0))
@@ -162,7 +162,7 @@ def test_scores_do_not_depend_on_blocks_of_examples(attack: Attack, monkeypatch:
 
 
 @BY_NAME()
-def test_scores_of_float32_odds_are_those_of_float64(attack: Attack) -> None:
+def test_scores_of_float32_odds_equal_those_of_float64(attack: Attack) -> None:
     shadows, target, _ = world(6, 8, 100)
     single = Shadows(shadows.odds.astype(np.float32), shadows.inside)
     same = Shadows(single.odds.astype(np.float64), shadows.inside)
@@ -188,7 +188,7 @@ def test_auc_is_one_half_when_the_column_of_members_is_permuted(attack: Attack) 
 
 
 @BY_NAME()
-def test_no_score_ties_the_strongest_members(attack: Attack) -> None:
+def test_scores_of_the_strongest_members_are_not_tied(attack: Attack) -> None:
     """Examples on which all shadows agree, and log odds at which p is nearly 1: larger ones give higher scores."""
     shadows, _, _ = world(9, 16, 1)
     alike = Shadows(np.repeat(shadows.odds, 50, axis=2), np.repeat(shadows.inside, 50, axis=1))
@@ -279,7 +279,7 @@ def test_a_pool_without_repeated_models_takes_the_spread_of_all() -> None:
 
 
 def test_lira_pools_residuals_rather_than_values() -> None:
-    """Examples of different difficulty, whose values vary more than those of one example: 1 is the variance within."""
+    """Difficulties vary by 9 between examples; the variance within an example is 1 + .5^2."""
     shadows, _, _ = world(12, 40, 500, spread=1.0, shift=5.0)
     moments = Moments.of(shadows)
     assert variances(moments.outer, moments.inner, "pooled") == pytest.approx(1.25, rel=0.05)
@@ -287,7 +287,7 @@ def test_lira_pools_residuals_rather_than_values() -> None:
 
 
 def test_pooled_lira_ranks_as_one_with_the_deviation_of_all_residuals() -> None:
-    """With equally many in and out models, degrees of freedom change the published library's pooled variances by one factor."""
+    """With equal numbers of in- and out-models, degrees of freedom scale the published library's variances by one factor."""
     rng = np.random.default_rng(26)
     inside = rng.permuted(np.arange(10)[:, None] < 5 * np.ones((1, 200)), axis=0)
     odds, target = rng.normal(size=(10, 200)) + inside, rng.normal(size=200) + 1
@@ -321,7 +321,7 @@ def test_a_single_shadow_gives_no_variance() -> None:
 
 @pytest.mark.parametrize("attack", [Rmia(), Rmia(online=False, a=1.0)], ids=str)
 def test_ratio_of_the_only_model_with_a_likely_answer_keeps_its_precision(attack: Attack) -> None:
-    """Without the model whose p is 1, the mean of the others is about exp(-50): no difference of rounded sums."""
+    """Without the model whose p is 1, the mean of the others is about exp(-50), beyond differences of rounded sums."""
     odds = np.array([40.0, -50.0, -51.0, -52.0])[:, None, None] * np.ones((4, 1, 2))
     inside = np.array([[False, True], [False, False], [False, True], [False, False]])
     shadows = Shadows(odds, inside)
@@ -412,7 +412,7 @@ def test_trajectory_is_better_than_its_last_checkpoint_where_others_add_somethin
 
 
 def test_trajectory_of_copied_checkpoints_ranks_as_one() -> None:
-    """Four equal checkpoints are nearly one: LiRA's average of queries would be the same, their sum four times it."""
+    """Four equal checkpoints are nearly one; LiRA's average of queries would be the same, their sum four times as large."""
     shadows, target, member = world(21, 16, 500)
     copied = Shadows(np.repeat(shadows.odds, 4, axis=1), shadows.inside)
     one, four = Lira(variance="pooled")(shadows, target), Trajectory()(copied, np.repeat(target, 4, axis=0))
@@ -448,7 +448,7 @@ def test_the_number_of_rows_decides_neither_auc_nor_false_alarms(attack: Attack,
 
 @pytest.mark.parametrize("attack", [Rmia(), Rmia(online=False), CalibratedLoss()], ids=str)
 def test_calibrated_scores_spread_false_alarms_over_persons_of_few_and_many_rows(attack: Attack) -> None:
-    """Uncalibrated, nearly all of the highest scores belong to persons of few rows."""
+    """Without calibration, nearly all of the highest scores belong to persons of few rows."""
     shares = []
     for seed in range(6):
         rng = np.random.default_rng(seed)

@@ -36,7 +36,7 @@ def test_neighbours_are_the_nearest(vectors: tuple[np.ndarray, np.ndarray], back
 
 @given(seed=st.integers(0, 1000), parts=st.integers(1, 6), batch=st.integers(1, 60), duplicates=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_shards_order_and_batches_change_nothing(seed: int, parts: int, batch: int, duplicates: bool) -> None:
+def test_neighbours_do_not_depend_on_shards_order_and_batches(seed: int, parts: int, batch: int, duplicates: bool) -> None:
     rng = np.random.default_rng(seed)
     queries, public = rng.normal(size=(60, 8)).astype(np.float32), rng.normal(size=(200, 8)).astype(np.float32)
     if duplicates:

@@ -46,7 +46,7 @@ def pairs_of(scores: NDArray[np.float64], member: NDArray[np.bool_], blocks: NDA
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_auc_is_that_of_all_pairs_within_blocks(blocks: int) -> None:
+def test_auc_is_the_share_of_pairs_won_within_blocks(blocks: int) -> None:
     rng = np.random.default_rng(blocks)
     scores, member, block = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4, np.arange(40) % blocks
     assert auc(scores, member, blocks=block) == pytest.approx(pairs_of(scores, member, block))
@@ -140,7 +140,7 @@ def test_above_all_takes_the_largest_nonmember() -> None:
 
 
 def test_operating_point_of_exchangeable_scores_flags_the_nominal_share() -> None:
-    """Also the Beta interval holds the true false positive rate, which is known for uniform scores, in 95 %."""
+    """In 95 %, the Beta interval also holds the true false positive rate, which is known for uniform scores."""
     rng, member, flagged, covered = np.random.default_rng(1), np.arange(139) >= 99, 0, 0
     for _ in range(500):
         scores = rng.random(139)

@@ -118,7 +118,7 @@ def test_distribution_of_sums_of_signs_equals_the_general_one(values: list[int],
         assert (found[here] if 0 <= here < len(found) else 0.0) == pytest.approx(probability, abs=1e-12)
 
 
-def test_tails_of_many_strata_are_those_of_one_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tails_of_many_strata_equal_those_of_one_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.repeat(np.arange(30), 20)
     first, values = np.arange(600) % 2 == 0, np.random.default_rng(1).integers(-1, 2, size=600)
     design = Design.of(first, labels)
@@ -165,7 +165,7 @@ def test_detectable_equals_the_normal_quantiles_for_a_power_of_80_percent() -> N
 
 
 def test_attributable_bound_of_20_pairs_is_at_least_4_and_none_without_right_answers() -> None:
-    """All own answers right and all other answers right: removing a of them leaves a losses, 2^-a."""
+    """Own answers are all right and other answers all wrong: removing a of them leaves p = 2^-a."""
     first = np.arange(40) < 20
     design = Design(first, np.arange(40) % 20, np.arange(40))  # pairs, one on each side
     bound = attributable_bound(design, np.zeros(40, dtype=np.int64), np.ones(40, dtype=np.int64), permutations=9, seed=0)
@@ -236,7 +236,7 @@ def test_no_memory_is_detected_where_every_answer_is_right_or_nobody_differs_in_
 
 
 def test_answers_that_no_draw_can_test_count_towards_the_bound() -> None:
-    """Classes on one side only: whatever the model remembers of them, redraws do not change."""
+    """With classes on one side only, redraws do not change what the model remembers of them."""
     labels = np.concatenate([np.zeros(100, dtype=np.int64), 1 + np.arange(50)])
     first = np.concatenate([np.arange(100) % 2 == 0, np.arange(50) % 2 == 0])
     gains = np.where(labels > 0, np.where(first, 1, -1), 0)

@@ -24,7 +24,7 @@ def test_only_candidates_on_the_own_side_count() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ranks_are_those_of_a_slow_plain_version_and_names_of_sides_do_not_matter(seed: int) -> None:
+def test_ranks_equal_a_slow_plain_version_for_either_naming_of_sides(seed: int) -> None:
     rng = np.random.default_rng(seed)
     candidates, halves = drawn(rng, 12)
     sides = rng.random((20, 12)) < 0.5

@@ -62,7 +62,7 @@ def test_finer_outputs_tell_more_rows_apart() -> None:
     assert risks[-1].single_rows > 490
 
 
-def test_the_order_of_rows_and_labels_changes_nothing() -> None:
+def test_structural_risk_does_not_depend_on_the_order_of_rows_and_labels() -> None:
     rng = np.random.default_rng(3)
     outputs, labels, order = rng.integers(0, 4, (200, 3)), rng.integers(0, 3, 200), rng.permutation(200)
     renamed = np.array([2, 0, 1])[labels]

@@ -20,7 +20,7 @@ def test_skew_normal_density_and_cdf_equal_those_of_scipy(shape: float) -> None:
 @pytest.mark.parametrize("shape", [-3.0, 0.0, 2.0])
 @pytest.mark.parametrize("sigmas", [6.0, 12.0, 60.0])
 def test_deep_tail_of_the_skew_normal_equals_a_numerical_integral(shape: float, sigmas: float) -> None:
-    """Also where the probability is below 2^-1074."""
+    """This includes probabilities below 2^-1074."""
     law = SkewNormal(0.0, 2.0, shape)
     x = -2.0 * sigmas
     top = float(law.log_density(np.array([x]))[0])

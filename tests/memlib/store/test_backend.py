@@ -45,7 +45,7 @@ class Conformance(ABC):
         with pytest.raises(FileNotFoundError):
             backend.read_range("a/missing", 0, 1)
 
-    def test_create_keeps_the_first_content_and_accepts_only_the_same(self, backend: Backend) -> None:
+    def test_create_keeps_the_first_content_and_accepts_only_identical_content(self, backend: Backend) -> None:
         backend.make_folder("a", PRIVATE.folder)
         assert backend.create("a/one", b"first", PRIVATE.file)
         assert backend.create("a/one", b"first", PRIVATE.file)  # it has this content

@@ -44,7 +44,7 @@ def test_committed_artifacts_are_found_and_read(store: Store) -> None:
     assert store.artifacts.manifest(REF).spec == {"a": 1}
 
 
-def test_an_attempt_that_fails_leaves_nothing(store: Store) -> None:
+def test_a_failed_attempt_leaves_no_files(store: Store) -> None:
     with pytest.raises(RuntimeError, match="halfway"), store.artifacts.write(REF) as attempt:
         attempt.path("data.bin").write_bytes(b"half")
         raise RuntimeError("halfway")
@@ -345,7 +345,7 @@ def test_resume_state_is_removed_when_the_artifact_is_committed(tmp_path: Path) 
 
 
 def test_a_store_that_can_only_be_read_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock answers nevertheless, so that it can be listed."""
+    """Its clock works nevertheless, so that the store can be listed."""
     store = Store(str(tmp_path / "store"))
     store.check_writable()
     assert not list((tmp_path / "store" / "tmp").iterdir())

@@ -70,7 +70,7 @@ def test_draws_depend_on_seed_step_view_and_place_alone() -> None:
         assert not torch.equal(draw_view(spec, **({"batch": 8, "seed": 1, "step": 5, "view": 1} | other)).boxes, whole.boxes)
 
 
-def test_boxes_stay_inside_and_have_the_area_asked_for() -> None:
+def test_crop_boxes_stay_inside_and_have_the_requested_area() -> None:
     boxes = draw_view(AugmentSpec(crop_scale=(0.2, 0.5)), batch=2000, seed=0, step=0, view=0).boxes
     assert boxes.min() >= 0
     assert boxes.max() <= 1

@@ -113,7 +113,7 @@ def test_weights_are_kept_within_epochs(store: Store) -> None:
 
 
 @pytest.mark.parametrize("killed_after", [1, 3])
-def test_a_killed_training_goes_on_and_ends_the_same(store: Store, tmp_path: Path, killed_after: int) -> None:
+def test_a_killed_training_resumes_to_the_same_weights(store: Store, tmp_path: Path, killed_after: int) -> None:
     job = make_job(store)
     with pytest.raises(Killed):
         train(store, job, killed_after=killed_after)
@@ -130,7 +130,7 @@ def test_a_killed_training_goes_on_and_ends_the_same(store: Store, tmp_path: Pat
     assert not store.resume.load(ref.key, tmp_path)
 
 
-def test_a_damaged_resume_state_is_passed_over(store: Store) -> None:
+def test_a_damaged_resume_state_is_skipped(store: Store) -> None:
     job = make_job(store)
     with pytest.raises(Killed):
         train(store, job, killed_after=3)

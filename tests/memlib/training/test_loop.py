@@ -101,7 +101,7 @@ def test_the_weights_of_a_criterion_follow_from_the_seed_alone(kind: str) -> Non
         assert torch.equal(tensor, second.model.state_dict()[name]), name
 
 
-def test_the_teacher_stays_as_it_was_while_the_loss_is_validated() -> None:
+def test_validation_does_not_change_the_teacher() -> None:
     spec = TrainingSpec(objective={"kind": "dino", "prototypes": 12}, epochs=3, batch_size=8, patience=3)
     encoder = build_encoder(MODEL, num_classes=None, seed=1)
     training = Training(encoder, build_objective(spec.objective), make_data(), spec, input_size=16, validation=make_data(9))

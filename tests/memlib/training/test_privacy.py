@@ -41,7 +41,7 @@ def clipped_sum(model: torch.nn.Module, tokens: torch.Tensor, clip: float) -> di
 
 
 def test_a_windows_gradient_depends_on_no_other_window() -> None:
-    """Pairs have targets of several lengths: a long one beside it must not make an example weigh less."""
+    """Pairs have targets of several lengths; a long target beside it must not reduce the weight of an example."""
     spec = LanguageSpec(architecture="encoder_decoder", width=8, layers=1, embedding=4)
     rows = torch.tensor([[1, 2, 3, 4, 5, 0, -1, -1], [1, 2, 3, 4, 5, 4, 3, 0], [2, 2, 2, 2, 0, -1, -1, -1]])
     found = []
@@ -70,7 +70,7 @@ def test_a_step_without_noise_is_the_clipped_mean_of_a_loop(architecture: str) -
         torch.testing.assert_close(before[name] - p, wanted[name] / 10, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_the_noise_has_the_deviation_that_was_asked_for() -> None:
+def test_the_noise_has_the_requested_deviation() -> None:
     model = small("gru")
     use_private_layers(model)
     forward, optimizer = make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), clip=1e-9, noise=2e9, batch_size=4)

@@ -351,7 +351,7 @@ def test_a_stack_shows_every_net_its_own_rows_for_equally_many_steps() -> None:
         assert set(counts) == {37 * 24 // len(job.rows.rows)}  # all sizes divide the examples of 37 epochs
 
 
-def test_a_full_batch_is_not_shuffled_whatever_the_neighbours() -> None:
+def test_a_full_batch_is_not_shuffled_whatever_else_is_in_the_stack() -> None:
     data, nets = without_feature(points()), sets(24, 24, 37)
     for group in (nets[:1], nets[:2], nets):
         stack = _Stack(MLP, training(batch_size=24), data, group, 2, CPU, epoch_size=24)

@@ -123,7 +123,7 @@ def test_planted_memory_of_a_single_model_is_found_and_covered_by_bound_and_inte
 
 
 def test_single_model_excesses_of_both_models_average_to_the_excess_of_the_pair() -> None:
-    """One model of A and one of B, each alone, differ from the pair in nothing but whose training varies."""
+    """Audits of A alone and of B alone differ from the audit of the pair only in the source of variation."""
     rng = np.random.default_rng(4)
     of_a, known = drawn(rng, 80), rng.random(80) < 0.3
     under_a, under_b = (rng.random(80) < 0.5 for _ in range(2))

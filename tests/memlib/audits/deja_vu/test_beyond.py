@@ -123,7 +123,7 @@ class World:
         return settle(rows, alpha=0.05)
 
 
-def test_planted_memory_is_found_and_its_sizes_are_those_counted_by_hand() -> None:
+def test_planted_memory_beyond_the_class_is_found_with_effects_counted_by_hand() -> None:
     world = World(np.random.default_rng(0))
     of_a = world.sides()
     tables = world.within(of_a, 0.8)

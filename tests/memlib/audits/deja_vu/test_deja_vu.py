@@ -164,7 +164,7 @@ def test_summary_and_curves_do_not_depend_on_the_order_of_units() -> None:
 @pytest.mark.parametrize("options", [{}, {"common": 0.4}, pytest.param({"better": 0.3}, marks=pytest.mark.slow)])
 @pytest.mark.long
 def test_without_memory_intervals_cover_and_tests_keep_their_level(options: dict[str, float]) -> None:
-    """100 audits without memory: at least 90 intervals hold 0 (a true .95 fails this once in 40), p is not too small."""
+    """In 100 audits without memory, at least 90 intervals hold 0 (a true .95 fails this once in 40); p is not too small."""
     config = Config(k=(9,), replicates=200, permutations=200)
     covered = {"share_excess": 0, "deja_vu_score@0.2": 0}
     p_values: dict[str, list[float]] = {name: [] for name in covered}
@@ -326,7 +326,7 @@ def found_in(units: pa.Table, **changes: Any) -> Findings:
 @pytest.mark.parametrize("better", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 @pytest.mark.long
 def test_the_test_is_exact_for_any_two_models(better: float) -> None:
-    """One model much better, several pairs that agree with one another: only the draw of the sides is random."""
+    """Only the draw of the sides is random: one model is much better, or several pairs of models agree."""
     labels, rejected = np.repeat(np.arange(5), 20), 0
     for seed in range(200):
         rng = np.random.default_rng([seed, 1])
@@ -366,7 +366,7 @@ def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() ->
 
 
 def test_verdict_is_inconclusive_with_few_images_or_no_discordant_answers() -> None:
-    """No discordant pair, or twenty images: nothing is bounded, and the page says that nothing could have been shown."""
+    """With twenty images or no discordant pair, nothing is bounded, and the page explains that nothing could be shown."""
     labels = np.repeat(np.arange(5), 4)
     rng = np.random.default_rng(0)
     same = np.ones((1, 2, 20), dtype=bool)
@@ -392,7 +392,7 @@ def test_with_enough_images_a_bound_fixed_beforehand_gives_the_verdict_bounded()
 @pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_the_upper_bound_covers_planted_memory() -> None:
-    """Answers that a model gives because it trained on the image: at most 5 % of bounds lie below their share."""
+    """At most 5 % of bounds lie below the share of answers that are right only because of training on the image."""
     labels, missed = np.repeat(np.arange(5), 20), 0
     for seed in range(100):
         rng = np.random.default_rng([seed, 5])
@@ -438,7 +438,7 @@ def test_models_that_agree_on_many_images_have_the_verdict_bounded() -> None:
 
 @pytest.mark.parametrize(("named", "word"), [(0.21, "inconclusive"), (0.6, "bounded")])
 def test_verdict_is_bounded_only_if_the_attack_recognizes_unseen_images(named: float, word: str) -> None:
-    """A model that has learnt its training images by heart, and nothing of the classes, places unseen images anyhow."""
+    """A model that knows its training images by heart, and nothing of the classes, places unseen images at random."""
     labels, rng = np.repeat(np.arange(5), 800), np.random.default_rng(0)
     same = np.repeat((rng.random(4000) < 0.2)[None], 2, axis=0)[None]
     units = of_images(same, drawn(rng, labels), labels)

@@ -252,7 +252,7 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
 
 @pytest.mark.parametrize("kind", ["masks anew", "dropout"])
 def test_an_encoder_that_answers_at_random_is_refused(kind: str, tmp_path: Path) -> None:
-    """ViTMAE draws another mask for each pass, whatever the mode; a factory may leave functional dropout on."""
+    """ViTMAE draws a new mask in each pass, even in evaluation; a factory may leave functional dropout on."""
     if kind == "dropout":
         own = ExternalNetwork(
             Dropping(), name="mine", side=8, mean=(0.0,) * 3, std=(1.0,) * 3, read=lambda outputs: {"output": outputs}

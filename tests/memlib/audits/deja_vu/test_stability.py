@@ -92,7 +92,7 @@ def test_sslmem_test_keeps_its_level_without_memory(scale: float) -> None:
     assert wrong <= scipy.stats.binom.ppf(0.999, 200, 0.05)
 
 
-def test_distances_are_those_of_a_slow_plain_version_and_blocks_change_nothing() -> None:
+def test_distances_equal_a_slow_plain_version_in_blocks_of_any_size() -> None:
     encoder = build_encoder(ModelSpec(width=4, projector=(6,), input_size=16), num_classes=None, seed=0).eval()
     images = np.random.default_rng(0).integers(0, 256, size=(10, 20, 20, 3), dtype=np.uint8)
     options: dict[str, Any] = {

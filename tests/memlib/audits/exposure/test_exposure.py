@@ -149,7 +149,7 @@ def test_scores_keep_the_order_of_canaries_and_name_their_method() -> None:
 
 
 def test_auto_does_not_extrapolate_a_law_that_does_not_fit() -> None:
-    """Two humps: auto falls back on what the references say at least, whose interval holds the truth."""
+    """With costs in two humps, auto falls back on the lower bound from the references, whose interval holds the truth."""
     rng = np.random.default_rng(0)
     humps = np.concatenate([rng.normal(30, 1, 1000), rng.normal(50, 1, 1000)])
     fit_p = goodness_of_fit(humps, replicates=40, seed=0)
@@ -216,7 +216,7 @@ def test_page_explains_a_found_exposure_and_the_power_of_an_inconclusive_test(tm
 
 @pytest.mark.long
 def test_forty_unremembered_canaries_are_seldom_called_exposed() -> None:
-    """Each has a p-value of its own; together they are called exposed in no more than alpha of audits."""
+    """Each canary has its own p-value; in at most alpha of audits any of them is called exposed."""
     wrong = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -345,7 +345,7 @@ def skewed_costs(rng: np.random.Generator, count: int, digits: int = 9) -> NDArr
 @pytest.mark.usefixtures("no_law")
 @pytest.mark.long
 def test_unseen_secrets_from_a_skewed_law_known_to_the_model_are_rarely_shown() -> None:
-    """Of five secrets that it never saw, nothing is shown in more than alpha of audits; by rank in R nearly all would be."""
+    """For five unseen secrets, at most alpha of audits show memory; ranks among all candidates would accuse in most."""
     law = np.array([0.30, 0.20, 0.13, 0.10, 0.08, 0.06, 0.05, 0.04, 0.02, 0.02])
     uniform = -np.log2(law)[np.random.default_rng(1).integers(0, 10, size=(10_000, 9))].sum(axis=1)
     wrong = by_rank = 0
@@ -427,7 +427,7 @@ def test_eight_variants_without_memory_keep_the_level_together() -> None:
 
 @pytest.mark.usefixtures("no_law")
 def test_nets_that_share_canaries_give_one_rank_per_canary() -> None:
-    """Candidates that are likely under one net are likely under all: twenty nets are no twenty pieces of evidence."""
+    """Candidates likely under one net are likely under all: twenty nets are not twenty independent pieces of evidence."""
     wrong = 0
     for repeat in range(60):
         rng = np.random.default_rng(repeat)
@@ -465,7 +465,7 @@ def test_weak_traces_of_many_canaries_are_shown_jointly_but_for_no_single_canary
 
 @pytest.mark.parametrize("ends", [1, 5, 20, 300])
 def test_exact_ranks_of_low_ranked_canaries_alone_keep_the_level(ends: int) -> None:
-    """The exact p-value is taken where it is known and no reference lies below: never more than alpha, at any alpha."""
+    """The exact p-value is used where it is known and no reference lies below; P(p <= alpha) never exceeds alpha."""
     size, references = 100_000, 999
     rng = np.random.default_rng(0)
     rank = rng.integers(1, size + 1, 400_000)
@@ -528,7 +528,7 @@ def at_epochs(variant: str, seed: int, losses: list[float], ranks: list[int]) ->
 
 
 def test_variants_are_compared_where_they_first_reach_the_lowest_common_loss(tmp_path: Path) -> None:
-    """The fast one is more exposed in the end, but not at the slow one's loss of 2."""
+    """The fast variant is more exposed in the end, but not at 2, the final loss of the slow one."""
     models = at_epochs("slow", 0, [3, 2.5, 2], [900, 500, 100]) + at_epochs("fast", 0, [2.5, 1.9, 1], [700, 100, 1])
     mine = recipe(variants={"slow": {}, "fast": {"model.dropout": 0.1}}, score={"equal_loss": True})
     found = rows_of(models, mine)

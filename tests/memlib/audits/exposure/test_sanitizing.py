@@ -102,7 +102,7 @@ def test_exposure_of_removed_canaries_falls_to_chance_and_of_missed_ones_stays(t
 
 
 def test_canaries_of_a_sanitized_model_are_not_tested(tmp_path: Path) -> None:
-    """The sanitized model ranks all canaries first that are left, and the removed ones above chance."""
+    """The sanitized model ranks the remaining canaries first, and the removed ones worse than by chance."""
     mine = Recipe.model_validate(RECIPE)
     models = [
         ranked("unsanitized", 0, [1, 1, 1, 1], [400_000, 600_000, 500_000, 10]),

@@ -159,7 +159,7 @@ def test_normal_scores_equal_values_computed_by_hand() -> None:
 
 
 def test_effects_and_their_covariance_equal_least_squares() -> None:
-    """Dummies of role and class; errors as of a regression whose residuals are summed by group."""
+    """Regress on dummies of role and class, with errors from residuals summed by group."""
     rng = np.random.default_rng(0)
     roles, labels = rng.choice([QUERY, KNOWN, WITHHELD], 60), rng.integers(0, 3, 60)
     values, groups = rng.normal(size=60), np.arange(60) // 2
@@ -178,7 +178,7 @@ def test_effects_and_their_covariance_equal_least_squares() -> None:
     ("classes", "persons", "each"), [(50, 1, 1), (25, 2, 1), (10, 1, 20), (10, 2, 10), (10, 3, 5), (2, 60, 1)]
 )
 def test_share_limit_covers_the_true_share_in_sparse_designs(classes: int, persons: int, each: int) -> None:
-    """Few examples or persons of a class in each set: the limit of a share of .25 lies below it in at most 5 % of runs."""
+    """With few examples or persons per class and set, the limit lies below the true share of .25 in at most 5 % of runs."""
     per_set = persons * each
     roles = np.tile(np.repeat([QUERY, KNOWN, WITHHELD], per_set), classes)
     labels = np.repeat(np.arange(classes), 3 * per_set)
@@ -233,7 +233,7 @@ def test_a_trace_is_found_at_any_temperature(change: Any) -> None:
 
 
 def test_persons_with_many_examples_keep_the_level_when_they_are_drawn_as_one() -> None:
-    """Ten examples a person, alike in every model: single draws reject far too often, draws of persons do not."""
+    """With ten similar examples per person, draws of single examples reject far too often, draws of persons do not."""
     groups = np.repeat(np.arange(COUNT // 10), 10)
     alone = together = 0
     for seed in range(100):
@@ -343,7 +343,7 @@ def forgetter() -> Observed:
 
 
 def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -> None:
-    """All of D_Q was used and leaves the trace of any training data; the known examples, whom the owner supplies, leave more."""
+    """All of D_Q leaves the usual trace of training data; known examples, supplied by the owner, leave a larger one."""
     plain = forgetter()
     harder = Observed(TARGET, "t", 0, plain.log_odds + 6.0 * (ROLES == KNOWN), members=plain.members)
     found = judged(harder)
@@ -356,7 +356,7 @@ def test_forgotten_cannot_be_bought_by_training_harder_on_the_known_examples() -
 
 
 def test_verdict_on_an_external_model_is_bounded_only_if_known_were_drawn_afterwards() -> None:
-    """An owner may train on D_Q once and on the known examples often; neither looks unlike training data."""
+    """An owner may train on D_Q once and on the known examples often; both look like training data."""
     plain = forgetter()
     distances, theirs = Distances(models(plain), POOL, CONFIG), {"t": {"trained": {"model": "a:b", "version": "1"}}}
     found = summarized(distances, recipe(theirs))
@@ -381,7 +381,7 @@ def test_share_used_is_omitted_if_retained_models_show_no_trace() -> None:
 
 
 def test_a_more_confident_target_has_no_larger_share_used() -> None:
-    """The target's own false positives are known from withheld examples, its true ones from known examples."""
+    """Withheld examples give the target's own false positive rate, known examples its true positive rate."""
     (row,) = judged(model(TARGET, 0, 0.0, known=True, surer=1.5, target="t")).all("share_used")
     assert row.value < 0.2
 
@@ -434,7 +434,7 @@ def test_summary_covers_all_targets_and_their_comparison_in_fixed_schemas() -> N
 
 @pytest.mark.long
 def test_intervals_of_rho_cover_its_mean_over_models() -> None:
-    """Over repeated draws of all models the interval holds the value of many models."""
+    """Over repeated draws of all models, the interval holds the mean of many models."""
     many = Distances(models(*[model(TARGET, i, 0.5, target="t", seed=99) for i in range(60)], seed=99), POOL, CONFIG)
     truth = float(np.mean([many.rho(m)[..., 0].mean() for m in many.models.values() if m.group == TARGET]))
     held = 0

@@ -53,7 +53,7 @@ def test_trends_compare_only_cells_with_equal_values_of_other_keys() -> None:
 
 @pytest.mark.parametrize("memory", [0.0, 0.05, 0.1])
 def test_a_key_that_changes_the_number_of_audited_examples_is_drawn_and_not_tested(memory: float, tmp_path: Path) -> None:
-    """With constant memory, larger cells are nearer to it: their order is no draw, so permuting them holds no level."""
+    """With constant memory, larger cells vary less around its value; their order is not exchangeable."""
     rng = np.random.default_rng(0)
     sizes = (20, 40, 80, 160, 320, 640)
     cells = [outcome({"split.train_per_class": size}, memory + rng.normal() / size**0.5, count=10 * size) for size in sizes]
@@ -86,7 +86,7 @@ def test_few_cells_shared_models_and_non_numeric_keys_show_no_trend(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cells", [5, 6])
-def test_where_the_key_changes_nothing_a_trend_is_rarely_shown(cells: int) -> None:
+def test_a_key_without_effect_rarely_shows_a_trend(cells: int) -> None:
     rng = np.random.default_rng(0)
     p = [trends(along(list(rng.gamma(2, 0.1, size=cells))))[0].row.p_value for _ in range(300)]
     assert np.mean(np.array(p) <= 0.05) * 300 <= scipy.stats.binom.ppf(0.999, 300, 0.05)

@@ -89,7 +89,7 @@ def test_nets_of_one_canary_are_not_tested_against_canaries() -> None:
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_exchangeable_variants_are_found_to_differ_at_most_at_the_level(paired: bool) -> None:
-    """Two regularizers without effect against one baseline; the false alarms of a family after Holm are counted."""
+    """Compare two regularizers without effect with one baseline; count families with a false alarm after Holm."""
     rng, tries, hits = np.random.default_rng(1), 150, np.zeros(2)
     quick = CONFIG.model_copy(update={"permutations": 199, "replicates": 100})
     for _ in range(tries):
@@ -106,7 +106,7 @@ def test_exchangeable_variants_are_found_to_differ_at_most_at_the_level(paired: 
 
 @pytest.mark.parametrize("metric", ["m_grey", "m_black"])
 def test_centred_maxima_of_one_draw_of_the_data_are_neither_tested_nor_given_an_interval(metric: str) -> None:
-    """All units of a variant share the error of its centre; over draws of the data, each has a centre of its own."""
+    """All units of a variant share the error of its centre, except over draws of the data, each with its own centre."""
     rng = np.random.default_rng(0)
     parts = [units_of(*rng.normal(size=(2, 6)), variant=name, first_seed=20 * i) for i, name in enumerate("ab")]
     rows = compared(*parts, metric=metric)

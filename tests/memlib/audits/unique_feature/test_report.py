@@ -81,7 +81,7 @@ def test_explanations_without_a_bound_never_claim_absence() -> None:
 
 
 def test_a_bounded_mean_is_explained_with_the_share_of_nets_that_may_exceed_the_controls() -> None:
-    """No net of 20 lies beyond: at most 1 - .05^(1/20) = 14 % of trainings do; with variants, each names its own share."""
+    """If none of 20 nets exceeds the controls, at most 1 - .05^(1/20) = 14 % of trainings do; each variant has its share."""
 
     def beyond(value: float, **params: Any) -> Finding:
         at = PARAMS | {"criterion": "calibrated"} | params

@@ -270,7 +270,7 @@ def test_ranks_of_centred_maxima_hold_their_level() -> None:
 
 
 def test_intervals_over_canaries_cover_where_those_over_nets_do_not() -> None:
-    """5 canaries with 10 nets each: canaries differ, nets of one canary are alike."""
+    """There are 5 canaries with 10 nets each: canaries differ, and nets of one canary are alike."""
     rng = np.random.default_rng(0)
     canary = np.repeat(np.arange(5), 10)
     held = {"canaries": 0, "nets": 0}
@@ -319,7 +319,7 @@ def test_published_criterion_has_many_false_positives_and_the_calibrated_one_few
 
 
 def test_calibrated_false_positives_are_at_alpha() -> None:
-    """Each net against 99 other controls: about 5 in 100 (binomial, four standard deviations)."""
+    """Compare each net with 99 other controls: about 5 in 100 exceed (binomial, four standard deviations)."""
     rng = np.random.default_rng(3)
     hits = total = 0
     for seed in range(6):
@@ -454,7 +454,7 @@ def test_a_model_that_reacts_to_all_names_alike_is_inconclusive() -> None:
 
 
 def test_tests_of_an_external_model_keep_their_level_without_memory() -> None:
-    """Exchangeable features, some labels pushed by all of them: 4 scores, Holm."""
+    """Features are exchangeable, though all of them push some labels; the 4 scores are adjusted by Holm."""
     rng, tries, hits = np.random.default_rng(0), 300, 0
     names = ["canary", *(f"N{place}" for place in range(79))]
     for _ in range(tries):
@@ -496,7 +496,7 @@ def test_a_level_that_no_rank_can_reach_calls_no_net_memorizing() -> None:
 
 
 def test_nets_are_calibrated_at_their_own_label_after_every_epoch() -> None:
-    """Scores that differ by label and nothing else are no memory."""
+    """Differences of scores between labels alone are not memory."""
     rng = np.random.default_rng(0)
     rows = [
         {

@@ -98,7 +98,7 @@ def test_a_first_context_that_fills_the_window_does_not_end_caching(folder: Path
 
 
 def test_a_model_without_a_full_cache_is_evaluated_without_cache(folder: Path, tmp_path: Path) -> None:
-    """Mistral's attention sees a window of some tokens, and so does what it keeps."""
+    """Mistral's attention sees a window of a few tokens, and its cache keeps only these."""
     import transformers
 
     shutil.copytree(folder, tmp_path / "sliding")
@@ -169,7 +169,7 @@ def test_spell_refuses_formats_that_the_tokenizer_cannot_spell(tokenizer: Joins,
 
 
 def test_a_token_joining_prefix_and_candidate_is_refused_when_met() -> None:
-    """No tried candidate shows it: 16^6 candidates, one token that joins the prefix and one of them."""
+    """Among 16^6 candidates, a single token joins the prefix and one candidate, so that a sample does not reveal it."""
     form = Format("pin is x{h6}", {})
     tokenizer = Joins("x0a1b2c")
     space = spell(form, tokenizer, known_prefix=True, known_suffix=False)
@@ -234,7 +234,7 @@ def test_bytes_of_counts_all_memory_held_by_a_state() -> None:
 
 
 def test_the_cache_counts_the_overhead_of_small_states() -> None:
-    """A number is little; what holds it, and the prefix by which it is found, is more."""
+    """A number is small; the objects that hold it and the prefix that is its key are larger."""
     model = Answering(Counting(), name="counting")
     model.cache_bytes = 100_000
     for number in range(5000):
@@ -470,7 +470,7 @@ def test_a_tokenizer_that_panics_or_never_ends_is_refused(
 
 
 def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp_path: Path) -> None:
-    """Mixtral's experts multiply in groups, which PyTorch does not in double precision."""
+    """Mixtral's experts use grouped multiplication, which PyTorch lacks in double precision."""
     model = HuggingFace(str(save_mixtral(folder, tmp_path / "mixtral")))
     model.to(torch.float32).check_precision()
     with pytest.raises(UserError, match=r"cannot be evaluated in float64 \(.*\); set score.precision: float32"):
@@ -479,7 +479,7 @@ def test_a_precision_that_the_model_cannot_compute_in_is_named(folder: Path, tmp
 
 
 def test_following_uses_the_models_own_positions_in_training_and_evaluation(folder: Path, tmp_path: Path) -> None:
-    """RoBERTa's positions begin after the number of its padding token."""
+    """RoBERTa's positions begin after the index of its padding token."""
     import transformers
 
     shutil.copytree(folder, tmp_path / "roberta")

@@ -58,7 +58,7 @@ def test_pixel_distances_agree_with_a_plain_version_and_ignore_the_crop() -> Non
     assert pixel_distances(samples, candidates, hidden) == pytest.approx(found)
 
 
-def test_distance_is_undefined_where_nothing_is_hidden() -> None:
+def test_pixel_distance_is_undefined_without_a_hidden_part() -> None:
     nothing = np.zeros((6, 6), dtype=bool)
     assert np.isnan(pixel_distances(pictures(1, 6), pictures(2, 6), nothing)).all()
 
@@ -74,7 +74,7 @@ def test_mean_squares_agree_with_a_plain_version() -> None:
     ("true", "others", "rank"),
     [(0.0, [1, 2, 3], 0.0), (9.0, [1, 2, 3], 1.0), (2.0, [1, 2, 3, 4], 0.375), (1.0, [1, 1], 0.5)],
 )
-def test_mid_rank_counts_ties_half(true: float, others: list[float], rank: float) -> None:
+def test_mid_rank_counts_ties_one_half(true: float, others: list[float], rank: float) -> None:
     assert mid_rank(true, np.array(others, dtype=float)) == rank
 
 

@@ -142,7 +142,7 @@ def test_surpassing_the_nearest_public_image_without_memory_is_not_significant()
 
 @pytest.mark.usefixtures("without_power")
 def test_rare_names_surpass_public_images_no_more_often_than_the_level() -> None:
-    """Four pictures name a rare class more often than one does; one is compared with one."""
+    """Four pictures name a rare class more often than one does; therefore single pictures are compared."""
     who, rng, rejected = splits(), np.random.default_rng(12), 0
     for _ in range(100):
         named = rng.random((2, 4, IMAGES)) < 0.05
