@@ -55,7 +55,7 @@ def test_comparison_lists_changed_recipe_keys_findings_and_artifacts() -> None:
     assert all(row.difference == 0 and row.is_same for row in finding_changes(first, first))
 
 
-def test_the_difference_of_a_finding_without_a_value_is_none() -> None:
+def test_a_finding_without_a_value_has_a_difference_of_none() -> None:
     first = RunRecord(**FIRST)
     none = RunRecord(**{**FIRST, "findings": [finding | {"value": None} for finding in FIRST["findings"]]})
     changes = finding_changes(none, first)

@@ -40,7 +40,7 @@ def test_detectable_shift_is_found_in_four_of_five_tries(kind: str) -> None:
     assert least_of(tries, 0.74) <= found <= most_of(tries, 0.86)  # .06 for the two simulations
 
 
-def test_detectable_shift_is_none_if_no_effect_could_be_significant() -> None:
+def test_detectable_shift_returns_none_if_no_effect_could_be_significant() -> None:
     first, labels = np.arange(4) < 2, np.zeros(4, dtype=np.int64)  # the smallest p of 2 of 4 is 1/6
     assert detectable_shift(Design.of(first, labels), np.arange(4.0), alpha=0.05, seed=0) is None
     assert detectable_shift(Design.of(first, labels), np.zeros(4), alpha=0.3, seed=0) is None  # nothing varies

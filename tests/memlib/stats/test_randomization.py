@@ -165,7 +165,7 @@ def test_detectable_equals_the_normal_quantiles_for_a_power_of_80_percent() -> N
 
 
 def test_attributable_bound_of_20_pairs_is_at_least_4_and_none_without_right_answers() -> None:
-    """Own answers are all right and other answers all wrong: removing a of them leaves p = 2^-a."""
+    """All models answer all images correctly; removing a right answers leaves a losses, with p = 2^-a."""
     first = np.arange(40) < 20
     design = Design(first, np.arange(40) % 20, np.arange(40))  # pairs, one on each side
     bound = attributable_bound(design, np.zeros(40, dtype=np.int64), np.ones(40, dtype=np.int64), permutations=9, seed=0)

@@ -118,7 +118,7 @@ def test_centred_maxima_of_one_draw_of_the_data_are_neither_tested_nor_given_an_
     assert all(row.is_test for row in compared(*parts, metric=metric, draws=6))
 
 
-def test_a_rise_of_m_common_to_canary_nets_and_controls_is_no_change_of_memory() -> None:
+def test_a_rise_of_m_in_canary_nets_and_controls_alike_leaves_memory_unchanged() -> None:
     rng = np.random.default_rng(0)
     control = rng.normal(size=20)
     ours = units_of(control + 3 + 0.1 * rng.normal(size=20), control + 2, variant="batch norm")
