@@ -29,7 +29,7 @@ from memlib.report.page import (
     meaning_of,
 )
 
-COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED)
+COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198")  # one per attack
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
 LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
 LISTED = 25  # units and pairs that are listed

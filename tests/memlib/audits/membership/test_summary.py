@@ -1,12 +1,15 @@
 """Findings and words of membership audits of worlds whose truth is known."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import scipy
 
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.rankings import survey_halves
-from memlib.audits.membership.recipe import ATTACKS, MEMBERS
+from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName
+from memlib.audits.membership.report import COLOURS
 from memlib.audits.membership.summary import summarize
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from tests.memlib.audits.membership.worlds import world
@@ -174,3 +177,7 @@ def test_persons_with_few_rows_have_no_more_false_alarms_in_shadow_models() -> N
     scores, few = audited.survey[0], audited.units.sizes == 1
     flagged = scores > np.quantile(scores, 0.9, axis=1, keepdims=True)
     assert 0.06 < flagged[:, few].mean() < 0.14
+
+
+def test_each_attack_has_a_line_of_its_own_colour() -> None:
+    assert len(set(COLOURS)) == len(COLOURS) >= len(get_args(AttackName))
