@@ -200,6 +200,7 @@ def _features(spec: Spec) -> Mapping[str, Mapping[str, str]] | None:
     if not isinstance(data, DataSpec) or not isinstance(data.source, TableSource):
         return None
     table: Any = open_source(data.source, data.intensities, data.labels)
-    if "example_id" in table.features:
+    features: Mapping[str, Mapping[str, str]] = table.features  # which converts whole columns to text
+    if "example_id" in features:
         raise UserError(f"{data.source.path} has a column example_id, as ids.csv has; rename it, or name it as id_column")
-    return dict(table.features)
+    return features

@@ -1,15 +1,17 @@
 """The findings of a membership audit: tests of the target's coins, estimates, controls, and one verdict."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import scipy
+from numpy.typing import NDArray
 
 from memlib.audits.membership.alarms import area, true_alarms
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.privacy import privacy_findings
-from memlib.audits.membership.rankings import ModelResult, Ranking, point_at
+from memlib.audits.membership.rankings import ModelResult, Ranking, Scores, point_at
 from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
@@ -167,11 +169,17 @@ def _of_self_influence(audited: Audited) -> Iterator[Finding]:
     if not audited.pool.has_groups:
         others[rankings.head.attack] = rankings.head.scores
     for name, values in others.items():
-        known = audited.member & np.isfinite(values)
-        if known.sum() >= 3 and np.ptp(values[known]) > 0 and np.ptp(influence[known]) > 0:
-            value = float(scipy.stats.spearmanr(influence[known], values[known]).statistic)
-            params = {"with": name, "checkpoints": 0 if audited.norms is None else len(audited.norms)}
-            yield diagnostic("self_influence_rank_correlation", params, value, n=int(known.sum()))
+        params = {"with": name, "checkpoints": 0 if audited.norms is None else len(audited.norms)}
+        yield from _rank_correlation("self_influence", params, influence, values, audited.member & np.isfinite(values))
+
+
+def _rank_correlation(
+    of: str, params: dict[str, Any], one: Scores, other: Scores, known: NDArray[np.bool_]
+) -> Iterator[Finding]:
+    """Yield the rank correlation (Spearman) of two scores of the known units, if there are enough and they vary."""
+    if known.sum() >= 3 and np.ptp(one[known]) > 0 and np.ptp(other[known]) > 0:
+        value = float(scipy.stats.spearmanr(one[known], other[known]).statistic)
+        yield diagnostic(f"{of}_rank_correlation", params, value, n=int(known.sum()))
 
 
 def _agreement(audited: Audited) -> Iterator[Finding]:
@@ -186,8 +194,5 @@ def _agreement(audited: Audited) -> Iterator[Finding]:
     groups, sizes = audited.pool.groups, units.sizes
     memory = np.bincount(groups, weights=audited.memorization.difference) / sizes  # of a person: the mean of her examples
     known = (counts > 0) & np.isfinite(memory)
-    if known.sum() < 3 or np.ptp(memory[known]) == 0 or np.ptp(mean[known]) == 0:
-        return
-    value = float(scipy.stats.spearmanr(memory[known], mean[known]).statistic)
     params = {"attack": audited.recipe.score.headline, "models": len(inside), "over": units.noun}
-    yield diagnostic("memorization_rank_correlation", params, value, n=int(known.sum()))
+    yield from _rank_correlation("memorization", params, memory, mean, known)
