@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.validity.harness import Part, Row, level_lines
-from memlib.audits.sweep.scores import Outcome
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.identity import derive_seed

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.ranking import Ranking
 from memlib.findings import Finding, Findings
 from memlib.runs.ledger import is_lost, look_in_words
 from memlib.runs.records import Ledger, RunRecord
@@ -19,6 +20,7 @@ from memlib.store import Store
 from memlib.tables import Table
 
 if TYPE_CHECKING:
+    from memlib.pipeline.tables import Tables
     from memlib.runs.run import Run
 
 Params = Mapping[str, Any]
@@ -65,6 +67,10 @@ def _recipe_itself(content: Params) -> str:
 
 def _unmeasured(findings: Findings) -> None:
     return None
+
+
+def _unranked(tables: Tables, findings: Findings) -> Sequence[Ranking]:
+    return ()
 
 
 def _no_rule(run: Run, row: Finding, limit: float) -> None:
@@ -117,6 +123,7 @@ class Audit:
         variant_of: function that returns the name of the variant to which a recipe's content belongs; "" for `recipe` itself.
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
+        rankings: function that returns the records of a run in the order of its scores: takes the run's tables and findings.
 
     Example:
         >>> from memlib.audits import AUDITS
@@ -142,6 +149,7 @@ class Audit:
     variants: Mapping[str, type[Spec]] = field(default_factory=dict)
     variant_of: Callable[[Params], str] = _recipe_itself
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
+    rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
 
     @property
     def field(self) -> str:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from flows.cli.app import main
-from flows.sweep import cells_of
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import resolved
-from memlib.audits.sweep.recipe import Recipe, in_words
-from memlib.audits.sweep.scores import Outcome, score, verdict
+from memlib.audits.cells import in_words
+from memlib.audits.outcomes import Outcome
+from memlib.audits.sweep.recipe import Recipe
+from memlib.audits.sweep.scores import score, verdict
 from memlib.findings import Findings, settle, tested
+from memlib.recipes.cells import cells_of
 from memlib.recipes.files import load_recipe, validate
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 

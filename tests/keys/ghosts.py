@@ -23,10 +23,10 @@ import torch
 from safetensors.numpy import save_file
 
 import memlib.models.external.language  # noqa: F401  _ghosts replaces its function
-from flows import sweep
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import body_of, resolved
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellsSpec
 from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
 from memlib.data.datasets import open_source
@@ -37,6 +37,7 @@ from memlib.data.stored import IMAGES
 from memlib.data.streams import Documents, Text
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Out, Stage
+from memlib.recipes.cells import cells_of
 from memlib.recipes.files import load_recipe, validate
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import run_name, without_whereabouts
@@ -73,7 +74,7 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     content, _ = load_recipe(recipe, settings)
     audit = AUDITS[audit_of(str(content["audit"]))]
     spec = validate(audit.recipe, resolved(audit, content))
-    cells = sweep.cells_of(spec).values() if isinstance(spec, sweep.Recipe) else [CellRequest(audit.name, spec, {})]
+    cells = cells_of(spec).values() if isinstance(spec, CellsSpec) else [CellRequest(audit.name, spec, {})]
     _write_files(folder, content.get("canaries", {}).get("format", ""))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit, Cell, Exported, Judgement
+from memlib.audits.deja_vu.exposed import rankings
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.tables import UNITS
@@ -98,4 +99,5 @@ AUDIT = Audit(
     utility=_utility,
     exported=_exported,
     gate=_gate,
+    rankings=rankings,
 )

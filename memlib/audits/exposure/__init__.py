@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit, Judgement
+from memlib.audits.exposure.exposed import rankings
 from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
@@ -81,4 +82,5 @@ AUDIT = Audit(
     limits=_limits,
     revealed=_revealed,
     gate=_gate,
+    rankings=rankings,
 )

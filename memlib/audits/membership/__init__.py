@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlib.audits.base import Audit
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.exposed import rankings
 from memlib.audits.membership.recipe import HEADLINES, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.findings import Finding, Findings
@@ -80,4 +81,5 @@ AUDIT = Audit(
     columns=("auc", "true_alarms", "auc_of_models"),
     variants={"documents": DocumentsRecipe},
     variant_of=lambda content: "documents" if is_of_texts(content) else "",
+    rankings=rankings,
 )

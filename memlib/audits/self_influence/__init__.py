@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.base import Audit
+from memlib.audits.self_influence.exposed import rankings
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.tables import UNITS
 from memlib.tables import COMMON
@@ -29,4 +30,5 @@ AUDIT = Audit(
     recipe=Recipe,
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
+    rankings=rankings,
 )

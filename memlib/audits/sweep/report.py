@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.recipe import EQUAL_UTILITY
-from memlib.audits.sweep.scores import Outcome, verdict
+from memlib.audits.sweep.scores import verdict
 from memlib.audits.sweep.trends import Trend
 from memlib.audits.sweep.utility import changes_along, difference, in_words, is_equal, remarks_on, utilities
 from memlib.findings import SHOWN, Finding, Interval, cannot_reject

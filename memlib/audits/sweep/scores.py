@@ -2,54 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits import AUDITS, audit_of
+from memlib.audits.outcomes import Outcome, adjusted, scores_of
 from memlib.audits.sweep.tables import SWEEP
-from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, diagnostic
-from memlib.runs.ledger import trained_in
-from memlib.runs.records import RunRecord
-from memlib.stats.multiplicity import holm
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a cell.
-
-    Attributes:
-        cell: name of the cell.
-        audit: audit of its recipe.
-        changes: its changes to the recipe, by dotted key.
-        run: manifest of its run; None if the cell failed.
-        problem: reason for the failure.
-    """
-
-    cell: str
-    audit: str
-    changes: Mapping[str, Any]
-    run: RunRecord | None
-    problem: str = ""
-
-    @cached_property
-    def findings(self) -> Findings:
-        """The findings that the manifest of the run repeats; empty for a failed cell."""
-        return Findings([] if self.run is None else Findings.of_run(self.run))
-
-    @cached_property
-    def headline(self) -> Finding:
-        """The test with the smallest p-value in the headline families, else the first finding; only for completed cells."""
-        assert self.run is not None
-        return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
-
-
-def models_of(run: RunRecord) -> set[str]:
-    """Return the addresses of the models that memlib trained for a run."""
-    return trained_in([*run.computed, *run.reused])
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Verdict, diagnostic
 
 
 def score(
@@ -67,7 +28,7 @@ def score(
         useful: utility of each cell in which it was measured.
     """
     rows = []
-    adjusted = _adjusted(outcomes)
+    by_cell = adjusted(outcomes)
     for outcome in outcomes:
         row: dict[str, Any] = {
             "cell": outcome.cell,
@@ -78,7 +39,7 @@ def score(
             rows.append({**row, "state": "failed", "problem": outcome.problem})
             continue
         for finding, recorded in zip(outcome.findings, outcome.run.findings, strict=True):
-            p = adjusted.get(outcome.cell) if finding is outcome.headline else None
+            p = by_cell.get(outcome.cell) if finding is outcome.headline else None
             values = {"state": "completed", "cell_run": outcome.run.run, "p_adjusted_sweep": p, **recorded.model_dump()}
             rows.append(row | values)
         if outcome.cell in useful:
@@ -118,22 +79,6 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Finding]:
     return {outcome.cell: outcome.headline for outcome in outcomes if outcome.run is not None}
 
 
-def _adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once."""
-    tests: dict[str, float] = {}
-    for outcome in outcomes:
-        if outcome.run is not None and outcome.headline.is_test and outcome.headline.p_adjusted is not None:
-            tests.setdefault(_scores(outcome.run), outcome.headline.p_adjusted)
-    by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
-    known = {o.cell: _scores(o.run) for o in outcomes if o.run is not None}
-    return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
-
-
-def _scores(run: RunRecord) -> str:
-    """Return the id of a run's scores artifact; cells that differ only in their titles share it."""
-    return run.artifacts.get("scores", run.run)
-
-
 def summarize(outcomes: Sequence[Outcome], useful: Mapping[str, Finding] = MappingProxyType({})) -> list[Finding]:
     """Return the number of completed cells, the headline of each, and its utility where that was measured.
 
@@ -158,17 +103,17 @@ def verdict(
         compared: findings that compare two cells each, by audit.
         remarks: sentences on memorization and utility along keys, for the explanation.
     """
-    heads, adjusted = _headlines(outcomes), _adjusted(outcomes)
+    heads, by_cell = _headlines(outcomes), adjusted(outcomes)
     words = {o.cell: o.run.verdict.word for o in outcomes if o.run is not None and o.run.verdict is not None}
     broken = [outcome.cell for outcome in outcomes if outcome.run is None]
     missing = "".join(f" {remark}" for remark in remarks)
     missing += f" {len(broken)} of {len(outcomes)} cells failed: {', '.join(broken)}." if broken else ""
-    if not adjusted:
+    if not by_cell:
         text = f"{_differences(compared)}{missing}"
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", text)
-    audits = list({_scores(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in adjusted}.values())
+    audits = list({scores_of(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in by_cell}.values())
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
-    shown = [cell for cell in alone if adjusted[cell] <= (heads[cell].alpha or 0.0)]
+    shown = [cell for cell in alone if by_cell[cell] <= (heads[cell].alpha or 0.0)]
     text = (
         f"Shown: {', '.join(shown) or 'none'}. Without the adjustment: {len(alone)}, as stated on the cells' own pages, "
         f"which also say how often the same data were looked at. {_differences(compared)}"
@@ -178,6 +123,6 @@ def verdict(
         return Verdict(BOUNDED, sentence, f"{text} The bounds are stated on the cells' own pages.")
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, or use of data, adjusted for their number."
     unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
-    untested = sorted(set(heads) - set(adjusted))
+    untested = sorted(set(heads) - set(by_cell))
     without = f" Without a test: {', '.join(untested)}." if untested else ""
     return Verdict(SHOWN if shown else INCONCLUSIVE, sentence, f"{text}{unsaid}{without}{missing}")

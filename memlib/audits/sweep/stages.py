@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS
 from memlib.audits.base import Cell
 from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
+from memlib.audits.outcomes import Outcome, models_of, scored
 from memlib.audits.sweep.recipe import EQUAL_UTILITY, Recipe
-from memlib.audits.sweep.scores import Outcome, models_of, score, summarize, verdict
+from memlib.audits.sweep.scores import score, summarize, verdict
 from memlib.audits.sweep.tables import SWEEP
 from memlib.audits.sweep.trends import Trend, trends
-from memlib.findings import Finding, Findings, verdict_of
+from memlib.findings import Finding, Findings
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, CellRequest, Ended, Place
 from memlib.pipeline.tables import Tables
-from memlib.runs.index import findings_of
-from memlib.runs.records import FindingRecord, VerdictRecord
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SUMMARY, write_table
 
@@ -102,18 +101,6 @@ class Report(PageStage):
         outcomes = [scored(self.scores.store, outcome) for outcome in self.outcomes]
         compared, along = compare(self.scores.store, outcomes)
         return compose(outcomes, attempt.path("figures"), compared, along, margin=self.recipe.equal_utility)
-
-
-def scored(store: Store, outcome: Outcome) -> Outcome:
-    """Return an outcome whose findings and verdict are read from its scores, not from the manifest of its run."""
-    if outcome.run is None:
-        return outcome
-    summary = Tables(store, Ref.parse(outcome.run.artifacts["scores"]))["summary"]
-    said = {
-        "findings": [FindingRecord(**row) for row in findings_of(summary.to_pylist())],
-        "verdict": VerdictRecord(**asdict(verdict_of(summary))),
-    }
-    return replace(outcome, run=outcome.run.model_copy(update=said))
 
 
 def _cell(outcome: Outcome) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.sweep.scores import Outcome, models_of
+from memlib.audits.outcomes import Outcome, models_of
 from memlib.findings import Finding, diagnostic, settle, tested
 from memlib.identity import derive_seed
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.sweep.scores import Outcome
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.trends import SHARED_MODELS, Trend
 from memlib.findings import SHOWN, Finding, Interval, estimate
 from memlib.report.format import percent

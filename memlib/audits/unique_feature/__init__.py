@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audits.base import Audit
+from memlib.audits.unique_feature.exposed import rankings
 from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.tables import COMMON
@@ -46,4 +47,5 @@ AUDIT = Audit(
     in_brief=_in_brief,
     headlines=HEADLINES,
     limits=_limits,
+    rankings=rankings,
 )

@@ -19,12 +19,12 @@ from memlib.audits.exposure.verdict import verdict as of_exposure
 from memlib.audits.forgetting import recipe as forgetting
 from memlib.audits.forgetting.report import _advice as advice_on_forgetting
 from memlib.audits.forgetting.verdict import verdict as of_forgetting
+from memlib.audits.outcomes import Outcome
 from memlib.audits.self_influence import recipe as self_influence
 from memlib.audits.self_influence.report import compose as influence_page
 from memlib.audits.self_influence.scores import score as of_influence
 from memlib.audits.self_influence.summary import curves as influence_curves
 from memlib.audits.self_influence.summary import summarize as summarize_influence
-from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature

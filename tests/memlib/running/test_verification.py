@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.cli.app import main
 from memlib.audits import tables_of
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.recipe import Recipe, run_of
-from memlib.audits.sweep.scores import Outcome
 from memlib.audits.sweep.stages import Report, Score
 from memlib.findings import Findings
 from memlib.identity import content_key, file_digest

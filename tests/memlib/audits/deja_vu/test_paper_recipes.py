@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from flows.deja_vu import _training
-from flows.sweep import cells_of
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import resolved
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.data.stages import Split, decode
 from memlib.models.encoder import build_encoder
+from memlib.recipes.cells import cells_of
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.runners import PlainRunner
 from memlib.specs import SimCLRSpec

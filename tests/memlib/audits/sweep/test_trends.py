@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scipy
 
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.report import compose
-from memlib.audits.sweep.scores import Outcome, score
+from memlib.audits.sweep.scores import score
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord

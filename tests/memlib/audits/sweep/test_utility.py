@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy
 
+from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.report import compose
-from memlib.audits.sweep.scores import Outcome, score, summarize, verdict
+from memlib.audits.sweep.scores import score, summarize, verdict
 from memlib.audits.sweep.trends import trends
 from memlib.audits.sweep.utility import (
     CHANGE,

@@ -1,0 +1,67 @@
+"""The recipe of a dossier: its subject, and what its readers decide about."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from memlib.audits.cells import CellsSpec
+from memlib.specs import Spec
+from memlib.specs.limits import MOST_NUMBER
+
+Access = Literal["weights", "probabilities", "labels", "texts", "internal"]
+OPENED = {
+    "weights": "the weights are given away",
+    "probabilities": "queries are answered with probabilities or likelihoods",
+    "labels": "queries are answered with labels alone",
+    "texts": "queries are answered with generated texts or pictures",
+    "internal": "only its owner queries it",
+}
+"""Forms of release, in words."""
+
+
+class ReleaseSpec(Spec):
+    """The intended release, as its owner states it; nothing of it is checked."""
+
+    model: str = ""
+    """Name and version of the model."""
+    purpose: str = ""
+    """Purpose of the model."""
+    audience: str = ""
+    """Recipients of the model, or of its answers."""
+    access: Access | None = None
+    """Access of the audience: weights, probabilities, labels, texts, or internal."""
+    persons: str = ""
+    """Persons whose data the model was trained on."""
+    measures: tuple[str, ...] = ()
+    """Measures against memorization taken in training or in operation."""
+    residual_risk: str = ""
+    """The owner's assessment of the remaining risk."""
+    contact: str = ""
+    """Contact for questions about the model."""
+
+
+class Recipe(CellsSpec):
+    """All audits about one model or data set, joined into one document; cells, if there are any, are run first."""
+
+    audit: Literal["dossier"] = "dossier"
+    title: str = "Dossier"
+    """Heading of the report."""
+    data: str = ""
+    """Digest of a data set, or its beginning: the newest runs of the store on these data belong to the dossier."""
+    model: str = ""
+    """Digest (sha256) of a file of weights or of supplied outputs, or its beginning: the same for the runs on this model."""
+    runs: tuple[str, ...] = ()
+    """Ids of further runs."""
+    release: ReleaseSpec = ReleaseSpec()
+    most_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
+    """Age in days from which a run is stale and no longer counts."""
+    named_share: float = Field(default=0.01, gt=0, le=0.5)
+    """Share of the records that an audit names as most exposed."""
+    ids: bool = True
+    """Whether the ids of exposed persons and examples are part of the dossier; otherwise it holds aggregates and digests."""
+
+    @model_validator(mode="after")
+    def _has_a_subject(self) -> "Recipe":
+        if not (self.data or self.model or self.runs or self.cells or self.grid):
+            raise ValueError("a dossier needs a subject: data or model (a digest), runs or cells")
+        return self

@@ -1,0 +1,48 @@
+"""Examples or persons in the order of each attack's scores."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.ranking import DOCUMENT, EXAMPLE, Ranking
+from memlib.findings import DESCRIPTIVE, Findings
+from memlib.pipeline.tables import Tables
+
+ATTACKS = (
+    "lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory", "ratio", "min_k", "zlib",
+)  # fmt: skip
+
+
+def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
+    """Return the units by every attack, the headline's first; only the headline's scores have p-values."""
+    units, headline = tables["units"], findings.head.params.get("attack")
+    members, by_chance = units["member"].to_numpy(zero_copy_only=False), findings.verdict.word != DESCRIPTIVE
+    kind = DOCUMENT if units["ratio"].null_count < units.num_rows else EXAMPLE
+    asked = [name for name in ATTACKS if units[name].null_count < units.num_rows]
+    return [
+        Ranking(
+            name=name,
+            kind=kind,
+            ids=units["unit"].to_pylist(),
+            scores=_column(units, name),
+            members=members,
+            p_values=_p_values(units, members) if by_chance and name == headline else None,
+            references=int((~members).sum()) if by_chance and name == headline else None,
+            strata=units["label"].to_numpy() if by_chance else None,
+        )
+        for name in sorted(asked, key=lambda name: name != headline)
+    ]
+
+
+def _column(units: pa.Table, name: str) -> NDArray[np.float64]:
+    return np.asarray(units[name].to_numpy(), dtype=np.float64)
+
+
+def _p_values(units: pa.Table, members: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return each unit's p-value: its rank among the non-members, including itself (Vovk 2005)."""
+    others = np.asarray((~members).sum() - (~members).astype(np.int64), dtype=np.float64)
+    above = np.rint((1 - _column(units, "above_nonmembers")) * others)
+    found: NDArray[np.float64] = (1 + above) / (1 + others)
+    return found
