@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memlib
+from flows.cli import dossier as dossiers
 from flows.cli import start
 from flows.cli import store as stored
 from flows.cli.canaries import canaries
@@ -346,7 +347,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "Run": {"plan": plan, "run": run, "resume": resume, "status": stored.status},
     "Read": {
         "runs": stored.runs, "show": stored.show, "open": stored.open_page,
-        "diff": stored.diff, "check": check,
+        "diff": stored.diff, "check": check, **dossiers.COMMANDS,
     },
     "Share": {"export": export, "ids": ids, "canaries": canaries, "sign": stored.sign, "verify": stored.verify},
     "Operate": {"gc": stored.gc, "completion": completion},

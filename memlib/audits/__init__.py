@@ -18,6 +18,7 @@ PACKAGES = {
     "forgetting": "memlib.audits.forgetting",
     "exposure": "memlib.audits.exposure",
     "sweep": "memlib.audits.sweep",
+    "dossier": "memlib.audits.dossier",
 }
 
 

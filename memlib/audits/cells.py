@@ -70,9 +70,9 @@ class CellsSpec(Spec):
             assert base is not None
             name = cell.name or in_words(cell.set) or (base if isinstance(base, str) else str(base.get("title", "cell")))
             cells.append((name, base, {**(self.set if cell.recipe is None else {}), **cell.set}))
-        ((name, times),) = Counter(name for name, _, _ in cells).most_common(1)
-        if times > 1:
-            raise ValueError(f"more than one cell is called {name!r}; give each of them a different name")
+        for name, times in Counter(name for name, _, _ in cells).most_common(1):
+            if times > 1:
+                raise ValueError(f"more than one cell is called {name!r}; give each of them a different name")
         return cells
 
 

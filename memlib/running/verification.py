@@ -214,7 +214,7 @@ def check_run(
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
-    if run.audit == SWEEP:
+    if run.cells or run.audit == SWEEP:
         yield from _unlike_its_cells(store, run)
     for ref_name, pin in run.pins.items():
         try:
@@ -385,7 +385,7 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
 
 
 def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
-    """Yield contradictions between a sweep's cells and its recipe or scores, and cells that were published again since."""
+    """Yield contradictions between the cells of a run and its recipe or scores, and cells that were published again since."""
     name = f"run {run.run}"
     if run.scores is None:
         problem = "was published before the comparison of cells was an artifact; run it again, or verify its cells themselves"
@@ -394,14 +394,14 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
     try:
         spec: Any = store.artifacts.manifest(Ref.parse(run.scores)).spec
         compared = {cell["cell"]: cell for cell in spec["cells"]}
-        changes = {cell: change for cell, _, change in Recipe.model_validate(run.recipe).changes()}
+        named = {cell for cell, *_ in Recipe.model_validate(run.recipe).changes()} if run.audit == SWEEP else set(compared)
     except CorruptArtifact:  # reported by check_artifacts
         return
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(name, f"has a recipe or scores that cannot be read ({str(error).splitlines()[0]})")
         return
     said = {cell: (one.get("run"), one.get("problem", "")) for cell, one in compared.items()}
-    if said != {cell: (one, run.problems.get(cell, "")) for cell, one in run.cells.items()} or changes.keys() != said.keys():
+    if said != {cell: (one, run.problems.get(cell, "")) for cell, one in run.cells.items()} or named != said.keys():
         yield Problem(name, "its cells do not match its recipe and scores")
     for cell, one in run.cells.items():
         try:
@@ -410,7 +410,7 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
             yield Problem(name, f"{error} (cell {cell})")
             continue
         if found is not None and found.digest != run.cell_digests.get(found.run):
-            yield Problem(name, f"its cell {cell}, run {one}, has been published again since; run the sweep again")
+            yield Problem(name, f"its cell {cell}, run {one}, has been published again since; run the audit again")
 
 
 def _alike(said: Any, expected: Any) -> bool:

@@ -19,6 +19,17 @@ OPENED = {
 """Forms of release, in words."""
 
 
+class SubjectSpec(Spec):
+    """The subject of a dossier: a data set, a model, or runs."""
+
+    data: str = ""
+    """Digest of a data set, or its beginning: the newest runs of the store on these data belong to the dossier."""
+    model: str = ""
+    """Digest (sha256) of a file of weights or of supplied outputs, or its beginning: the same for the runs on this model."""
+    runs: tuple[str, ...] = ()
+    """Ids of further runs."""
+
+
 class ReleaseSpec(Spec):
     """The intended release, as its owner states it; nothing of it is checked."""
 
@@ -46,12 +57,7 @@ class Recipe(CellsSpec):
     audit: Literal["dossier"] = "dossier"
     title: str = "Dossier"
     """Heading of the report."""
-    data: str = ""
-    """Digest of a data set, or its beginning: the newest runs of the store on these data belong to the dossier."""
-    model: str = ""
-    """Digest (sha256) of a file of weights or of supplied outputs, or its beginning: the same for the runs on this model."""
-    runs: tuple[str, ...] = ()
-    """Ids of further runs."""
+    subject: SubjectSpec = SubjectSpec()
     release: ReleaseSpec = ReleaseSpec()
     most_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Age in days from which a run is stale and no longer counts."""
@@ -62,6 +68,6 @@ class Recipe(CellsSpec):
 
     @model_validator(mode="after")
     def _has_a_subject(self) -> "Recipe":
-        if not (self.data or self.model or self.runs or self.cells or self.grid):
-            raise ValueError("a dossier needs a subject: data or model (a digest), runs or cells")
+        if self.subject == SubjectSpec() and not (self.cells or self.grid):
+            raise ValueError("a dossier needs a subject (data or model, as a digest; or runs), or cells")
         return self

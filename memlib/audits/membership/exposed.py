@@ -19,8 +19,8 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
     """Return the units by every attack, the headline's first; only the headline's scores have p-values."""
     units, headline = tables["units"], findings.head.params.get("attack")
     members, by_chance = units["member"].to_numpy(zero_copy_only=False), findings.verdict.word != DESCRIPTIVE
-    kind = DOCUMENT if units["ratio"].null_count < units.num_rows else EXAMPLE
-    asked = [name for name in ATTACKS if units[name].null_count < units.num_rows]
+    asked = [name for name in ATTACKS if name in units.column_names and units[name].null_count < units.num_rows]
+    kind = DOCUMENT if "ratio" in asked else EXAMPLE
     return [
         Ranking(
             name=name,

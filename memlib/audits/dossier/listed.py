@@ -1,0 +1,157 @@
+"""The audits of a dossier, each with its headline as adjusted over all audits, and the reasons why it may not count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.dossier.attacks import ATTACKS, Attack, Kind, kind_of
+from memlib.audits.dossier.subject import AuditedModels, seeds_in
+from memlib.audits.dossier.tables import AUDITS as AUDITS_TABLE
+from memlib.audits.outcomes import Outcome, adjusted
+from memlib.findings import INCONCLUSIVE, Finding, Findings, cannot_reject, families_of
+from memlib.runs.records import RunRecord, VerdictRecord
+
+NOT_RUN, NOT_APPLICABLE, RUN = "not run", "not applicable", "run"
+STALE = "stale: older than the dossier allows"
+LOST = "shown only if earlier looks at these data are not counted"
+BLIND = "powerless: it would have found no effect of any size with 80 % power"
+POWERLESS = "powerless: with this size its test can show nothing"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An audit of the dossier.
+
+    Attributes:
+        run: its manifest, with findings and verdict as its scores have them.
+        kind: kind of its data.
+        models: its models.
+        p_value: p-value of its headline, adjusted over all audits and looks; None without a test.
+        doubts: reasons why its test does not count.
+    """
+
+    run: RunRecord
+    kind: Kind
+    models: AuditedModels
+    p_value: float | None
+    doubts: tuple[str, ...]
+
+    @property
+    def findings(self) -> Findings:
+        """The findings of the run."""
+        return Findings.of_run(self.run)
+
+    @property
+    def headline(self) -> Finding:
+        """The test of the headline families with the smallest p-value, else the first finding."""
+        return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
+
+    @property
+    def verdict(self) -> VerdictRecord:
+        """The run's own verdict."""
+        assert self.run.verdict is not None, "a run whose scores were read has a verdict"
+        return self.run.verdict
+
+    @property
+    def is_shown(self) -> bool:
+        """True if the headline is shown by the p-value that is adjusted over all audits and looks."""
+        own = self.verdict.word == "shown"
+        return own and self.p_value is not None and self.p_value <= (self.headline.alpha or 0.0)
+
+    @property
+    def utility(self) -> float | None:
+        """Utility of the run's models, as a fraction; None if it was not measured."""
+        found = AUDITS[audit_of(self.run.audit)].utility(self.findings)
+        return None if found is None else found.value
+
+
+def listed(outcomes: Sequence[Outcome], models: Sequence[AuditedModels], *, looks: int, stale: Sequence[str]) -> list[Listed]:
+    """Return the audits with their adjusted p-values, and the reasons why some of them do not count.
+
+    Args:
+        outcomes: the runs, with findings read from their scores.
+        models: models of each run.
+        looks: number of further tests of the same data, see `memlib.audits.dossier.subject.further_looks`.
+        stale: ids of the runs that are too old.
+    """
+    p_values = adjusted(outcomes, further=looks)
+    found = []
+    for outcome, of_run in zip(outcomes, models, strict=True):
+        run = outcome.run
+        assert run is not None, "a dossier lists finished runs"
+        kind = kind_of(run.recipe, run.audit)
+        found.append(Listed(run, kind, of_run, p_values.get(outcome.cell), tuple(_doubts(outcome, run, stale))))
+    return found
+
+
+def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]:
+    audit = AUDITS[audit_of(run.audit)]
+    head = outcome.headline
+    doubts = [STALE] if run.run in stale else []
+    doubts += [LOST] if audit.is_lost(run) else []
+    if cannot_reject(head, families_of(outcome.findings, audit.headlines)):
+        doubts.append(POWERLESS)
+    if head.is_test and head.verdict == INCONCLUSIVE and head.detectable is None and POWERLESS not in doubts:
+        doubts.append(BLIND)
+    return doubts
+
+
+def rows_of(audits: Sequence[Listed]) -> list[tuple[Attack, str, str, Listed | None]]:
+    """Return the rows of the dossier's list: attack, state, reason and audit; every run of an attack has a row of its own."""
+    kinds = {one.kind for one in audits}
+    rows: list[tuple[Attack, str, str, Listed | None]] = []
+    for attack in ATTACKS:
+        of_audit = [one for one in audits if one.run.audit == attack.audit and one.kind in attack.kinds]
+        mine = [one for one in of_audit if attack.is_in(one.findings)]
+        rows += [(attack, RUN, "; ".join(one.doubts), one) for one in mine]
+        if not mine and kinds & attack.kinds:
+            rows.append((attack, NOT_RUN, attack.reason if of_audit or not attack.audit else Attack.reason, None))
+        elif not mine:
+            rows.append((attack, NOT_APPLICABLE, f"the data are {' and '.join(sorted(kinds))}", None))
+    return rows
+
+
+def audits_table(audits: Sequence[Listed]) -> pa.Table:
+    """Return the dossier's list as tables.AUDITS."""
+    return pa.Table.from_pylist([_row(*row) for row in rows_of(audits)], schema=AUDITS_TABLE.arrow)
+
+
+def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[str, Any]:
+    known = {"attack": attack.name, "state": state, "reason": reason, "item": attack.item, "access": attack.access}
+    if one is None:
+        return known
+    run, head = one.run, one.headline
+    return known | {
+        "run": run.run,
+        "audited": run.audit,
+        "title": run.title,
+        "finished": datetime.fromtimestamp(run.finished, tz=UTC),
+        "counts": not one.doubts,
+        "word": one.verdict.word,
+        "sentence": one.verdict.sentence,
+        "p_dossier": one.p_value,
+        "shown": None if one.p_value is None else one.is_shown,
+        "metric": head.metric,
+        "params": json.dumps(dict(head.params), sort_keys=True),
+        "value": head.value,
+        "ci_low": head.low,
+        "ci_high": head.high,
+        "chance": head.null_value,
+        "upper_bound": head.upper_bound,
+        "bound": head.bound,
+        "detectable": head.detectable,
+        "n": head.n,
+        "alpha": head.alpha,
+        "models": one.models.trained,
+        "digests": list(one.models.digests),
+        "data": run.ledger.data,
+        "seeds": seeds_in(run.recipe),
+        "utility": one.utility,
+    }

@@ -1,0 +1,324 @@
+"""The document: one summary page, then what was and was not tested, the persons at risk, and how to repeat each number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from memlib.audits.dossier.listed import NOT_APPLICABLE, NOT_RUN, RUN
+from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
+from memlib.audits.dossier.risk import fewest_that_can_pass
+from memlib.audits.dossier.summary import ALPHA, PARETO
+from memlib.findings import SHOWN, Finding, Findings
+from memlib.report.figures import ACCENT, INK, MUTED, TARGET, new_panels, save_figure
+from memlib.report.format import format_p, format_value, percent, say_p
+from memlib.report.glossary import terms
+from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
+from memlib.sanitize import count_of
+
+FORMAT, MOST_LISTED, DIGITS = 1, 25, 16
+Row = Mapping[str, Any]
+
+
+def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table | None, folder: Path) -> Content:
+    """Compose the content of the document, and save its figure to `folder`.
+
+    Args:
+        recipe: recipe of the dossier.
+        audits, risk: tables.AUDITS and RISK; None without ids.
+        findings: findings of the dossier, with its verdict.
+        folder: receives the figure.
+    """
+    rows = audits.to_pylist()
+    runs = _by_run(rows)
+    word = findings.verdict.word
+    return Content(
+        meaning=meaning_of(
+            word,
+            shown="Anyone with the access that is listed beside an audit that is shown can learn what its sentence says of "
+            "the training data. The other audits did not show this, and prove nothing about it.",
+            bounded="With the listed attacks, an outsider gains at most the bounds below. Other attacks were not run.",
+        ),
+        advice=advice_of(
+            word,
+            shown="Do not release the model in this form to anyone with that access. Train again with a mitigation (fewer "
+            "epochs, deduplicated data, private training), without the persons at the top of the list where they object, and "
+            "audit again; or restrict the access, and say which of the attacks below it rules out.",
+        ),
+        limits=(
+            "Other attacks than those listed as run. A stronger one, or one with more queries, may find what these missed.",
+            "Other models: weights from another training, or another checkpoint, may remember more or less.",
+            "Whether the use of the data was lawful, or the model is anonymous in the sense of a law.",
+        ),
+        terms=tuple(terms()),
+        numbers=[
+            (str(sum(bool(row["shown"]) and row["counts"] for row in runs)), "audits show memory, adjusted", ""),
+            (str(sum(row["p_dossier"] is not None for row in runs)), "audits with a test", ""),
+            (str(sum(row["state"] == NOT_RUN for row in rows)), "known attacks not run", ""),
+        ],
+        sections=[
+            _bars(runs, folder),
+            _tested(runs),
+            _untested(rows),
+            _release(recipe.release),
+            _at_risk(risk, findings, recipe),
+            _mitigations(findings),
+            _scope(runs),
+            _regulators(rows),
+            _repeat(runs),
+        ],
+    )
+
+
+def _by_run(rows: Sequence[Row]) -> list[Row]:
+    """Return one row per run: a run that contains several attacks is listed under the first one."""
+    return list({row["run"]: row for row in reversed(rows) if row["state"] == RUN}.values())[::-1]
+
+
+def _bars(runs: Sequence[Row], folder: Path) -> Section | None:
+    """Return the figure: interval against chance and bound, one bar an audit, each on its own scale."""
+    drawn = [row for row in runs if row["ci_low"] is not None]
+    if not drawn:
+        return None
+    figure = new_panels(len(drawn), width=7.2, height=0.95, columns=1)
+    for axes, row in zip(figure.axes, drawn, strict=True):
+        ends = [row["ci_low"], row["value"] if row["ci_high"] is None else row["ci_high"]]
+        color = TARGET if row["shown"] and row["counts"] else INK
+        axes.plot(ends, [0, 0], color=color, linewidth=6, solid_capstyle="butt", alpha=0.45)
+        axes.plot(row["value"], 0, "o", color=color)
+        for place, style, line in ((row["chance"], "--", MUTED), (row["bound"], "-", ACCENT)):
+            if place is not None:
+                axes.axvline(place, color=line, linestyle=style, linewidth=1.5)
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        axes.set_title(f"{row['title']}: {_in_words(row['metric'])}", loc="left", fontsize=9)
+    caption = (
+        "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value by chance alone; yellow: the "
+        "bound that the recipe calls acceptable; red: shown, adjusted over all audits."
+    )
+    return Section("In one picture", FigureView(save_figure(figure, folder, "dossier"), caption))
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _tested(runs: Sequence[Row]) -> Section:
+    headings = ("audit", "finding", "95 % interval", "by chance", "bound", "own word", "p, all audits", "remark")
+    cells = [
+        (
+            f"{row['title']}. {row['sentence']}",
+            f"{_in_words(row['metric'])} {format_value(row['value'])}",
+            _ends(row["ci_low"], row["ci_high"]),
+            format_value(row["chance"]),
+            format_value(row["upper_bound"]),
+            row["word"],
+            format_p(row["p_dossier"]),
+            row["reason"],
+        )
+        for row in runs
+    ]
+    text = (
+        "The sentence and the word are those of the audit's own page, not adjusted for the other audits; the p-value is. "
+        "Only what this column shows at the audit's level counts in the verdict above. Bound: a one-sided 95 % upper limit."
+    )
+    return Section("What was tested", text, filled(headings, cells))
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ""
+    return f"at least {format_value(low)}" if high is None else f"{format_value(low)} to {format_value(high)}"
+
+
+def _untested(rows: Sequence[Row]) -> Section:
+    missing = [(row["attack"], row["item"], row["reason"]) for row in rows if row["state"] == NOT_RUN]
+    beside = [(row["attack"], row["reason"]) for row in rows if row["state"] == NOT_APPLICABLE]
+    return Section(
+        "What was not tested",
+        "Nothing above says anything about these attacks." if missing else "All known attacks on such data were run.",
+        TableView(("attack", "EDPB 28/2024, par. 55", "reason"), missing) if missing else None,
+        TableView(("attack", "reason"), beside, folded="Attacks that do not apply to these data") if beside else None,
+    )
+
+
+def _release(release: ReleaseSpec) -> Section | None:
+    """Return the owner's statements about the release; None without any."""
+    facts = {
+        "model": release.model,
+        "purpose": release.purpose,
+        "audience": release.audience,
+        "access": "" if release.access is None else OPENED[release.access],
+        "persons in the data": release.persons,
+        "measures": "; ".join(release.measures),
+        "residual risk": release.residual_risk,
+        "contact": release.contact,
+    }
+    stated = {name: text for name, text in facts.items() if text}
+    text = "As stated by the owner of the model; memlib has checked none of it."
+    return Section("Intended release, and the owner's assessment", text, facts_table(stated)) if stated else None
+
+
+def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Section:
+    """Return the list of the most exposed persons and examples, by id."""
+    heading = "Who is most exposed"
+    together = [_together(row) for row in findings.all("members_named_together")]
+    counts = [
+        f"{count_of(int(row.value), 'record')} of {row.n:,} that several audits examined are named by {row.params['by']}."
+        for row in findings.all("named_most_exposed")
+    ]
+    if not recipe.ids:
+        text = "This dossier holds no ids. `memlib risk` prints the list from the store."
+        return Section(heading, text.replace("`", ""), *counts, *together)
+    if risk is None:
+        return Section(heading, "None of the audits ranks single persons or examples.", *together)
+    rows = [
+        (str(row["place"]), f"{row['kind']} {row['id']}", f"{row['named']} of {row['examined']}", format_p(row["p_value"]),
+         format_p(row["p_adjusted"]))
+        for row in risk.slice(0, MOST_LISTED).to_pylist()
+    ]  # fmt: skip
+    headings = ("place", "who", "named by", "p", "p, adjusted")
+    text = (
+        f"The first {min(MOST_LISTED, risk.num_rows)} of {risk.num_rows:,} records that were trained on. "
+        f"An audit names the {percent(recipe.named_share)} that its own score puts first. p: against records that the model "
+        "was not trained on, the smallest of hers times their number; adjusted over the whole list (Benjamini and Hochberg). "
+        "The place of a record without p rests on ranks alone."
+    )
+    return Section(heading, text, _power_of_list(risk), filled(headings, rows), *counts, *together)
+
+
+def _power_of_list(risk: pa.Table) -> str:
+    """Say whether any single row could pass, given the number of reference records."""
+    fewest = fewest_that_can_pass(risk, ALPHA)
+    if fewest is None:
+        return "No audit gives p-values for single records, so nobody in this list is shown to be remembered."
+    passed = sum(p is not None and p <= ALPHA for p in risk["p_adjusted"].to_pylist())
+    limit = min(p for p in risk["smallest_p"].to_pylist() if p is not None)
+    said = f"{count_of(passed, 'row')} pass at {ALPHA:g}." if passed else f"No row passes at {ALPHA:g}."
+    if fewest == 1:
+        return said
+    return (
+        f"{said} With so few reference records no p is below {limit:.2g}: at least {fewest} rows would have to reach it "
+        "before any of them can pass."
+    )
+
+
+def _together(row: Finding) -> str:
+    at = row.params
+    if not row.n:
+        return f"No record is among the first {percent(at['share'])} of two of {at['scores']} scores on one draw."
+    return (
+        f"{row.n:,} records are among the first {percent(at['share'])} of at least {at['named_by']} of {at['scores']} scores "
+        f"on one random draw; {round(row.value * row.n)} of them were trained on, against {at['expected']:.1f} by chance "
+        f"({say_p(row.p_value)}{', shown' if row.verdict == SHOWN else ''})."
+    )
+
+
+def _mitigations(findings: Findings) -> Section | None:
+    """Return runs that ask the same of different models: memory beside utility; None if there are none."""
+    rows = [
+        (
+            str(row.params["title"]),
+            format_value(row.params["memory"]),
+            format_value(row.params["utility"]),
+            percent(row.value, 0),
+        )
+        for row in findings.all(PARETO)
+    ]
+    text = (
+        "Audits that ask the same of models made differently. Last: probability that no other one remembers less at higher "
+        "utility (parametric bootstrap from both intervals, as if the models were independent)."
+    )
+    headings = ("audit", "memory", "utility", "on the Pareto front")
+    return Section("Mitigations compared", text, TableView(headings, rows)) if rows else None
+
+
+def _scope(runs: Sequence[Row]) -> Section:
+    headings = (
+        "audit",
+        "attacker has",
+        "n",
+        "detectable",
+        "models",
+        "utility",
+        "date",
+        "seeds",
+        "data",
+        "weights or outputs",
+    )
+    cells = [
+        (
+            row["title"],
+            row["access"],
+            f"{row['n']:,}",
+            format_value(row["detectable"]),
+            str(row["models"] or ""),
+            format_value(row["utility"]),
+            f"{row['finished']:%Y-%m-%d}",
+            row["seeds"],
+            row["data"][:DIGITS],
+            ", ".join(digest[:DIGITS] for digest in row["digests"][:3]) + (" ..." if len(row["digests"]) > 3 else ""),
+        )
+        for row in runs
+    ]
+    text = (
+        "n: units of the headline; detectable: effect that would have been found with 80 % power; models: models that were "
+        "trained for the audit, from which the attacker's own are made; digests are sha256, shortened."
+    )
+    return Section("Threat model and scope of each audit", text, filled(headings, cells))
+
+
+def _regulators(rows: Sequence[Row]) -> Section:
+    """Return the rows of regulators' lists that the audits bear on."""
+    items: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if row["item"]:
+            items.setdefault(row["item"], {}).setdefault(row["state"], []).append(row["title"] or row["attack"])
+    cells = [
+        (item, "; ".join(dict.fromkeys(states.get(RUN, []))), "; ".join(states.get(NOT_RUN, [])))
+        for item, states in sorted(items.items())
+    ]
+    cells.append(("par. 58: documentation of threat model, measures and tests", "this document", ""))
+    cells.append(("OWASP AISVS 1.0, 11.2.5: attack accuracy against guessing", "the column 'by chance' above", ""))
+    text = "Which rows of EDPB Opinion 28/2024 (par. 55, 58) and OWASP AISVS these audits bear on. This is no legal advice."
+    return Section("Regulators' lists", text, TableView(("item", "audits", "not run"), cells))
+
+
+def _repeat(runs: Sequence[Row]) -> Section:
+    cells = [(row["title"], f"memlib show {row['run']}", f"memlib verify {row['run']}") for row in runs]
+    text = "Each number is in the tables of its run; verify recomputes every digest."
+    return Section("How to repeat each number", text, TableView(("audit", "numbers", "check"), cells))
+
+
+def as_json(recipe: Recipe, run: str, audits: pa.Table, findings: Findings, risk: pa.Table | None) -> dict[str, Any]:
+    """Return the dossier as plain JSON; `format` is raised when readers would notice a change.
+
+    Args:
+        recipe: recipe of the dossier.
+        run: id of its run.
+        audits, risk: tables.AUDITS and RISK; None without ids.
+        findings: findings of the dossier, with its verdict.
+    """
+    said = findings.verdict
+    return {
+        "format": FORMAT,
+        "run": run,
+        "title": recipe.title,
+        "subject": recipe.subject.model_dump(mode="json"),
+        "release": recipe.release.model_dump(mode="json"),
+        "verdict": {"word": said.word, "sentence": said.sentence, "explanation": said.explanation},
+        "audits": [_plain(row) for row in audits.to_pylist()],
+        "findings": [_plain({**row.row(), "params": dict(row.params)}) for row in findings],
+        "risk": None if risk is None else [_plain({**row, "found": json.loads(row["found"])}) for row in risk.to_pylist()],
+    }
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it: times as text, no NaN."""
+    values = {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()}
+    return {name: None if isinstance(value, float) and value != value else value for name, value in values.items()}

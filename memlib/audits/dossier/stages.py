@@ -1,0 +1,131 @@
+"""Stages of a dossier: join the findings of its audits, and draw the document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memlib.audits import AUDITS as ALL_AUDITS
+from memlib.audits import audit_of
+from memlib.audits.dossier.listed import Listed, audits_table, listed
+from memlib.audits.dossier.recipe import Recipe
+from memlib.audits.dossier.risk import Ranked, at_risk, named_together
+from memlib.audits.dossier.subject import models_in, persons_in, split_refs
+from memlib.audits.dossier.summary import summarize
+from memlib.audits.dossier.tables import AUDITS, RISK
+from memlib.audits.dossier.verdict import verdict
+from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
+from memlib.audits.outcomes import Outcome, scored
+from memlib.findings import Findings
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place
+from memlib.pipeline.tables import Tables
+from memlib.runs.records import RunRecord
+from memlib.store import Attempt, Ref, Store
+from memlib.tables import SUMMARY, write_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.report.page import Content
+
+JSON_FILE = "dossier.json"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The runs of a dossier, as they are in the store.
+
+    Attributes:
+        store: the store of the runs.
+        runs: their manifests.
+        looks: number of further tests of their data.
+        stale: ids of the runs that are too old.
+    """
+
+    store: Store
+    runs: Sequence[RunRecord]
+    looks: int
+    stale: Sequence[str]
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The runs with the digests of their manifests, the further looks, and the runs that are too old."""
+        cells = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
+        return {"cells": cells, "looks": self.looks, "stale": list(self.stale)}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Scores of the runs, and the splits that name persons."""
+        scores = {run.run: Ref.parse(run.artifacts["scores"]).key for run in self.runs}
+        return {"scores": scores, "splits": [ref.key for ref in split_refs(self.runs)]}
+
+    def audits(self) -> list[Listed]:
+        """Return the audits, with findings read from their scores."""
+        outcomes = [scored(self.store, Outcome(run.run, run.audit, {}, run)) for run in self.runs]
+        models = [models_in(self.store, run) for run in self.runs]
+        return listed(outcomes, models, looks=self.looks, stale=self.stale)
+
+    def ranked(self) -> list[Ranked]:
+        """Return the rankings of all runs."""
+        found = []
+        for run in self.runs:
+            tables = Tables(self.store, Ref.parse(run.artifacts["scores"]))
+            rank = ALL_AUDITS[audit_of(run.audit)].rankings
+            found += [Ranked(run.run, run.audit, one) for one in rank(tables, Findings.read(tables["summary"]))]
+        return found
+
+
+@dataclass(frozen=True)
+class Score(ScoresStage):
+    """Join the audits of a dossier: the list of attacks, the verdict over all audits, and the persons at risk."""
+
+    declared: ClassVar[Declared] = Declared("score_dossier", 1)
+    title: ClassVar[str] = "join the audits"
+    place: ClassVar[Place] = "driver"
+
+    joined: Joined
+    named_share: float
+    ids: bool
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the tables."""
+        audits, ranked = self.joined.audits(), self.joined.ranked()
+        risk = at_risk(ranked, persons_in(self.joined.store, self.joined.runs), share=self.named_share)
+        together = named_together(ranked, share=self.named_share)
+        findings = Findings(summarize(audits, together, risk))
+        write_table(findings.table(verdict(audits, looks=self.joined.looks)), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(audits_table(audits), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
+        if self.ids and risk.num_rows:
+            write_table(risk, RISK, attempt.path(f"{RISK.name}.parquet"))
+
+
+@dataclass(frozen=True)
+class Report(PageStage):
+    """Draw the document, and write its content as JSON."""
+
+    declared: ClassVar[Declared] = Declared("report", 1)
+    title: ClassVar[str] = "report dossier"
+    place: ClassVar[Place] = "driver"
+
+    recipe: Recipe
+    run: str
+    scores: Artifact[Tables]
+    joined: Joined
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The joined audits."""
+        return {"scores": self.scores.key}
+
+    def compose(self, attempt: Attempt) -> Content:
+        """Draw the figure, write the JSON and return the content of the page."""
+        from memlib.audits.dossier.report import as_json, compose
+
+        tables = self.scores.content
+        findings, risk = Findings.read(tables["summary"]), tables[RISK.name] if tables.has(RISK.name) else None
+        content = as_json(self.recipe, self.run, tables[AUDITS.name], findings, risk)
+        attempt.path(JSON_FILE).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+        return compose(self.recipe, tables[AUDITS.name], findings, risk, attempt.path("figures"))

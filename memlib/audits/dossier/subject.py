@@ -1,0 +1,125 @@
+"""The runs that belong to a dossier: those on one data set, on one model, or named by id."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.cells import CellsSpec
+from memlib.audits.dossier.recipe import SubjectSpec
+from memlib.audits.outcomes import models_of
+from memlib.errors import UserError
+from memlib.identity import flat
+from memlib.runs.index import cells_of, find_run, list_runs, read_run, refs_of, rows_of
+from memlib.runs.records import RunEntry, RunRecord
+from memlib.store import Ref, Store
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class AuditedModels:
+    """The models of a run.
+
+    Attributes:
+        trained: number of artifacts of models that memlib trained for the run.
+        digests: sha256 of each file of weights that memlib wrote, or that an external model or supplied outputs came from.
+    """
+
+    trained: int
+    digests: tuple[str, ...]
+
+
+def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
+    """Return the runs of a dossier by data, model or id, in the order of the audits; cells take the place of their sweep.
+
+    Raises:
+        UserError: if no run is about the data or the model, or no run or more than one has an id.
+    """
+    entries = [entry for entry in list_runs(store).entries if not _compares(entry["audit"])]
+    current = rows_of(entries)
+    newest = [entry for entry in entries if current[entry["run"]]["current"]]
+    wanted = {run.run: run for name in subject.runs for run in _single(store, find_run(store, name))}
+    if subject.data:
+        on_data = [entry["run"] for entry in newest if entry["ledger"]["data"].startswith(subject.data)]
+        wanted |= _read(store, on_data, f"data {subject.data!r}")
+    if subject.model:
+        on_model = [entry["run"] for entry in newest if _is_about(store, entry, subject.model)]
+        wanted |= _read(store, on_model, f"model {subject.model!r}")
+    order = {AUDITS[name].field: place for place, name in enumerate(AUDITS)}
+    return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
+
+
+def _compares(audit: str) -> bool:
+    """Return whether runs of an audit compare or join other runs."""
+    return issubclass(AUDITS[audit_of(audit)].recipe, CellsSpec)
+
+
+def _single(store: Store, run: RunRecord) -> list[RunRecord]:
+    return list(cells_of(store, run).values()) if _compares(run.audit) else [run]
+
+
+def _read(store: Store, names: Sequence[str], subject: str) -> dict[str, RunRecord]:
+    if not names:
+        raise UserError(f"no run in {store.uri} is about {subject}; memlib show RUN --json prints the digests of a run")
+    return {name: read_run(store, name) for name in names}
+
+
+def _is_about(store: Store, entry: RunEntry, digest: str) -> bool:
+    return any(one.startswith(digest) for one in models_in(store, read_run(store, entry["run"])).digests)
+
+
+def models_in(store: Store, run: RunRecord) -> AuditedModels:
+    """Return the models of a run, as the manifests of its artifacts record them."""
+    trained, digests = models_of(run), set[str]()
+    for ref, manifest in store.artifacts.manifests_of(refs_of(run)).items():
+        if str(ref) in trained:
+            digests |= {file.sha256 for name, file in manifest.files.items() if name.endswith(".safetensors")}
+        digests.update(_of_external(manifest.inputs))
+    return AuditedModels(len(trained), tuple(sorted(digests)))
+
+
+def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the digests of files of external models among the inputs of an artifact; these are lists in JSON."""
+    for name, value in inputs.items():
+        if isinstance(value, str) and (name == "outputs" or value.startswith("[")):
+            yield from SHA256.findall(value)
+        elif isinstance(value, Mapping):
+            yield from _of_external(value)
+
+
+def further_looks(store: Store, runs: Sequence[RunRecord]) -> int:
+    """Return the number of further tests of the runs' data in the store, or in the ledgers of the runs."""
+    data, asked = {run.ledger.data for run in runs} - {""}, {run.asks for run in runs}
+    listed = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
+    looks = {one.look or one.run for run in runs for one in run.ledger.earlier if one.p_value is not None}
+    for entry in list_runs(store).entries:
+        if entry["ledger"]["data"] in data and entry["findings"][0]["p_value"] is not None and entry["asks"] not in asked:
+            looks.add(entry["ledger"].get("look") or entry["run"])
+    return len(looks - listed)
+
+
+def persons_in(store: Store, runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the group (person) of each example by id, from the splits of the runs."""
+    from memlib.data.splits import SPLITS_FILE
+    from memlib.tables import read_table
+
+    groups: dict[str, str] = {}
+    for ref in split_refs(runs):
+        table = read_table(store.artifacts.local_path(ref, SPLITS_FILE), ["example_id", "group"])
+        groups |= {row["example_id"]: row["group"] for row in table.to_pylist() if row["group"] is not None}
+    return groups
+
+
+def split_refs(runs: Sequence[RunRecord]) -> list[Ref]:
+    """Return the artifacts with the splits of the runs, each once."""
+    return [Ref.parse(ref) for ref in dict.fromkeys(run.artifacts["splits"] for run in runs if "splits" in run.artifacts)]
+
+
+def seeds_in(recipe: Mapping[str, Any]) -> str:
+    """Return the seeds that a recipe states, as text."""
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in flat(recipe) if name.rpartition(".")[2] == "seed")

@@ -1,0 +1,64 @@
+"""Tables specific to dossiers."""
+
+import pyarrow as pa
+
+from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
+
+AUDITS = Table(
+    name="audits",
+    version=1,
+    meaning="One row per audit of the dossier, and one per attack known to the field that none of them contains.",
+    columns=(
+        Column("attack", TEXT, "", "name of the attack"),
+        Column("state", TEXT, "", "run, not run (it applies to the data), or not applicable"),
+        Column("reason", TEXT, "", "why it was not run, or does not apply; of a run: why it does not count, if so"),
+        Column("item", TEXT, "", "item of EDPB Opinion 28/2024, par. 55, under which the attack falls; empty for none"),
+        Column("access", TEXT, "", "access that the attacker needs"),
+        Column("run", TEXT, "", "run of the audit; null without one"),
+        Column("audited", TEXT, "", "audit of the run"),
+        Column("title", TEXT, "", "title of the run"),
+        Column("finished", pa.timestamp("us", tz="UTC"), "", "time of the run's last publication"),
+        Column("counts", FLAG, "", "whether the dossier's verdict may name the run: it is neither stale nor powerless"),
+        Column("word", TEXT, "", "the run's own verdict, not adjusted for the other audits"),
+        Column("sentence", TEXT, "", "the run's own verdict in a sentence"),
+        Column("p_dossier", FLOAT, "probability", "p-value of its headline, adjusted over all audits and looks (Holm)"),
+        Column("shown", FLAG, "", "whether p_dossier is at most the level of the run; null without a test"),
+        Column("metric", TEXT, "", "metric of its headline"),
+        Column("params", TEXT, "JSON", "settings of its headline"),
+        Column("value", FLOAT, "metric's", "value of its headline"),
+        Column("ci_low", FLOAT, "metric's", "lower end of its 95 % interval"),
+        Column("ci_high", FLOAT, "metric's", "upper end of its 95 % interval"),
+        Column("chance", FLOAT, "metric's", "value under the null"),
+        Column("upper_bound", FLOAT, "metric's", "one-sided 95 % upper bound"),
+        Column("bound", FLOAT, "metric's", "bound fixed by the recipe"),
+        Column("detectable", FLOAT, "metric's", "effect that would have been found with 80 % power"),
+        Column("n", INT, "", "number of units of the headline"),
+        Column("alpha", FLOAT, "probability", "level of the run's tests"),
+        Column("models", INT, "", "artifacts of models that memlib trained for the run"),
+        Column("digests", pa.list_(TEXT), "sha256", "digests of the files of weights, or of supplied outputs"),
+        Column("data", TEXT, "sha256", "digest of the run's data"),
+        Column("seeds", TEXT, "", "seeds that the recipe states"),
+        Column("utility", FLOAT, "fraction", "utility of the run's models; null if it was not measured"),
+    ),
+    keys=("attack", "run"),
+)
+
+RISK = Table(
+    name="risk",
+    version=1,
+    meaning="The persons, examples, canaries and documents that the audited models were trained on, the most exposed first.",
+    columns=(
+        Column("place", INT, "", "place in the list, from 1"),
+        Column("id", TEXT, "", "group (a person), or example without one; number of a canary; id of a document"),
+        Column("kind", TEXT, "", "group, example, canary or document"),
+        Column("examples", INT, "count", "examples of hers that audits examined"),
+        Column("named", INT, "count", "audits that name one of them among their most exposed"),
+        Column("examined", INT, "count", "audits that examined one of them"),
+        Column("p_value", FLOAT, "probability", "smallest p-value times their number (Bonferroni); null without any"),
+        Column("p_adjusted", FLOAT, "probability", "adjusted over all rows of the table (Benjamini and Hochberg)"),
+        Column("smallest_p", FLOAT, "probability", "smallest p_value that the numbers of reference records allow"),
+        Column("found", TEXT, "JSON", "per audit: run, score, best place among the members, number of members, p-value"),
+    ),
+    keys=("kind", "id"),
+    optional=True,
+)

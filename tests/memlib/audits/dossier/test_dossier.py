@@ -1,0 +1,163 @@
+"""Dossiers of small audits: their verdict, the attacks that were not run, and the persons at risk."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memlib
+from flows.cli.app import main
+from memlib.errors import UserError
+
+CANCER = {"source": {"kind": "breast_cancer"}}
+MEMBERSHIP = {
+    "audit": "membership", "title": "forests", "data": CANCER, "model": {"kind": "forest", "trees": 10},
+    "shadows": {"count": 8}, "score": {"redraws": 999, "false_alarms": [0.1]},
+}  # fmt: skip
+INFLUENCE = {
+    "audit": "self_influence", "title": "influence", "data": CANCER, "split": {"train_per_class": 40},
+    "model": {"architecture": "mlp", "widths": [4]}, "influence": {"checkpoints": 2},
+    "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 20, "augment": None},
+}  # fmt: skip
+MOONS = {**INFLUENCE, "title": "moons", "data": {"source": {"kind": "two_moons", "num_examples": 60}}, "split": {}}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a store with a membership and a self-influence audit of the same data, and one of other data."""
+    place = str(tmp_path_factory.mktemp("dossiers") / "store")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for recipe in (MEMBERSHIP, INFLUENCE, MOONS):
+            memlib.run(recipe, store=place, quiet=True)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Ignore the limits of these small audits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def data_of(store: str, title: str) -> str:
+    """Return the digest of the data of a run."""
+    (run,) = [one for one in memlib.list_runs(store=store) if one.title == title]
+    return memlib.open(run.id, store=store).record.ledger.data
+
+
+def dossier_of(store: str, **changes: Any) -> memlib.Run:
+    """Run a dossier of the breast cancer data."""
+    recipe = {"audit": "dossier", "subject": {"data": data_of(store, "forests")[:16]}, **changes}
+    return memlib.run(recipe, store=store, quiet=True)
+
+
+def test_a_dossier_lists_the_audits_of_its_data_and_the_attacks_that_were_not_run(store: str) -> None:
+    run = dossier_of(store)
+    rows = run.tables["audits"].to_pylist()
+    assert [row["title"] for row in rows if row["state"] == "run"] == ["forests", "influence"]
+    states = {row["attack"]: row["state"] for row in rows}
+    assert states["attribute inference from a table"] == "not run"  # the recipe hides no column
+    assert states["membership of documents"] == "not applicable"
+    page = run.report.read_text()
+    assert "score.hidden names no column" in page
+    assert "(iv) model inversion" in page
+    assert memlib.verify(run).outcome == "unchanged"
+    assert memlib.verify(store=store).outcome == "unchanged"
+
+
+def test_a_dossier_joins_the_records_of_its_audits(store: str) -> None:
+    risk = dossier_of(store).tables["risk"].to_pylist()
+    assert [row["place"] for row in risk] == list(range(1, len(risk) + 1))
+    both = [row for row in risk if row["examined"] == 2]
+    assert both  # training examples of the self-influence audit that the membership audit's target saw, too
+    audited = {one["by"] for one in json.loads(both[0]["found"])}
+    assert audited == {"lira", "self_influence"}
+    tested = [row["p_value"] for row in risk if row["p_value"] is not None]
+    assert tested == sorted(tested)
+
+
+def test_a_finished_dossier_computes_nothing_and_a_further_run_changes_it(store: str) -> None:
+    first = dossier_of(store)
+    assert not dossier_of(store).record.computed
+    memlib.run(INFLUENCE, store=store, changes={"title": "a second seed", "training.seed": 1}, quiet=True)
+    later = dossier_of(store)
+    assert later.id != first.id
+    assert "a second seed" in later.tables["audits"]["title"].to_pylist()
+
+
+def test_a_dossier_without_ids_holds_none(store: str) -> None:
+    run = dossier_of(store, ids=False)
+    assert "risk" not in run.tables
+    ids = dossier_of(store).tables["risk"]["id"].to_pylist()
+    published = [run.store.published(path) or b"" for path in run.record.published]
+    assert not any(f'"{name}"'.encode() in content or f" {name}<".encode() in content for content in published for name in ids)
+
+
+def test_a_dossier_of_one_model_is_found_by_the_digest_of_its_weights(store: str) -> None:
+    (moons,) = [one for one in memlib.list_runs(store=store) if one.title == "moons"]
+    by_id = memlib.run({"audit": "dossier", "subject": {"runs": [moons.id[:8]]}}, store=store, quiet=True)
+    (digest, *_) = by_id.tables["audits"]["digests"].drop_null().to_pylist()[0]
+    by_model = memlib.run({"audit": "dossier", "subject": {"model": digest[:20]}}, store=store, quiet=True)
+    assert set(by_model.record.cells) == {moons.id}
+    with pytest.raises(UserError, match=r"no run in .* is about model 'ffff'"):
+        memlib.run({"audit": "dossier", "subject": {"model": "ffff"}}, store=store, quiet=True)
+
+
+def test_a_dossier_without_a_test_is_descriptive(store: str) -> None:
+    run = memlib.run({"audit": "dossier", "subject": {"data": data_of(store, "moons")}}, store=store, quiet=True)
+    assert (run.verdict.word, run.verdict.sentence) == (
+        "descriptive", "1 audit described the model; none of them includes a test.",
+    )  # fmt: skip
+
+
+def test_a_stale_audit_is_never_named_in_the_verdict(store: str) -> None:
+    rows = dossier_of(store, most_days=1e-9).tables["audits"].to_pylist()
+    assert all(not row["counts"] and "stale" in row["reason"] for row in rows if row["state"] == "run")
+    assert dossier_of(store, most_days=1e-9).verdict.word in ("inconclusive", "descriptive")
+
+
+def test_a_dossier_runs_the_cells_that_its_recipe_names(tmp_path: Path) -> None:
+    recipe = {"audit": "dossier", "cells": [{"recipe": MOONS, "set": {"training.seed": seed}} for seed in (0, 1)]}
+    run = memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)
+    assert len(run.record.cells) == 2
+    assert len(memlib.list_runs(store=str(tmp_path / "store"))) == 3
+
+
+def test_the_command_line_writes_the_document_the_list_and_json(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = tmp_path / "release.yaml"
+    release.write_text("model: forest 1.0\naccess: probabilities\nresidual_risk: <b>small</b>\n")
+    digest = data_of(store, "forests")
+    assert main(["dossier", "--data", digest, "--store", store, "--release", str(release), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["format"] == 1
+    assert document["release"]["model"] == "forest 1.0"
+    page = memlib.open(document["run"], store=store).report.read_text()
+    assert "queries are answered with probabilities" in page
+    assert "&lt;b&gt;small" in page
+    assert main(["risk", "--data", digest, "--store", store, "--most", "3", "--csv", str(tmp_path / "risk.csv")]) == 0
+    assert "named by" in capsys.readouterr().out
+    assert len((tmp_path / "risk.csv").read_text().splitlines()) == len(document["risk"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name the subject: --data DIGEST, --model DIGEST, or ids of runs"),
+        (["--data", "ffff"], "is about data 'ffff'"),
+        (["--release", "nowhere.yaml", "--data", "00"], "cannot read nowhere.yaml"),
+        (["--most-days", "0", "--data", "00"], "most_days"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(
+    arguments: list[str], said: str, store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dossier", "--store", store, *arguments]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
