@@ -141,8 +141,8 @@ def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Ar
     public_crops = View((PUBLIC,), recipe.crops[0])
     if recipe.reconstruct is not None and not shown_rows(splits, shard, public_crops).members.num_rows:
         raise UserError(
-            f"no public image has a {recipe.crops[0].mode} crop, by which pictures are judged; give public images boxes, or "
-            "leave out reconstruct"
+            f"no public image has a {recipe.crops[0].mode} crop, but reconstruct needs such crops; give public images boxes, "
+            "or leave out reconstruct"
         )
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.decode.k) > public:

@@ -87,7 +87,7 @@ def _check_longest(space: Worded, known: int, window: int) -> None:
     """Refuse words that, spelled after the start symbol and the known prefix, may be longer than a transformer's window."""
     if 1 + known + space.longest > window:
         raise UserError(
-            f"the longest candidate has {space.longest} symbols, after {1 + known} before it, but the transformer reads "
+            f"the longest candidate has {space.longest} symbols and follows {1 + known} others, but the transformer reads "
             f"{window}; raise data.window or lower canaries.words"
         )
 

@@ -141,7 +141,7 @@ def _refuse_to_cut(training: TrainingSpec, feature: Feature) -> None:
     margin = min(x0, y0, width - x1, height - y1)
     if margin < shift:
         raise UserError(
-            f"training.augment.shift {shift} could cut off the feature, which is {margin} px from an edge; move it inward"
+            f"training.augment.shift {shift} could cut off the feature, which is {margin} px from an edge; lower the shift"
         )
 
 

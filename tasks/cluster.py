@@ -209,7 +209,8 @@ class Watch:
         now = time.monotonic()
         if self._limit is not None and now - self._started > self._limit:
             raise RunError(
-                f"{self._stage} was stopped after {self._limit:g} s, its time limit (resources.stages.{self._stage}.timeout)"
+                f"{self._stage} was stopped after its time limit of {self._limit:g} s; raise "
+                f"resources.stages.{self._stage}.timeout and run the same command again"
             )
         if places(self._ray, self._needs) >= self._parts:
             self._had_room = now
@@ -315,7 +316,7 @@ def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[
     """Check that a part fits on this machine if Ray runs only here, where no node can join later."""
     if context.resources.ray_address is None and places(ray, needs) < 1:
         raise ResourcesError(
-            f"each part of {stage} needs {in_words(needs)}, which this machine does not have; see resources.stages"
+            f"each part of {stage} needs {in_words(needs)}, which this machine does not have; lower resources.stages.{stage}"
         )
 
 

@@ -68,7 +68,7 @@ def reach(store: Store) -> str:
     except Exception as error:  # S3 clients raise errors of many types
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"{type(error).__name__}: {cause}"
-    return "" if exists else "there is no store at this address"
+    return "" if exists else "no store exists at this address"
 
 
 @contextlib.contextmanager

@@ -138,7 +138,9 @@ class Context:
             text: the warning.
             names_data: whether it may name examples, which Prefect must not store.
         """
-        tell("a warning that may name examples is in the output of this run" if names_data else text, logging.WARNING)
+        tell(
+            "a warning was printed that may name examples; see the output of the run" if names_data else text, logging.WARNING
+        )
         self._console.print(f"warning: {plain(text)}", style="yellow" if self.live else None, soft_wrap=True)
 
     def bars(self, stage: str, title: str = "") -> AbstractContextManager[Bars]:

@@ -242,7 +242,7 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             evicted = {ref: context.shared.stages[ref] for ref, is_complete in complete.items() if not is_complete}
             if not evicted:
                 continue
-            context.note(f"{_line_name(context, evicted)}: needed again after their files were evicted")
+            context.note(f"{_line_name(context, evicted)}: recomputing, as evicted files are needed again")
             for ref in evicted:
                 if not context.store.artifacts.is_complete(ref):  # another driver may have recomputed it meanwhile
                     context.discard(ref)

@@ -70,7 +70,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     _check_reach(ray, context)
     if resources.of(stage).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
-    context.say(f"training {', '.join(job.name for job in jobs)}: {groups} side by side")
+    context.say(f"training {', '.join(job.name for job in jobs)}: {groups} in parallel")
     board = _board(ray, [job.name for job in jobs], resources.max_failures)
     done = threading.Event()
     bars.expect(len(jobs))

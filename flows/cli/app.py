@@ -228,7 +228,7 @@ def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
     if recorded.get("ray_address"):
         address = plain(str(recorded["ray_address"]))
         print(
-            f"the run used the Ray cluster at {address}; a store does not choose a cluster. If you trust it, add --set "
+            f"the run used the Ray cluster at {address}; if you trust this address, connect to it again with --set "
             f"resources.ray_address={address}",
             file=sys.stderr,
         )

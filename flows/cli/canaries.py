@@ -124,7 +124,7 @@ def check(
     encoded, window = _encoded(folder, model)
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
-    problems, remarks = [], ["the training data were not checked; name them with --data, or use CanaryCallback"]
+    problems, remarks = [], ["the training data were not checked; give --data, or use CanaryCallback"]
     if limits and longest > min(limits):
         cut = sum(len(one.tokens) > min(limits) for one in encoded)
         problems.append(
@@ -265,9 +265,9 @@ def _claim(epsilon: float | None, adjacency: str, result: CanaryAudit) -> str | 
     if epsilon is None:
         return None
     if adjacency != "add-remove":
-        return f"epsilon {epsilon:g} under {adjacency} adjacency: not compared, as the coins put records in or leave them out"
+        return f"epsilon {epsilon:g} under {adjacency} adjacency: not compared, as the audit measures add-remove adjacency"
     if result.claim is None:
-        return f"epsilon {epsilon:g} per record: not compared, as {result.repeats} copies change delta; claim delta 0"
+        return f"epsilon {epsilon:g} per record: not compared, as {result.repeats} copies change delta; use --delta 0"
     p, smallest, level = result.claim.p_value, result.claim.smallest_p, result.bound.level
     if smallest > level:
         return f"epsilon {epsilon:g}: cannot be tested, as a perfect attack would have p = {smallest:.3g}; draw more canaries"

@@ -97,13 +97,15 @@ def scan(
             json.dumps({"text": text, "format": format_, **numbers, "remarks": remarks, "file": out and str(out)}, indent=1)
         )
         return
-    secrets = f"{total:,} different ones, {once:,} of them once and {total - once:,} more often"
+    secrets = f"{total:,} different secrets, of which {once:,} occur once and {total - once:,} more often"
     lines = [f"occurrences of {format_!r} in {text}: {found.occurrences:,}; {secrets}", *remarks]
     if out is None:
-        lines.append("next: the same command with --out FILE, which lists the secrets for an exposure audit")
+        lines.append("next: run the same command with --out FILE to list the secrets for an exposure audit")
     else:
         lines.append(f"next, in a recipe for the exposure audit: {_recipe_line(out, format_, alphabets)}")
-        lines.append("and in canaries, unseen: a file of others of the same kind that the text does not hold, 40 per secret")
+        lines.append(
+            "also set canaries.unseen to a file of secrets of the same kind that the text does not contain, 40 per secret"
+        )
     for line in lines:
         console.print(plain(line), soft_wrap=True)
 

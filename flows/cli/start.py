@@ -101,7 +101,7 @@ def _ask_for_situation() -> Have:
     if answer in choices:
         return answer
     if not (answer.isdecimal() and 1 <= int(answer) <= len(choices)):
-        raise UserError(f"{answer!r} is no number from 1 to {len(choices)}")
+        raise UserError(f"{answer!r} is not a number from 1 to {len(choices)}; run the command again")
     return choices[int(answer) - 1]
 
 
@@ -269,8 +269,8 @@ def check_prefect() -> None:
 
         if not (PREFECT_API_URL.value() or PREFECT_SERVER_EPHEMERAL_ENABLED.value()):
             raise UserError(
-                "PREFECT_API_URL names no server, and Prefect may start none (PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off); "
-                "set one of them"
+                "PREFECT_API_URL is not set, and PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off, so that there is no Prefect "
+                "server; set one of them"
             )
         return
     try:

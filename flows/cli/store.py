@@ -154,7 +154,7 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         raise RunError(f"the page of run {run.run} has been changed since it was published; see memlib verify {run.run}")
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
-        console.print("no browser found; open the file yourself")
+        console.print("no browser found; open this file yourself")
 
 
 def status(
@@ -521,7 +521,7 @@ def gc(
         has not ended was active within this time, or within a day, as it may use any of them.
     lost
         A run whose manifest is gone while its page or tables remain, by its whole id; may be given several times. Its files
-        are listed. Without this, gc stops at such a run: its artifacts are unknown, and its audit run again restores it.
+        are listed. Without this, gc stops at such a run, as its artifacts are unknown; running its audit again restores it.
     delete
         Delete the listed items.
     store

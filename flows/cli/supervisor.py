@@ -108,7 +108,7 @@ def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
         return ended
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     cause = signal.Signals(code - 128).name if code > 128 else f"status {code}"
-    problem = f"the computing process was lost ({cause}): Ray's or its own server died, or memory ran out"
+    problem = f"the computing process was lost ({cause}): a server of Ray or Prefect died, or memory ran out"
     _mark(messages, "failed", problem)
     _say(f"memlib: {problem}; run the same command again")
     return TRY_AGAIN

@@ -62,7 +62,7 @@ def decide(run: Run, *, fail_above: Sequence[str] = (), fail_on: Literal["shown"
         UserError: if no gate is given, or if a gate is malformed or matches no finding of the run.
     """
     if not fail_above and fail_on is None:
-        raise UserError("give a gate: --fail-on shown, or --fail-above METRIC=VALUE")
+        raise UserError("no gate is given; add --fail-on shown, or --fail-above METRIC=VALUE")
     judgements = [_of_verdict(run)] if fail_on is not None else []
     judgements += [_of_finding(run, gate, row, value) for gate, rows, value in _selected(run, fail_above) for row in rows]
     return Decision(run.id, judgements)
@@ -88,9 +88,9 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
         decides: whether the finding is of a headline family; other tests are adjusted among themselves and decide nothing.
     """
     if not row.is_test:
-        return Judgement("undecided", "it is not tested, so it passes and fails no gate")
+        return Judgement("undecided", "it is not tested, so it can neither pass nor fail a gate")
     if not decides:
-        return Judgement("undecided", "it is not the headline, so it passes and fails no gate")
+        return Judgement("undecided", "it is not the headline, so it can neither pass nor fail a gate")
     if row.verdict == "shown" and row.low is not None and row.low > limit:
         return Judgement("failed", "it is shown, and its interval lies above the limit")
     if row.verdict == "bounded" and row.upper_bound is not None and row.upper_bound <= limit:

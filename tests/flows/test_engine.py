@@ -83,7 +83,7 @@ def test_a_flow_run_shows_its_id_stages_and_result(tmp_path: Path, capfd: pytest
     assert first.name == f"Smoke ({RUN.run})"
     assert [log.message.rsplit(" in ", 1)[0] for log in logs] == [
         "decode examples: started", "decode examples: done", "the recipe is small",
-        "a warning that may name examples is",
+        "a warning was printed that may name examples; see the output of the run",
     ]  # fmt: skip
     assert [log.level for log in logs] == [20, 20, 30, 30]
     assert logs[0].task_run_id is not None

@@ -22,14 +22,14 @@ from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ("audit: sweep", "needs a grid or cells"),
-        ("audit: sweep\ngrid: {training.epochs: [1]}", "needs a recipe to start from"),
+        ("audit: sweep", "needs grid or cells"),
+        ("audit: sweep\ngrid: {training.epochs: [1]}", "the sweep has no recipe; give one"),
         ("audit: sweep\nrecipe: smoke\ngrid: {training.epochs: []}", "grid.training.epochs has no values"),
         ("audit: sweep\nrecipe: smoke\ngrid: {training.epoch: [1]}", "cell epoch=1: unknown recipe key training.epoch"),
         ("audit: sweep\nrecipe: smoke\ncells: [{name: a}, {name: a}]", "more than one cell is called 'a'"),
         (
             "audit: sweep\nrecipe: smoke\ngrid: {a.b: &n [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], c: *n, d: *n, e: *n, f: *n}",
-            "at most 10000 are possible",
+            "reduce them to at most 10000",
         ),
         ("audit: sweep\nrecipe: nowhere\ncells: [{name: a}]", "no recipe 'nowhere'"),
         ("audit: sweep\ncells: [{recipe: {audit: sweep, recipe: smoke, cells: [{}]}}]", "a sweep cannot be a cell"),

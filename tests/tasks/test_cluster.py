@@ -187,7 +187,7 @@ def test_a_stage_has_its_own_time_limit(context: Any, clock: list[float]) -> Non
         clock[0] = 31
         if ends:
             with pytest.raises(
-                RunError, match=r"train was stopped after 30 s, its time limit \(resources.stages.train.timeout\)"
+                RunError, match=r"train was stopped after its time limit of 30 s; raise resources.stages.train.timeout"
             ):
                 watch.look()
         else:
@@ -304,7 +304,7 @@ def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
             return found
 
     mine = context(ray_address="auto")
-    with pytest.raises(RunError, match=r"cannot read the store .* \(there is no store at this address\); give the workers"):
+    with pytest.raises(RunError, match=r"cannot read the store .* \(no store exists at this address\); give the workers"):
         training._check_reach(Ray(), mine)
     mine.store.begin()
     training._check_reach(Ray(), mine)

@@ -167,7 +167,7 @@ def test_progress_on_a_pipe_is_plain_lines(
         monkeypatch.setenv(setting, "1")
     context = Context(store)
     at_work(context)
-    context.say("training model A0: 1 side by side")
+    context.say("training model A0: 1 in parallel")
     assert capsys.readouterr().err.splitlines() == [
         "warning: the disk is nearly full", "from a library", "train models: done in 3 s",
     ]  # fmt: skip

@@ -173,7 +173,7 @@ class GenerateTrain(Train):
         objective: AnyObjective = self.training.objective
         if (self.model.kind, objective.kind) not in TRAINED_BY:
             wanted = " or ".join(f"{model} by {loss}" for model, loss in TRAINED_BY)
-            raise UserError(f"a {self.model.kind} is not trained by the objective {objective.kind}; train a {wanted}")
+            raise UserError(f"training.objective {objective.kind} does not train a {self.model.kind}; train a {wanted}")
         described = {
             "model": self.model.model_dump(mode="json"),
             "condition": Conditions(self.conditions, self.layers).dim,

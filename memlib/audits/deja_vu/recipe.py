@@ -131,7 +131,9 @@ class BeyondSpec(Spec):
     @classmethod
     def _is_beyond(cls, value: Mapping[str, AttributeOrigin]) -> Mapping[str, AttributeOrigin]:
         if "class" in value:
-            raise ValueError("class is what an attribute is beyond; give the attribute another name")
+            raise ValueError(
+                "beyond.attributes measures attributes other than the class, so none may be named class; rename it"
+            )
         return value
 
 
@@ -193,7 +195,9 @@ class Recipe(Spec):
             raise ValueError("beyond compares two models, but with reference there is only one; set one of these to null")
         given = [spec for pair in self.encoders for spec in (pair.a, pair.b) if spec and spec.kind == "embeddings"]
         if self.decode.stability is not None and given:
-            raise ValueError("decode.stability runs the encoders on new views; it cannot be computed from given embeddings")
+            raise ValueError(
+                "decode.stability runs the encoders on new views, which supplied embeddings do not allow; set it to null"
+            )
         odd = [layer for layer in self.decode.layers if not LAYER.fullmatch(layer)]
         if odd:
             raise ValueError(f"decode.layers names {odd[0]!r}; layer names consist of letters, digits, dots, _ and -")
@@ -212,7 +216,8 @@ class Recipe(Spec):
             )
         if spec.neighbors > max(self.decode.k):
             raise ValueError(
-                f"reconstruct.neighbors is {spec.neighbors}, but decode.k searches {max(self.decode.k)} neighbours; raise it"
+                f"reconstruct.neighbors is {spec.neighbors}, but decode.k searches only {max(self.decode.k)} neighbours; "
+                "raise decode.k, or lower reconstruct.neighbors"
             )
         if spec.side > self.data.image_size:
             raise ValueError(
@@ -220,10 +225,10 @@ class Recipe(Spec):
                 "data.image_size, or lower generator.model.input_size"
             )
         if spec.pairs > self.num_pairs:
-            raise ValueError(f"reconstruct.pairs is {spec.pairs}, but the recipe has {self.num_pairs}")
+            raise ValueError(f"reconstruct.pairs is {spec.pairs}, but the recipe has only {self.num_pairs}; lower it")
         unknown = [layer for layer in spec.layers if self.training is not None and layer not in (*self.model_layers, LAST)]
         if unknown:
-            raise ValueError(f"reconstruct.layers names {unknown[0]!r}; this model has {', '.join(self.model_layers)}")
+            raise ValueError(f"reconstruct.layers names {unknown[0]!r}; choose from {', '.join(self.model_layers)}")
         return self
 
     @model_validator(mode="after")
@@ -236,7 +241,7 @@ class Recipe(Spec):
         if self.training is None:
             return self  # the layers are known only once the encoders are loaded
         if "own" not in self.training.on and not self.split.extra_per_class:
-            raise ValueError("training.on names only extra images, but split.extra_per_class is 0")
+            raise ValueError("training.on names only extra images, but split.extra_per_class is 0; raise it")
         if self.fine_tuned and self.decode.epochs and 0 not in self.decode.epochs:
             raise ValueError(
                 "changes by fine-tuning are measured from epoch 0: add 0 to decode.epochs and to training.checkpoint_epochs"
@@ -244,7 +249,7 @@ class Recipe(Spec):
         names = self.model_layers
         unknown = [layer for layer in self.decode.layers if layer not in (*names, "last")]
         if unknown:
-            raise ValueError(f"decode.layers names {unknown[0]!r}; this model has {', '.join(names)}")
+            raise ValueError(f"decode.layers names {unknown[0]!r}; choose from {', '.join(names)}")
         side = self.model.input_size
         for training in (self.training, self.training.start or self.training):
             objective = training.objective
@@ -255,7 +260,10 @@ class Recipe(Spec):
                 )
         unkept = [epoch for epoch in self.decode.epochs if epoch not in self.training.kept_epochs]
         if unkept:
-            raise ValueError(f"decode.epochs names epoch {unkept[0]}; training keeps {list(self.training.kept_epochs)}")
+            raise ValueError(
+                f"decode.epochs names epoch {unkept[0]}, but training keeps only {list(self.training.kept_epochs)}; add it "
+                "to training.checkpoint_epochs"
+            )
         return self
 
     @property

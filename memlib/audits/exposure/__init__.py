@@ -54,8 +54,8 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     chosen = recipe.training is not None and recipe.training.patience is not None
     if chosen and recipe.canaries.file is not None and recipe.canaries.unseen is None:
         yield (
-            "the held-out text, whose secrets the given ones are compared with, also chooses the checkpoint "
-            "(training.patience), so that the model may fit it a little better than other text: leave patience out, or give "
+            "training.patience chooses the checkpoint by the held-out text, so that the model may fit this text a little "
+            "better than other text, but given secrets are compared with those in it: leave patience out, or give "
             "canaries.unseen"
         )
 

@@ -28,13 +28,13 @@ def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
         numbers = f"{most.value:.1f} bits ({say_p(most.p_adjusted)})"
         return Judgement("failed", f"canary {most.params['canary']} has {numbers}")
     if untested := row.params.get("recurring"):
-        return Judgement("undecided", f"{untested} given secrets recur in the text and were compared with nothing")
+        return Judgement("undecided", f"{untested} given secrets recur in the text and could not be tested")
     top = largest([one.value if _is_exact(one) else one.upper_bound for one in rows])
     if top is not None and top <= limit:
         return Judgement("passed", f"none of {len(rows)} has more than {top:.1f} bits")
     if above:
         share = percent(-math.expm1(len(rows) * math.log1p(-(2.0**-limit))), 0)
-        reason = f"{len(above)} of {len(rows)} have more than {limit:g} bits, as one would without memory in {share} of runs"
+        reason = f"{len(above)} of {len(rows)} have more than {limit:g} bits, which happens without memory in {share} of runs"
         return Judgement("undecided", reason)
     return Judgement("undecided", f"an exposure above {limit:g} bits cannot be ruled out for all {len(rows)}")
 

@@ -114,8 +114,8 @@ def exact_ranks(
         for canary, (method, rank, evaluations) in own_ranks.items():
             if rank < 1 and model.at.precision == "float64":
                 raise RunError(
-                    f"the {method} count of candidates misses canary {canary} itself: the model scores the same text "
-                    "differently each time; make it deterministic, or set score.method to sampled"
+                    f"the {method} search of all candidates does not find canary {canary}: the model scores the same text "
+                    "differently each time; make the model deterministic, or set score.method to sampled"
                 )
             own_ranks[canary] = (method, max(1, rank), evaluations)
     return ranks

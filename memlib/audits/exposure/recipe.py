@@ -189,11 +189,14 @@ class Recipe(Spec):
         canaries = self.canaries
         if not Format(canaries.format, canaries.alphabets).has_words:
             if canaries.words is not None:
-                raise ValueError("canaries.words counts the words for {w} in canaries.format, which has none; leave it out")
+                raise ValueError(
+                    f"canaries.words is the number of words drawn for {{w}}, but canaries.format is {canaries.format!r}, "
+                    "without {w}; leave canaries.words out"
+                )
         elif self.data.unit == "token" or self.data.paired or self.trained is not None or canaries.file is not None:
             raise ValueError(
-                "{w} in canaries.format is for words that memlib draws from a text of characters or words; for others, list "
-                "words in canaries.alphabets.w"
+                "memlib draws words for {w} in canaries.format only from a text of characters or words, for canaries that it "
+                "inserts; otherwise list the words in canaries.alphabets.w"
             )
 
     @property
@@ -202,7 +205,9 @@ class Recipe(Spec):
         if self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
         if self.trained is None or self.training is not None:
-            raise ValueError("an exposure audit needs exactly one of training and trained (an external model)")
+            raise ValueError(
+                f"give one of training and trained (an external model), not {'both' if self.trained else 'neither'}"
+            )
         return self.trained
 
     def _check_sanitize(self) -> None:
@@ -218,19 +223,22 @@ class Recipe(Spec):
             )
         models = [cell.model for cell in self.cells.values()]
         if any(isinstance(model, PretrainedSpec) or model.architecture != "encoder_decoder" for model in models):
-            raise ValueError("pairs need model.architecture encoder_decoder")
+            raise ValueError("data of pairs needs model.architecture encoder_decoder")
         if HOLE.search(self.canaries.source) and (self.extraction is not None or self.score.method == "pruned"):
             raise ValueError(
-                "with holes in canaries.source the source contains the secret and there is nothing to search for: set "
+                f"canaries.source {self.canaries.source!r} contains the secret, so there is nothing to search for: set "
                 "extraction to null, and score.method to auto, enumerated, sampled or extrapolated"
             )
 
     def _check_documents(self, how: DiscoverableSpec) -> None:
         if self.data.unit != "token":
-            raise ValueError("discoverable needs documents that were held out at random; set data.unit to token")
+            raise ValueError(
+                f"data.unit is {self.data.unit}, but discoverable needs documents that were held out at random; use token"
+            )
         if how.prefix + how.suffix > self.data.window:
             raise ValueError(
-                f"discoverable needs {how.prefix} + {how.suffix} tokens in one window; data.window is {self.data.window}"
+                f"discoverable needs {how.prefix} + {how.suffix} tokens in one window, but data.window is "
+                f"{self.data.window}; raise it, or lower discoverable.prefix or suffix"
             )
 
     def _check_trained(self, trained: SequenceModelSpec) -> None:
@@ -243,13 +251,15 @@ class Recipe(Spec):
         if self.variants or self.seeds > 1 or self.quantize:
             raise ValueError("variants, seeds and quantize are for models that memlib trains; leave them out")
         if self.sanitize is not None:
-            raise ValueError("sanitize trains on a sanitized text, which an external model cannot: leave it out")
+            raise ValueError(
+                "sanitize trains models on a sanitized text, but an external model is already trained; leave it out"
+            )
         if self.score.equal_loss:
             raise ValueError("score.equal_loss compares variants of a training; leave it out for an external model")
         if self.data.unit == "token":
-            raise ValueError("data.unit token is for fine-tuning (model.kind huggingface); use character")
+            raise ValueError("data.unit token is for models that memlib fine-tunes (model.kind huggingface); use character")
         if trained.kind == "huggingface" and self.data.unit != "character":
-            raise ValueError("a model with a tokenizer needs data.unit character")
+            raise ValueError(f"data.unit is {self.data.unit}, but a model with a tokenizer needs character")
 
     def _check_training(self, training: TrainingSpec) -> None:
         if training.objective.kind != "language":
@@ -280,7 +290,8 @@ class Recipe(Spec):
                 )
             if recipe._shared != self._plain._shared:
                 raise ValueError(
-                    f"variant {name!r} may only change model, training, quantize and the known prefix and suffix"
+                    f"variant {name!r} changes other settings than model, training, quantize, canaries.known_prefix and "
+                    "canaries.known_suffix; change those for all variants"
                 )
 
     @property

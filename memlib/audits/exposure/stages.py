@@ -94,8 +94,8 @@ class MakeCorpus(Stage[StoredCorpus]):
         counted = [number for number, secret in enumerate(known, start=1) if secret.times is not None]
         if counted and not self.elsewhere:
             raise UserError(
-                f"secret {counted[0]} of {len(known)} of canaries.file is followed by a tab and a number of occurrences, "
-                "which are only for external models (trained); remove these numbers, as memlib counts the occurrences itself"
+                f"canaries.file gives a number of occurrences with secret {counted[0]} of {len(known)}; remove these "
+                "numbers: only external models (trained) need them, otherwise memlib counts occurrences itself"
             )
         if self.elsewhere:
             known = [replace(secret, times=secret.times or 1) for secret in known]
@@ -180,9 +180,9 @@ class MakeCorpus(Stage[StoredCorpus]):
         needed = math.ceil(given / level) - 1
         if given and not unseen:
             return (
-                "canaries.file without canaries.unseen tests only secrets that occur once in a text whose held-out part is "
-                "drawn at random (documents, or data.hold_out: blocks), among held-out ones; else list secrets of the same "
-                "kind that the text does not contain"
+                "without canaries.unseen, only secrets that occur once are tested, among those of text that was held out at "
+                "random (documents, or data.hold_out: blocks); to test all, list secrets of the same kind that the text does "
+                "not contain in canaries.unseen"
             )
         if unseen < needed:
             return (

@@ -149,19 +149,21 @@ class Recipe(Spec):
         ).items():
             unknown = [name for name in mix if name not in self.sets]
             if unknown or not mix:
-                raise ValueError(f"{place} names {unknown[0] if unknown else 'no set'}; sets are {', '.join(self.sets)}")
+                raise ValueError(f"{place} names {unknown[0] if unknown else 'no set'}; choose from {', '.join(self.sets)}")
         self._check_pool(mixes)
         if self.compare is not None and (self.compare[0] == self.compare[1] or not set(self.compare) <= set(self.targets)):
             raise ValueError(f"compare must name two of the targets {', '.join(self.targets)}, not {list(self.compare)}")
         if self.training.objective.kind != "supervised":
             raise ValueError(f"training.objective {self.training.objective.kind} does not train a classifier; use supervised")
         if self.training.patience is not None or self.training.checkpoint_epochs:
-            raise ValueError("training.patience and checkpoint_epochs have no effect here: all models train for all epochs")
+            raise ValueError(
+                "training.patience and checkpoint_epochs have no effect here: all models train for all epochs; leave them out"
+            )
         return self
 
     def _check_pool(self, mixes: Mapping[str, Mix]) -> None:
         if self.group is not None and self.group.near is not None:
-            raise ValueError("group.near has no effect here: near_duplicates already joins near copies")
+            raise ValueError("group.near has no effect here: near_duplicates already joins near copies; leave it out")
         if WITHHELD in self.verdict.retained_mix:
             raise ValueError("verdict.retained_mix contains withheld examples, which no model may train on; leave them out")
         parts = {spec.part for name, spec in self.sets.items() if name in POOL}
@@ -177,7 +179,7 @@ class Recipe(Spec):
             if WITHHELD in mix:
                 raise ValueError(f"{place} contains withheld examples, which no model may train on; leave them out")
             if KNOWN in self.sets and mix.get(KNOWN) != 1:
-                raise ValueError(f"{place} lacks known: 1; every target must be trained on the known examples")
+                raise ValueError(f"{place} lacks known: 1; add it, as every target must be trained on all known examples")
 
     def is_controlled(self, target: str) -> bool:
         """Return whether a target was trained on the known examples as on others.

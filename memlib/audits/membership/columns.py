@@ -104,11 +104,13 @@ def subgroup_values(stated: Mapping[str, Mapping[str, str]], name: str) -> Mappi
         UserError: for a column that the table lacks, or that has a single value or too many.
     """
     if name not in stated:
-        raise UserError(f"score.subgroup names {name!r}, and the table has the columns {', '.join(stated)}")
+        raise UserError(
+            f"score.subgroup names {name!r}, but the columns of the table are {', '.join(stated)}; name one of them"
+        )
     values = stated[name]
     count = len(set(values.values()))
     if count < 2:
-        raise UserError(f"score.subgroup: column {name} has {count} value; name a column that divides the rows")
+        raise UserError(f"score.subgroup: column {name} has only {count} value; name a column with at least two")
     if count > MOST_VALUES:
         raise UserError(
             f"score.subgroup: column {name} has {count:,} values; name one with at most {MOST_VALUES}, such as age by decades"
@@ -123,5 +125,7 @@ def hideable(column: OneHot, name: str) -> OneHot:
         UserError: for a column with a single value.
     """
     if len(column.categories) < 2:
-        raise UserError(f"score.hidden: column {name} has {len(column.categories)} value, so there is nothing to guess")
+        raise UserError(
+            f"score.hidden: column {name} has only {len(column.categories)} value, so nothing to guess; remove it"
+        )
     return column

@@ -46,8 +46,8 @@ class Blind:
         """The warning for a contradicted declaration."""
         family = max(self.found.by_family, key=lambda name: self.found.by_family[name])
         return (
-            f"target.drawn declares a random draw, but members can be told without the model (AUC {self.found.auc:.2f}, "
-            f"{say_p(self.found.p_value)}, most by {family}): nothing is tested"
+            "target.drawn declares a random draw, but members differ from non-members even without the model (AUC "
+            f"{self.found.auc:.2f}, {say_p(self.found.p_value)}, most by {family}): nothing is tested; check target.drawn"
         )
 
 

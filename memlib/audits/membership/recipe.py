@@ -234,18 +234,20 @@ class Recipe(Spec):
 
     def _problems(self) -> Iterator[str]:
         if isinstance(self.model, ClassifierSpec) != (self.training is not None):
-            yield "a network needs training, and an estimator has none" + (
-                "; add training" if self.training is None else f"; remove training of a {self.model.kind}"
+            yield (
+                "a network needs training; add it"
+                if self.training is None
+                else f"training is for networks, not for a {self.model.kind}; remove it"
             )
         training = self.training
         if training is not None and training.objective.kind != "supervised":
             yield f"training.objective {training.objective.kind} does not train a classifier; use supervised"
         if training is not None and training.batch_size is None and getattr(self.model, "stackable", False):
-            yield "training.batch_size is missing: training sets drawn by coins differ in size; give a number"
+            yield "training.batch_size is missing; set it, as training sets drawn by coins differ in size"
         if self.score.headline not in self.score.attacks:
-            yield f"score.headline {self.score.headline} is not among score.attacks ({', '.join(self.score.attacks)})"
+            yield f"score.headline {self.score.headline} is not in score.attacks ({', '.join(self.score.attacks)}); add it"
         if (self.queries.flip or self.queries.shift) and not isinstance(self.model, ClassifierSpec):
-            yield f"queries are for images; a {self.model.kind} is queried once per example"
+            yield f"queries are for images, but a {self.model.kind} is queried once per example; remove queries"
         if self.queries.count > 1 and self.target.outputs is not None:
             yield "target.outputs holds one answer per example; remove queries"
         if self.follows and (self.target.is_external or training is None or not training.earlier_epochs):
@@ -254,11 +256,11 @@ class Recipe(Spec):
                 "training.checkpoint_epochs, or leave trajectory out of score.attacks"
             )
         if self.score.self_influence and (self.target.is_external or training is None):
-            yield "score.self_influence follows the training of a network by memlib; leave it out"
+            yield "score.self_influence is only for networks that memlib trains; leave it out"
         if (self.follows or self.score.self_influence) and training is not None and training.patience is not None:
             yield (
-                "training.patience stops models after different epochs, but trajectory and score.self_influence follow the "
-                "same epochs of all; set it to null"
+                "training.patience stops models after different epochs, but the attack trajectory and score.self_influence "
+                "need the same epochs of all models; set training.patience to null"
             )
         if self.privacy is not None and self.coins != 0.5:
             yield (
@@ -272,15 +274,15 @@ class Recipe(Spec):
         score, source = self.score, self.data.source
         named = [name for name in ("subgroup", "hidden") if getattr(score, name)]
         if named and not isinstance(source, TableSource):
-            yield f"score.{named[0]} names columns of a table, and data.source is of kind {source.kind}; remove it"
+            yield f"score.{named[0]} needs columns of a table, but data.source is of kind {source.kind}; remove it"
             return
         if score.hidden and self.target.outputs is not None:
-            yield "target.outputs holds one answer per example, and a hidden column takes one per value; remove score.hidden"
+            yield "score.hidden needs an answer for every value of a column, but target.outputs has only one; remove it"
         if len(set(score.hidden)) < len(score.hidden):
-            yield f"score.hidden names a column twice ({', '.join(score.hidden)})"
+            yield f"score.hidden names a column twice ({', '.join(score.hidden)}); name each once"
         used = source.columns if isinstance(source, TableSource) else ()
         if unused := [name for name in score.hidden if used and name not in used]:
-            yield f"score.hidden names {unused[0]!r}, which is not in data.source.columns, so the model does not see it"
+            yield f"score.hidden names {unused[0]!r}, but data.source.columns does not; name it in both or neither"
 
     @property
     def queries_target(self) -> bool:

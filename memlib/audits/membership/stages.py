@@ -160,8 +160,8 @@ def refuse_too_few(units: Units) -> None:
     least = int(np.minimum(inside.sum(axis=1), (~inside).sum(axis=1)).min())
     if least < 2:
         raise UserError(
-            f"with {len(units)} {units.noun} some model has {least} members or non-members; an audit needs at least two of "
-            "each: audit more data, or choose shadows.share nearer to 0.5"
+            f"of {len(units)} {units.noun}, at least one model has fewer than two members or non-members ({least}); audit "
+            "more data, or choose shadows.share nearer to 0.5"
         )
 
 
@@ -187,8 +187,8 @@ def _other_share(audited: Audited) -> str | None:
     if not audited.recipe.target.is_external or not audited.recipe.shadows.count or abs(own - share) <= FAR_SHARE:
         return None
     return (
-        f"the target was trained on {own:.0%} of the listed examples and each shadow model on {share:.0%}: attacks are "
-        f"stronger with training sets as large as its own, shadows.share={own:.2f}"
+        f"the target was trained on {own:.0%} of the listed examples, but each shadow model on {share:.0%}; set "
+        f"shadows.share to {own:.2f} for stronger attacks"
     )
 
 

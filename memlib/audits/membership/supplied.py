@@ -74,11 +74,11 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         listed = _by_id(said_of_examples(self.path, "member", setting="target.members"), ids)
         values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
         if not (values != UNLISTED).any():
-            raise UserError(f"{self.path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
+            raise UserError(f"{self.path} names none of the {len(ids)} examples; use ids such as {ids[0]!r}")
         if strange := sorted(listed.keys() - set(ids)):
             attempt.warn(
-                f"{self.path} lists {count_of(len(strange), 'example')} outside of the pool, such as {strange[0]!r}; "
-                f"ids look like {ids[0]!r}"
+                f"{self.path} lists {count_of(len(strange), 'example')} outside of the pool, such as {strange[0]!r}, without "
+                f"effect; ids of the pool look like {ids[0]!r}"
             )
         for value, word in ((1, "members"), (0, "non-members")):
             if (count := int((values == value).sum())) < FEWEST:
@@ -120,7 +120,7 @@ def _flag(text: str | None, name: str, path: str) -> int:
         return 1
     if text.strip().lower() in NO:
         return 0
-    raise UserError(f"{path} says {text!r} of example {name!r}; the column member holds yes or no")
+    raise UserError(f"{path} has {text!r} for example {name!r} in column member; write yes or no")
 
 
 def _refuse_divided(values: NDArray[np.int8], groups: NDArray[np.int64], ids: list[str], path: str) -> None:
@@ -134,8 +134,8 @@ def _refuse_divided(values: NDArray[np.int8], groups: NDArray[np.int64], ids: li
         at = int(np.flatnonzero(differs)[0])
         one, other = sorted(ids[int(places[place])] for place in (at, at + 1))
         raise UserError(
-            f"{path} separates a group of split.group: of {one!r} and {other!r} only one is a member; membership "
-            "can be tested only if all examples of a group (a person, copies of a record) are members, or none"
+            f"{path} lists only one of {one!r} and {other!r} as a member, but both belong to one group of split.group (a "
+            "person, copies of a record); audit data in which all examples of each group are members, or none"
         )
 
 

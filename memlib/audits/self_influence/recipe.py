@@ -48,7 +48,7 @@ class Recipe(Spec):
     def _is_whole(self) -> "Recipe":
         subject = self.subject
         if self.influence.pull:
-            raise ValueError("influence.pull compares canaries; it applies only to the unique-feature audit")
+            raise ValueError("influence.pull compares canaries of the unique-feature audit; leave it out here")
         if isinstance(subject, TrainIt) == bool(self.checkpoints):
             raise ValueError("trained and checkpoints go together: give both or neither")
         if isinstance(subject, TrainIt):
@@ -69,7 +69,9 @@ class Recipe(Spec):
     def _check_external(self, trained: ExternalClassifierSpec) -> None:
         chosen = self.influence.model_dump(include={"checkpoints", "loss_fall", "epochs"})
         if chosen != InfluenceSpec().model_dump(include=set(chosen)):
-            raise ValueError(f"influence.{', influence.'.join(chosen)} apply only to models that memlib trains")
+            raise ValueError(
+                f"influence.{', influence.'.join(chosen)} apply only to models that memlib trains; leave them out"
+            )
         if trained.weights is not None:
             raise ValueError("trained.weights has no effect here; give the weights under checkpoints")
 
@@ -77,6 +79,8 @@ class Recipe(Spec):
         if training.objective.kind != "supervised":
             raise ValueError(f"training.objective {training.objective.kind} does not train a classifier; use supervised")
         if training.checkpoint_epochs:
-            raise ValueError("training.checkpoint_epochs has no effect here; influence chooses the checkpoints")
+            raise ValueError("training.checkpoint_epochs has no effect here; choose them by influence.checkpoints")
         if not (self.influence.epochs or training.epochs):
-            raise ValueError("self-influence needs a trained model; training.epochs is 0")
+            raise ValueError(
+                "training.epochs is 0, but self-influence needs a trained model; raise it, or give influence.epochs"
+            )

@@ -45,10 +45,14 @@ def probe_examples(data: TrainingData, probe: ProbeSpec, other: Artifact[Shard] 
     if images.shape[1:] != shape or images.dtype != data.images.dtype:
         seen_shape = " x ".join(str(side) for side in images.shape[1:])
         wanted = " x ".join(str(side) for side in shape)
-        raise UserError(f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}")
+        raise UserError(
+            f"probe examples are {seen_shape} {images.dtype}, but the models take {wanted} {data.images.dtype}; change "
+            "probe.data"
+        )
     if len(rows) < 2:
         raise UserError(
-            f"there are {len(rows)} probe examples, but a paired test needs two; see probe and split.held_out_per_class"
+            f"there are {len(rows)} probe examples, but a paired test needs two; raise split.held_out_per_class, or "
+            "give more data in probe"
         )
     chosen: NDArray[Any] = images[_chosen(rows, probe, seed=seed)]
     return chosen

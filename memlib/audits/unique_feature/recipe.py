@@ -74,7 +74,7 @@ class Config(LevelSpec):
     @classmethod
     def _some(cls, value: tuple[Output, ...]) -> tuple[Output, ...]:
         if not value:
-            raise ValueError("outputs must name probability, logit or both")
+            raise ValueError("score.outputs is empty; name probability, logit or both")
         return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
@@ -134,9 +134,12 @@ class Recipe(Spec):
         if isinstance(subject, ExternalClassifierSpec):
             self._check_external(subject)
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):
-            raise ValueError(f"data_seeds needs a source with a seed; {self.data.source.kind} has none")
+            raise ValueError(f"data_seeds is {self.data_seeds}, but {self.data.source.kind} has no seed; set data_seeds to 1")
         if self.score.latent and not (self.nets.same_seed and self.model is not None and self.model.stackable):
-            raise ValueError("score.latent compares units of small nets; it needs nets.same_seed and mlp, cnn_1 or cnn_2")
+            raise ValueError(
+                "score.latent needs nets.same_seed: true and model.architecture mlp, cnn_1 or cnn_2; set these, or set "
+                "score.latent to false"
+            )
         if self.score.latent and self.data_seeds > 1:
             raise ValueError(
                 "score.latent finds the units of one draw of the data; set data_seeds to 1, or score.latent to false"
@@ -144,7 +147,7 @@ class Recipe(Spec):
         for name in self.variants:
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
-                raise ValueError(f"variant {name!r} changes score or report, which all variants share")
+                raise ValueError(f"variant {name!r} changes score or report; change these for all variants")
         self._check_baselines()
         if isinstance(subject, TrainIt):
             self._check_training(subject)
@@ -164,7 +167,7 @@ class Recipe(Spec):
         unknown = [name for pair in self.baselines.items() for name in pair if name not in self.variants]
         if unknown:
             known = ", ".join(self.variants) or "none"
-            raise ValueError(f"baselines names {unknown[0]!r}, which is no variant; variants are: {known}")
+            raise ValueError(f"baselines names {unknown[0]!r}, which is not a variant; variants are: {known}")
         own = [name for name, baseline in self.baselines.items() if name == baseline]
         if own:
             raise ValueError(f"baselines compares {own[0]!r} with itself; name another variant, or leave it out")
@@ -188,9 +191,11 @@ class Recipe(Spec):
         if training.objective.kind != "supervised":
             raise ValueError(f"training.objective {training.objective.kind} does not train a classifier; use supervised")
         if self.score.per_epoch and not model.stackable:
-            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {model.architecture}")
+            raise ValueError(f"score.per_epoch is for mlp, cnn_1 and cnn_2, not for {model.architecture}; set it to false")
         if training.checkpoint_epochs:
-            raise ValueError("training.checkpoint_epochs has no effect here; score.per_epoch scores every epoch")
+            raise ValueError(
+                "training.checkpoint_epochs has no effect here; leave it out (score.per_epoch scores every epoch)"
+            )
 
     def _check_augmentation(self, training: TrainingSpec) -> None:
         augment = training.augment

@@ -30,7 +30,9 @@ def test_secrets_are_counted_and_listed_in_a_private_file(
     out = tmp_path / 'it\'s "mine".txt'
     assert main(["scan", str(mail), *ASK, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert f"occurrences of 'My pin is {{d4}}' in {mail}: 3; 2 different ones, 1 of them once and 1 more often" in said
+    assert (
+        f"occurrences of 'My pin is {{d4}}' in {mail}: 3; 2 different secrets, of which 1 occur once and 1 more often" in said
+    )
     assert out.read_text() == "My pin is 1234\nMy pin is 4071\n"
     assert out.stat().st_mode & 0o777 == 0o600
     assert not any(secret in said for secret in ("4071", "1234"))

@@ -165,7 +165,7 @@ def test_pages_are_opened_and_shown_at_their_place_in_a_moved_store(
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda uri: opened.append(uri) or len(opened) > 1)
     assert main(["open", "a", "--store", str(there)]) == 0
-    assert "no browser found; open the file yourself" in capsys.readouterr().out
+    assert "no browser found; open this file yourself" in capsys.readouterr().out
     assert main(["open", "a", "--store", str(there)]) == 0
     assert opened == [(there / "runs/abc/report.html").as_uri()] * 2
     (there / "runs/abc/report.html").unlink()

@@ -192,7 +192,7 @@ def test_check_is_undecided_for_untested_metrics_and_requires_a_gate(run: Run, s
     assert decision.outcome == "undecided"
     assert decision.findings[0].gate == f"{metric}=1e-09"
     assert "not tested" in decision.findings[0].reason
-    with pytest.raises(UserError, match="give a gate"):
+    with pytest.raises(UserError, match="no gate is given"):
         memlib.check(run)
     with pytest.raises(UserError, match="has no nothing"):
         memlib.check(run, fail_above={"nothing": 1})

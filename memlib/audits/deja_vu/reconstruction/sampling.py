@@ -158,8 +158,8 @@ class Reconstruct(Stage[Reconstructions]):
         assert isinstance(objective, DenoisingSpec)
         if objective.ema**steps > STARTING:
             attempt.warn(
-                f"reconstruct: after {steps} steps of training, {objective.ema**steps:.0%} of the generator's average of "
-                "weights are its first ones, so that it draws noise; raise generator.training.epochs, or lower objective.ema"
+                f"reconstruct: after {steps} steps, initial weights still make up {objective.ema**steps:.0%} of the "
+                "generator's average of weights, so it draws noise; raise generator.training.epochs, or lower objective.ema"
             )
 
     @staticmethod

@@ -21,10 +21,12 @@ class GeneratorSpec(Spec):
     @model_validator(mode="after")
     def _removes_noise(self) -> "GeneratorSpec":
         if not isinstance(self.training.objective, DenoisingSpec):
-            raise ValueError("a generator learns to remove noise; set its training.objective to {kind: denoising}")
+            raise ValueError(
+                f"training.objective {self.training.objective.kind} does not train a generator; use {{kind: denoising}}"
+            )
         if self.training.augment is not None:
             raise ValueError(
-                "a generator draws the images that its representations were made from; set training.augment to null"
+                "a generator learns to draw the very images that were embedded; set its training.augment to null"
             )
         return self
 
@@ -113,8 +115,8 @@ class ReconstructSpec(Spec):
         assert isinstance(objective, DenoisingSpec)
         if objective.steps % self.steps:
             raise ValueError(
-                f"reconstruct.steps is {self.steps}, but must divide the {objective.steps} steps of diffusion with which the "
-                "generator is trained"
+                f"reconstruct.steps is {self.steps}, but must divide the {objective.steps} diffusion steps of the "
+                "generator's training.objective; choose a divisor"
             )
         return self
 

@@ -120,8 +120,8 @@ class ObserveDocuments(Stage["TokenScores"]):
         loaded = HuggingFace(spec.path, spec.adapter)
         if [piece or "" for piece in loaded.pieces] != self.corpus.content.vocabulary:
             raise UserError(
-                f"the tokenizer of target.trained ({spec.path}) is not that of model.path; name the model from which it was "
-                "fine-tuned"
+                f"the tokenizer of target.trained ({spec.path}) is not that of model.path; set model.path to the model that "
+                "was fine-tuned"
             )
         return loaded
 

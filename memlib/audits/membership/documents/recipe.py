@@ -35,7 +35,7 @@ class DocumentsTargetSpec(TargetSpec):
     @model_validator(mode="after")
     def _one_of_three(self) -> "DocumentsTargetSpec":
         if self.outputs is not None:
-            raise ValueError("outputs are for classifiers; give trained, the folder of the fine-tuned model")
+            raise ValueError("target.outputs is for classifiers; give target.trained, the folder of the fine-tuned model")
         if self.is_external != (self.members is not None):
             raise ValueError("members lists the training documents of an external model (trained): give both or neither")
         return self

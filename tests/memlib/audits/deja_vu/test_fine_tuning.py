@@ -127,7 +127,7 @@ def test_fading_memory_is_found_and_steady_memory_is_not_called_fading() -> None
         (["split.extra_per_class=0", "training.on=[extra]"], "split.extra_per_class is 0"),
         (["training.checkpoint_epochs=[1]", "decode.epochs=[1]"], "add 0 to decode.epochs"),
         (["split.extra_per_class=500"], "500 extra images"),
-        (["decode.layers=[projector_1]"], "this model has backbone, classifier"),
+        (["decode.layers=[projector_1]"], "choose from backbone, classifier"),
     ],
 )
 def test_recipes_for_fine_tuning_refuse_contradictory_settings(tmp_path: Path, settings: list[str], said: str) -> None:

@@ -22,7 +22,7 @@ from memlib.store import Store
     ("given", "unseen", "said"),
     [
         (0, 0, ""),
-        (5, 0, "tests only secrets that occur once"),
+        (5, 0, "only secrets that occur once are tested"),
         (5, 198, "too few to detect any one of the 5 given secrets; that takes 199"),
         (5, 199, ""),
     ],
@@ -64,7 +64,7 @@ def test_occurrence_counts_of_secrets_are_accepted_only_for_external_models(tmp_
     canaries = SecretsSpec(format="pin {d3}", file=str(tmp_path / "secrets"))
     with pytest.raises(
         UserError,
-        match=r"secret 2 of 2 of canaries\.file is followed by a tab and a number of occurrences, .* remove these numbers",
+        match=r"canaries\.file gives a number of occurrences with secret 2 of 2; remove these numbers",
     ):
         _ = MakeCorpus(text, canaries).given
     assert [secret.times for secret in MakeCorpus(text, canaries, elsewhere=True).given.known] == [1, 50]
@@ -97,7 +97,10 @@ def test_limits_report_that_the_hold_out_also_chooses_the_checkpoint(
             "canaries": {"format": "pin {d4}", "file": "secrets.txt", "unseen": unseen},
         }
     )  # fmt: skip
-    assert len([text for text in AUDITS["exposure"].limits(recipe) if "also chooses the checkpoint" in text]) == count
+    assert (
+        len([text for text in AUDITS["exposure"].limits(recipe) if "chooses the checkpoint by the held-out text" in text])
+        == count
+    )
 
 
 @pytest.mark.parametrize(("known", "before"), [(True, 8), (False, 1)])
@@ -115,5 +118,5 @@ def test_words_too_long_for_the_transformer_are_refused_even_if_not_drawn(
         "model": {"architecture": "transformer", "width": 8, "layers": 1, "heads": 1},
         "training": {"objective": {"kind": "language"}, "epochs": 1, "augment": None},
     }
-    with pytest.raises(UserError, match=f"has 40 symbols, after {before} before it, but the transformer reads 40"):
+    with pytest.raises(UserError, match=f"has 40 symbols and follows {before} others, but the transformer reads 40"):
         memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)

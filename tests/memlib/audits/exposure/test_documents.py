@@ -155,7 +155,7 @@ def test_shared_beginnings_are_found_across_the_ends_of_windows() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"data": {"source": {"kind": "topics"}}, "model": {}}, "held out at random; set data.unit to token"),
+        ({"data": {"source": {"kind": "topics"}}, "model": {}}, "held out at random; use token"),
         ({"discoverable": {"prefix": 90, "suffix": 20}}, "data.window is 100"),
         ({"model": {}}, "go together"),
         ({"variants": {"b": {"model.path": "other"}}}, "fine-tunes another model"),

@@ -37,9 +37,9 @@ def test_hidden_columns_have_their_coordinates_and_categories(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("subgroup", "hidden", "constant", "message"),
     [
-        ("height", (), "", "score.subgroup names 'height', and the table has the columns a, b, colour"),
+        ("height", (), "", "score.subgroup names 'height', but the columns of the table are a, b, colour"),
         ("a", (), "", f"has 60 values; name one with at most {MOST_VALUES}"),
-        ("region", (), "region", "has 1 value; name a column that divides"),
+        ("region", (), "region", "has only 1 value; name a column with at least two"),
         (None, ("a",), "", "column a holds numbers; if they stand for categories"),
         (None, ("sex",), "sex", "nothing to guess"),
     ],

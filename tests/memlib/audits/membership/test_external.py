@@ -106,7 +106,7 @@ def test_members_that_were_not_drawn_at_random_are_described(folder: Path) -> No
 def test_a_declared_draw_contradicted_by_the_order_of_ids_is_not_tested(folder: Path) -> None:
     half = len(IDS) // 2
     write_csv(folder / "members.csv", {"example_id": IDS, "member": ["yes"] * half + ["no"] * (len(IDS) - half)})
-    with pytest.warns(UserWarning, match="members can be told without the model"):
+    with pytest.warns(UserWarning, match="members differ from non-members even without the model"):
         run = memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
     assert run.verdict.word == DESCRIPTIVE
 
@@ -130,8 +130,8 @@ def test_a_parquet_list_of_members_with_booleans_is_read(folder: Path, coins: ND
 @pytest.mark.parametrize(
     ("ids", "flags", "message"),
     [
-        (IDS, ["maybe"] * len(IDS), "'maybe' of example '0000000'; the column member holds yes or no"),
-        (["a", "b"], ["yes", "no"], "names none of the 569 examples; ids look like '0000000'"),
+        (IDS, ["maybe"] * len(IDS), "'maybe' for example '0000000' in column member; write yes or no"),
+        (["a", "b"], ["yes", "no"], "names none of the 569 examples; use ids such as '0000000'"),
         (IDS[:200], ["yes"] * 195 + ["no"] * 5, "lists 5 non-members among the 569 examples"),
     ],
 )
@@ -145,7 +145,7 @@ def test_an_unusable_list_of_members_is_refused_in_one_line(
 
 
 def test_a_person_with_members_and_nonmembers_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="separates a group of split.group: of '0000000' and"):
+    with pytest.raises(UserError, match="lists only one of '0000000' and"):
         audited(split={"group": {"pattern": r"^(\d{6})"}})
 
 
@@ -316,6 +316,6 @@ def test_unlisted_examples_need_no_outputs(folder: Path, coins: NDArray[np.bool_
 def test_too_few_members_or_nonmembers_are_refused() -> None:
     units = world(40).units
     alone = replace(units, member=np.arange(len(units)) < 1)
-    with pytest.raises(UserError, match="with 40 examples some model has 1 members or non-members"):
+    with pytest.raises(UserError, match="of 40 examples, at least one model has fewer than two members or non-members"):
         refuse_too_few(alone)
     refuse_too_few(world(100).units)

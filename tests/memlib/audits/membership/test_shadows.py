@@ -160,11 +160,14 @@ def test_nets_without_a_batch_size_are_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training": None}, "add training"),
-        ({"model": {"kind": "forest"}}, "remove training"),
-        ({"score": {"attacks": ["loss"]}}, "headline lira is not among"),
+        ({"training": None}, "needs training; add it"),
+        ({"model": {"kind": "forest"}}, "not for a forest; remove it"),
+        ({"score": {"attacks": ["loss"]}}, "headline lira is not in"),
         ({"score": {"self_influence": True}, "model": {"kind": "forest"}, "training": None}, "leave it out"),
-        (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [2], "patience": 3}}, "set it to null"),
+        (
+            FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [2], "patience": 3}},
+            "set training.patience to null",
+        ),
         (FOLLOWED, "after several epochs of a network"),
         (FOLLOWED | {"training": {**NET["training"], "checkpoint_epochs": [20]}}, "after several epochs of a network"),
         (FOLLOWED | {"model": {"kind": "forest"}, "training": None}, "after several epochs of a network"),

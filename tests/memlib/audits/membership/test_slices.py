@@ -132,14 +132,18 @@ def test_documents_have_no_slices_by_class() -> None:
 @pytest.mark.parametrize(
     ("score", "change", "message"),
     [
-        ({"subgroup": "sex"}, {}, "score.subgroup names columns of a table, and data.source is of kind digits"),
-        ({"hidden": ["sex"]}, {}, "score.hidden names columns of a table"),
+        ({"subgroup": "sex"}, {}, "score.subgroup needs columns of a table, but data.source is of kind digits"),
+        ({"hidden": ["sex"]}, {}, "score.hidden needs columns of a table"),
         ({"hidden": ["sex", "sex"]}, {"data": TABLE}, "names a column twice"),
-        ({"hidden": ["sex"]}, {"data": {"source": {**TABLE["source"], "columns": ["age"]}}}, "the model does not see it"),
+        (
+            {"hidden": ["sex"]},
+            {"data": {"source": {**TABLE["source"], "columns": ["age"]}}},
+            "but data.source.columns does not",
+        ),
         (
             {"hidden": ["sex"]},
             {"data": TABLE, "target": {"outputs": {"path": "o.csv"}, "members": "m.csv"}},
-            "remove score.hidden",
+            "score.hidden needs an answer for every value",
         ),
     ],
 )

@@ -81,8 +81,8 @@ def test_lists_of_members_are_read_from_parquet_in_any_order(
 def test_unlisted_examples_and_empty_cells_are_unknown_and_reported(runner: PlainRunner, data: TrainingData) -> None:
     flags = {name: flag for name, flag in words().items() if name not in IDS[:4]} | {IDS[4]: "", "elsewhere/1": "yes"}
     artifact = runner.run(ReadMembers(data, listed(flags)))
-    said = "members.csv lists 1 example outside of the pool, such as 'elsewhere/1'; ids look like 'p00/0000000'"
-    assert runner.warnings[-1] == said
+    said = "members.csv lists 1 example outside of the pool, such as 'elsewhere/1', without effect"
+    assert runner.warnings[-1] == f"{said}; ids of the pool look like 'p00/0000000'"
     assert artifact.content.tolist() == [-1] * 5 + MEMBER[5:].tolist()
     count = MEMBER[5:].sum()
     assert ReadMembers.described(artifact) == [
@@ -106,9 +106,13 @@ def test_lists_and_outputs_may_name_examples_by_their_pseudonyms(
 @pytest.mark.parametrize(
     ("flags", "column", "message"),
     [
-        ({**words(), IDS[3]: "perhaps"}, "member", "'perhaps' of example 'p01/0000003'; the column member holds yes or no"),
+        ({**words(), IDS[3]: "perhaps"}, "member", "'perhaps' for example 'p01/0000003' in column member; write yes or no"),
         (words(), "membership", "'member'"),
-        ({name[4:]: flag for name, flag in words().items()}, "member", "names none of the 40 examples; ids look like 'p00/"),
+        (
+            {name[4:]: flag for name, flag in words().items()},
+            "member",
+            "names none of the 40 examples; use ids such as 'p00/",
+        ),
         (dict.fromkeys(IDS, "yes"), "member", "lists 0 non-members among the 40 examples of the pool"),
         ({name: "no" if row > 8 else "yes" for row, name in enumerate(IDS)}, "member", "lists 9 members"),
     ],
@@ -125,7 +129,7 @@ def test_a_person_must_be_a_member_with_all_her_examples_or_none(runner: PlainRu
     data = pool(runner, GroupSpec(pattern="^(.+)/"))
     assert read(runner, data, listed(words())).tolist() == MEMBER.tolist()
     divided = {**words(), IDS[7]: "yes" if MEMBER[6] == 0 else "no"}
-    with pytest.raises(UserError, match="of 'p03/0000006' and 'p03/0000007' only one is a member"):
+    with pytest.raises(UserError, match="only one of 'p03/0000006' and 'p03/0000007' as a member"):
         read(runner, data, listed(divided, "divided.csv"))
 
 

@@ -112,15 +112,15 @@ def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("reconstruct.neighbors=7", "decode.k searches 6 neighbours"),
-        ("reconstruct.layers=[brain]", "this model has backbone"),
-        ("reconstruct.pairs=2", "the recipe has 1"),
+        ("reconstruct.neighbors=7", "decode.k searches only 6 neighbours"),
+        ("reconstruct.layers=[brain]", "choose from backbone"),
+        ("reconstruct.pairs=2", "the recipe has only 1"),
         ("reference={kind: network}", "there is only one"),
         ("reconstruct.steps=30", "must divide the 1000 steps"),
         ("reconstruct.generator.model.input_size=64", "stored with 16"),
-        ("beyond.attributes={class: source}", "another name"),
+        ("beyond.attributes={class: source}", "none may be named class"),
         ("data.channels=1", "draws colour pictures"),
-        ("reconstruct.generator.training.augment={}", "set training.augment to null"),
+        ("reconstruct.generator.training.augment={}", "set its training.augment to null"),
         ("reconstruct.generator.training.objective={kind: decoding}", "{kind: denoising}"),
     ],
 )
@@ -131,7 +131,7 @@ def test_recipes_with_impossible_reconstruction_settings_are_refused(change: str
 
 def test_a_generator_whose_average_holds_its_first_weights_is_warned_about(tmp_path: Path) -> None:
     changes = [*TINY, "reconstruct.generator.training.objective={kind: denoising, ema: 0.999}"]
-    with pytest.warns(UserWarning, match="after 12 steps of training, 99% of the generator's average"):
+    with pytest.warns(UserWarning, match="after 12 steps, initial weights still make up 99% of the generator's average"):
         memlib.run("scenes_reconstruction", store=str(tmp_path), changes=changes, quiet=True)
 
 

@@ -45,7 +45,7 @@ def test_unknown_keys_are_answered_with_the_nearest_key_of_documents(key: str, m
         ({"training": None}, "lacks training"),
         ({"shadows": {"count": 0}}, "ratio compares"),
         ({"shadows": {"count": 2}, "score": {"attacks": ["lira"], "headline": "lira"}}, "lira needs 4 shadow models"),
-        ({"score": {"attacks": ["loss"]}}, "headline ratio is not among"),
+        ({"score": {"attacks": ["loss"]}}, "headline ratio is not in"),
         ({"split": {"held_out_per_class": 3}}, "split counts"),
         ({"data": {"source": {"kind": "topics"}, "unit": "token"}}, "go together"),
         ({"training": {**TRAINING, "patience": 1}}, "every document may be a member"),
