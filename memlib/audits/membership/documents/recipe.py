@@ -89,11 +89,11 @@ class DocumentsRecipe(Recipe):
         if self.data.paired:
             yield "membership is of documents, not of pairs; use a source of text"
         if self.split.model_copy(update={"group": None}) != HoldOutSpec():
-            yield "split counts and draws examples of classes; of its keys, documents take group alone"
+            yield "split may only have the key group, as documents have no classes; remove its other keys"
         if self.split.group is not None and self.split.group.near is not None:
-            yield "split.group.near compares images; use pattern or path"
+            yield "split.group.near compares images; use split.group.pattern or path for documents"
         if self.target.is_external and not self.score.blind:
-            yield "texts of other years or sources can be told without the model; leave out score.blind"
+            yield "score.blind is false, but texts of other years or sources differ even without the model; leave it out"
         if self.queries.count > 1:
             yield "queries are for images; leave them out"
         if self.privacy is not None and self.coins != 0.5:
@@ -109,7 +109,7 @@ class DocumentsRecipe(Recipe):
         if isinstance(self.model, LanguageSpec) and self.model.architecture == "encoder_decoder":
             yield "encoder_decoder is for pairs; use another model.architecture"
         if self.target.is_external and not is_pretrained:
-            yield "target.trained needs model {kind: huggingface, path: ...}, from which it was fine-tuned"
+            yield "target.trained needs the model from which it was fine-tuned; set model to {kind: huggingface, path: ...}"
         if training is None and self.trains:
             yield "the recipe lacks training; without it, give target.trained and set shadows.count to 0"
         if training is not None and training.objective.kind != "language":
@@ -122,14 +122,17 @@ class DocumentsRecipe(Recipe):
     def _score_problems(self) -> Iterator[str]:
         attacks, count = self.score.attacks, self.shadows.count
         if self.score.headline not in attacks:
-            yield f"score.headline {self.score.headline} is not among score.attacks ({', '.join(attacks)})"
+            yield f"score.headline {self.score.headline} is not in score.attacks ({', '.join(attacks)}); add it"
         if self.score.self_influence:
-            yield "score.self_influence is for classifiers of examples; leave it out"
+            yield "score.self_influence is only for classifiers; leave it out"
         if "ratio" in attacks and not count and not isinstance(self.model, PretrainedSpec):
-            yield "ratio compares with a pretrained model or with shadow models; raise shadows.count, or set score.attacks"
+            yield "the attack ratio needs a pretrained model or shadow models; raise shadows.count, or leave ratio out"
         fitted = [name for name in attacks if name in OF_SHADOWS]
         if fitted and count < FEWEST_SHADOWS:
-            yield f"{fitted[0]} needs {FEWEST_SHADOWS} shadow models or more; raise shadows.count, or set score.attacks"
+            yield (
+                f"the attack {fitted[0]} needs {FEWEST_SHADOWS} shadow models or more, but shadows.count is {count}; raise "
+                f"shadows.count, or leave {fitted[0]} out of score.attacks"
+            )
 
     @property
     def trains(self) -> bool:

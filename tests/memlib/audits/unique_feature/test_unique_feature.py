@@ -537,7 +537,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"trained": {"model": "a:b", "weights": "w"}}, "either model and training, or trained"),
         ({"model": None}, "either model and training, or trained"),
         ({"variants": {"x": {"training.nope": 1}}}, "nope"),
-        ({"data": {"source": {"kind": "npz", "path": "x"}}, "data_seeds": 3}, "npz has none"),
+        ({"data": {"source": {"kind": "npz", "path": "x"}}, "data_seeds": 3}, "npz has no seed"),
         ({"training": {**BASE["training"], "augment": {}}}, "could cut the feature away"),
         ({"training": {**BASE["training"], "augment": {"crop_scale": [1, 1]}}}, "crop_ratio could cut"),
         ({"score": {"latent": True}}, "same_seed"),

@@ -116,7 +116,7 @@ def test_pictures_do_not_depend_on_the_blocks_they_are_drawn_in(
         ("reconstruct.layers=[brain]", "choose from backbone"),
         ("reconstruct.pairs=2", "the recipe has only 1"),
         ("reference={kind: network}", "there is only one"),
-        ("reconstruct.steps=30", "must divide the 1000 steps"),
+        ("reconstruct.steps=30", "must divide the 1000 diffusion steps"),
         ("reconstruct.generator.model.input_size=64", "stored with 16"),
         ("beyond.attributes={class: source}", "none may be named class"),
         ("data.channels=1", "draws colour pictures"),

@@ -43,10 +43,10 @@ def test_unknown_keys_are_answered_with_the_nearest_key_of_documents(key: str, m
     ("change", "problem"),
     [
         ({"training": None}, "lacks training"),
-        ({"shadows": {"count": 0}}, "ratio compares"),
+        ({"shadows": {"count": 0}}, "the attack ratio needs"),
         ({"shadows": {"count": 2}, "score": {"attacks": ["lira"], "headline": "lira"}}, "lira needs 4 shadow models"),
         ({"score": {"attacks": ["loss"]}}, "headline ratio is not in"),
-        ({"split": {"held_out_per_class": 3}}, "split counts"),
+        ({"split": {"held_out_per_class": 3}}, "split may only have"),
         ({"data": {"source": {"kind": "topics"}, "unit": "token"}}, "go together"),
         ({"training": {**TRAINING, "patience": 1}}, "every document may be a member"),
         ({"target": {"trained": {"kind": "huggingface", "path": "x"}}}, "give both or neither"),
