@@ -1,6 +1,7 @@
 """The recipe of a dossier: its subject, and what its readers decide about."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -58,6 +59,8 @@ class Recipe(CellsSpec):
     title: str = "Dossier"
     """Heading of the report."""
     subject: SubjectSpec = SubjectSpec()
+    every: Mapping[str, Any] = {}
+    """Changes to the recipes of all cells by dotted key, such as {data: {source: {kind: image_folder, path: photos}}}."""
     release: ReleaseSpec = ReleaseSpec()
     most_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Age in days from which a run is stale and no longer counts."""
@@ -65,6 +68,10 @@ class Recipe(CellsSpec):
     """Share of the records that an audit names as most exposed."""
     ids: bool = True
     """Whether the ids of exposed persons and examples are part of the dossier; otherwise it holds aggregates and digests."""
+
+    def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
+        """Return (name, recipe, changes by dotted key) for every cell, with the changes that all of them share."""
+        return [(name, recipe, {**self.every, **change}) for name, recipe, change in super().changes()]
 
     @model_validator(mode="after")
     def _has_a_subject(self) -> "Recipe":
