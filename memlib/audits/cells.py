@@ -43,10 +43,12 @@ class CellsSpec(Spec):
     @model_validator(mode="after")
     def _cells_have_recipes(self) -> "CellsSpec":
         if self.recipe is None and (self.grid or any(cell.recipe is None for cell in self.cells)):
-            raise ValueError("a sweep needs a recipe to start from, unless it has no grid and every cell has its own recipe")
+            raise ValueError(
+                "the sweep has no recipe; give one, or use cells that all have a recipe of their own, and no grid"
+            )
         empty = [key for key, values in self.grid.items() if not values]
         if empty:
-            raise ValueError(f"grid.{empty[0]} has no values")
+            raise ValueError(f"grid.{empty[0]} has no values; list some, or remove the key")
         return self
 
     def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
@@ -57,7 +59,7 @@ class CellsSpec(Spec):
         """
         count = (math.prod(map(len, self.grid.values())) if self.grid else 0) + len(self.cells)
         if count > MOST_CELLS:
-            raise ValueError(f"the sweep has {count} cells; at most {MOST_CELLS} are possible")
+            raise ValueError(f"the sweep has {count} cells; reduce them to at most {MOST_CELLS}")
         cells = []
         if self.grid:
             assert self.recipe is not None
