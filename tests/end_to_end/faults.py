@@ -82,6 +82,9 @@ recipe:
 {textwrap.indent(SELF_INFLUENCE, "  ")}
 grid: {{training.epochs: [10, 20, 30]}}
 """
+DOSSIER = (
+    SWEEP.replace("audit: sweep", "audit: dossier").replace("tiny sweep", "tiny dossier").replace("[10, 20, 30]", "[10, 20]")
+)
 RECONSTRUCTIONS = """
 beyond: {attributes: {place: source}}
 reconstruct:
@@ -106,6 +109,7 @@ RECIPES = {
     "exposure": EXPOSURE,
     "exposure (fine-tuning)": FINE_TUNING,
     "sweep": SWEEP,
+    "dossier": DOSSIER,
 }
 BROKEN = {
     "deja-vu (views)": ("stability",),

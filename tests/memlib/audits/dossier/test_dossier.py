@@ -95,7 +95,9 @@ def test_a_dossier_without_ids_holds_none(store: str) -> None:
     assert "risk" not in run.tables
     ids = dossier_of(store).tables["risk"]["id"].to_pylist()
     published = [run.store.published(path) or b"" for path in run.record.published]
-    assert not any(f'"{name}"'.encode() in content or f" {name}<".encode() in content for content in published for name in ids)
+    assert not any(
+        f'"{name}"'.encode() in content or f" {name}<".encode() in content for content in published for name in ids
+    )
 
 
 def test_a_dossier_of_one_model_is_found_by_the_digest_of_its_weights(store: str) -> None:
@@ -155,7 +157,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
         (["--most-days", "0", "--data", "00"], "most_days"),
     ],
 )
-def test_mistakes_are_answered_in_a_line(
+def test_dossier_answers_mistakes_in_a_line(
     arguments: list[str], said: str, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dossier", "--store", store, *arguments]) == 2
