@@ -38,9 +38,7 @@ def main() -> None:
     (options.folder / "mail.txt").write_text("\n\n".join(mails))
     (options.folder / "secrets.txt").write_text("\n".join(secrets) + "\n")
     (options.folder / "unseen.txt").write_text("\n".join(unseen) + "\n")
-    print(
-        f"{len(mails):,} mails, {len(secrets)} numbers that stand in them, {len(unseen)} that stand nowhere: {options.folder}"
-    )
+    print(f"{len(mails):,} mails with {len(secrets)} numbers, and {len(unseen)} numbers in no mail: {options.folder}")
 
 
 def draw_numbers(rng: np.random.Generator, count: int) -> list[str]:

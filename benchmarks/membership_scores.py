@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=256)
     parser.add_argument("--references", type=int, default=REFERENCES)
     parser.add_argument(
-        "--rounds", type=int, default=5, help="of memlib's sizes for one target; half as many for every target"
+        "--rounds", type=int, default=5, help="timings of memlib with one target; half as many with every model as target"
     )
     parser.add_argument("--peer", type=Path, action="append", default=[], help="folder of a checkout")
     options = parser.parse_args()

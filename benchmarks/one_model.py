@@ -43,7 +43,7 @@ def main() -> None:
     """Run the audits that are missing from the store; print what each shows, and how far one model is from two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="Tiny-ImageNet's training folder")
-    parser.add_argument("--splits", type=int, default=20, help="splits, and pairs of models on the first of them")
+    parser.add_argument("--splits", type=int, default=20, help="number of splits, and of pairs of models on the first split")
     parser.add_argument("--store", default="memlib-store")
     options = parser.parse_args()
     runs = _swept(options.data, options.splits, options.store)

@@ -317,7 +317,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("shards", "nets", "store", "sweep", "runs", "cells", "imagenet"))
     parser.add_argument("--count", type=int)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[80_000, 160_000, 320_000], help="imagenet: images")
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[80_000, 160_000, 320_000], help="imagenet: numbers of images"
+    )
     parser.add_argument("--largest", type=int, default=1_280_000, help="imagenet: images of the untrained run; 0: none")
     parser.add_argument(
         "--folder", help="imagenet: folder that keeps images and stores, so that the benchmark can be resumed"

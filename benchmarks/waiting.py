@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes, the first one 0")
+    parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes; the first must be 0")
     parser.add_argument("--run", nargs=2)
     options = parser.parse_args()
     if options.run:

@@ -338,17 +338,19 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
                 continue
             number, values = int(words[0]), [float(word) for word in words[1:]]
             if number < 0 or (classes and number >= len(classes)):
-                raise ValueError(f"class {number} of {len(classes)}")
+                raise ValueError(f"it has class number {number}, but there are {len(classes)} classes, numbered from 0")
             if len(values) in (4, 5):  # five: with a detector's confidence
                 x, y, width, height = values[:4]
                 points = [[x - width / 2, y - height / 2], [x + width / 2, y + height / 2]]
             elif len(values) >= 6 and len(values) % 2 == 0:
                 points = [values[place : place + 2] for place in range(0, len(values), 2)]
             else:
-                raise ValueError(f"{len(values)} numbers after the class")
+                raise ValueError(
+                    f"a class is followed by {len(values)} numbers; a box has 4, a polygon an even number from 6"
+                )
             if not all(-0.01 <= value <= 1.01 for point in points for value in point):  # NaN is refused too
                 raise ValueError(
-                    "boxes beyond the picture; in fractions of its width and height, numbers lie between 0 and 1"
+                    "a box reaches beyond the picture; coordinates are fractions of its width and height, from 0 to 1"
                 )
             boxes.append(_enclose(points))
             names.append(classes[number] if classes else str(number))
@@ -385,7 +387,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
     try:
         content = _json(data)
         if "annotations" not in content or "categories" not in content:
-            raise ValueError("it has no annotations with categories, as COCO's instances have")
+            raise ValueError("it lacks annotations or categories; COCO's files of instances have both")
         categories = {item["id"]: _name(item["name"]) for item in sorted(content["categories"], key=lambda item: item["id"])}
         by_image: dict[Any, list[Any]] = {}
         for item in content["annotations"]:
@@ -401,7 +403,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
                 raise ValueError(f"{listed} is listed twice")
             found[listed] = Objects(tuple(categories[item["category_id"]] for item in items), boxes, stated, name)
         if by_image:
-            raise ValueError(f"annotations of image {next(iter(by_image))!s:.40}, which is not listed")
+            raise ValueError(f"it annotates image {next(iter(by_image))!s:.40}, which is not in its list of images")
         check_no_fractions([row for each in found.values() for row in each.boxes.tolist()], name)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _not_an_annotation(name, "a COCO file of instances", error) from error

@@ -72,7 +72,7 @@ def _listed(name: str, file: AttributeFile, ids: list[str]) -> dict[str, str]:
     values = said_of_examples(file.path, file.value_column, setting=_setting(name), id_column=file.id_column)
     if not values.keys() & set(ids):
         hint = hint_at_ids(list(values), ids)
-        raise UserError(f"{file.path} has a value of none of the {len(ids)} examples; ids look like {ids[0]!r}{hint}")
+        raise UserError(f"{file.path} has no value for any of the {len(ids)} examples; ids look like {ids[0]!r}{hint}")
     return values
 
 
@@ -80,14 +80,16 @@ def _check_values(name: str, rows: pa.Table) -> None:
     """Refuse an attribute with one value or too many, or that the class determines; rows have columns value and label."""
     values, count = pc.unique(rows["value"]), rows.num_rows
     if len(values) < 2:
-        raise UserError(f"{_setting(name)} has one value for all {count:,} examples: there is nothing to name; remove it")
+        raise UserError(
+            f"{_setting(name)} has the same value for all {count:,} examples, so it cannot be inferred; remove it"
+        )
     if len(values) > MOST_VALUES:
         raise UserError(f"{_setting(name)} has {len(values):,} values, more than {MOST_VALUES}; combine rare ones")
     in_class = rows.group_by("label").aggregate([("value", "count_distinct")])["value_count_distinct"]
     if pc.max(in_class).as_py() == 1:
         raise UserError(
-            f"{_setting(name)} is determined by the class (all examples of a class have one value), so it is not beyond it; "
-            "remove it"
+            f"{_setting(name)} is determined by the class (all examples of a class share one value), so it reveals "
+            "nothing beyond the class; remove it"
         )
 
 

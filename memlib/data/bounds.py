@@ -98,7 +98,10 @@ def check_arrays(path: Path) -> None:
                     raise ValueError(f"the header of array {entry.filename} cannot be read") from error
             size = math.prod(shape) * dtype.itemsize
             if size > min(most, entry.file_size):
-                raise DataError(f"{path}: array {entry.filename} claims {size} bytes, but its entry has {entry.file_size}")
+                raise DataError(
+                    f"{path} is damaged: the header of array {entry.filename} states {size} bytes, but the file holds "
+                    f"{entry.file_size}"
+                )
 
 
 def check_inside(fs: Any, root: str, name: str, said_by: str) -> None:

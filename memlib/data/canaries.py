@@ -155,7 +155,7 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
         if chosen.shape != opaque.shape:
             raise UserError(
                 f"the mask {mask} is {chosen.shape[1]} x {chosen.shape[0]} pixels, "
-                f"but the picture {picture.width} x {picture.height}"
+                f"but the picture is {picture.width} x {picture.height}; use a mask of the picture's size"
             )
         opaque = opaque & chosen
     values = np.asarray(picture.convert("RGB")) if channels == 3 else np.asarray(picture.convert("L"))[..., None]
@@ -255,7 +255,7 @@ def _other_letters(text: str, count: int, *, seed: int) -> list[str]:
     alphabets = [_alphabet(c) for c in text]
     possible = math.prod(len(a) for a in alphabets) - 1
     if not possible:
-        raise UserError(f"the text {text!r} has no letter or digit to replace")
+        raise UserError(f"the text {text!r} has no letter or digit to replace; set canary.feature.nulls to a file of texts")
     texts: dict[str, None] = {}
     while len(texts) < min(count, possible):
         other = "".join(str(rng.choice(list(alphabet))) for alphabet in alphabets)

@@ -225,7 +225,7 @@ def read_documents(path: Path) -> list[CanaryDocument]:
         raise UserError(f"cannot read the canaries of {file} ({_reason(error)}); memlib canaries make writes them") from error
     documents = [_document(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line]
     if not documents or len({one.canary for one in documents}) < len(documents):
-        raise UserError(f"{file} has no canaries, or several with one id; use all.jsonl as memlib canaries make wrote it")
+        raise UserError(f"{file} has no canaries or repeats an id; use all.jsonl as memlib canaries make wrote it")
     return documents
 
 
@@ -242,7 +242,7 @@ def read_coins(folder: Path) -> Coins:
         repeats, guesses = int(metadata[b"memlib.repeats"]), json.loads(metadata[b"memlib.guesses"])
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise UserError(
-            f"cannot read the coins of {file} ({_reason(error)}); name the folder of memlib canaries make"
+            f"cannot read the coins of {file} ({_reason(error)}); give the folder that memlib canaries make wrote"
         ) from error
     return Coins(tuple(table["canary"].to_pylist()), table["inside"].to_numpy(), repeats, tuple(guesses))
 
@@ -251,9 +251,9 @@ def _check_numbers(count: int, repeats: int, guesses: Sequence[int]) -> None:
     if count < FEWEST:
         raise UserError(f"{count} canaries are too few for a test; draw at least {FEWEST}, better 500")
     if repeats < 1:
-        raise UserError(f"documents are to be given {repeats} times; give a number of at least 1")
+        raise UserError(f"repeats is {repeats}; give a number of at least 1")
     if len(set(guesses)) < len(guesses) or not all(0 < number <= count for number in guesses):
-        raise UserError(f"numbers of guesses {tuple(guesses)}; give different numbers from 1 to {count}, the canaries")
+        raise UserError(f"guesses are {tuple(guesses)}; give distinct numbers from 1 to the number of canaries ({count})")
 
 
 def _around(text: str) -> tuple[str, str]:
@@ -289,7 +289,7 @@ def _document(line: str, where: str) -> CanaryDocument:
     except (ValueError, KeyError, TypeError, AttributeError):
         document = None
     if document is None or not _is_whole(document):
-        raise UserError(f"{where} is no canary; use all.jsonl as memlib canaries make wrote it") from None
+        raise UserError(f"{where} is not a canary; use all.jsonl as memlib canaries make wrote it") from None
     return document
 
 

@@ -58,7 +58,7 @@ def read_losses(path: Path) -> pa.Table:
     except (OSError, pa.ArrowException, ValueError) as error:
         columns = ", ".join(LOSSES.arrow.names)
         raise UserError(
-            f"cannot read the losses of {path} ({type(error).__name__}); they have the columns {columns}"
+            f"cannot read the losses of {path} ({type(error).__name__}); the file needs the columns {columns}"
         ) from error
     if table["loss_sum"].null_count or not pc.all(pc.is_finite(table["loss_sum"])).as_py():
         raise UserError(
@@ -118,13 +118,13 @@ def score_canaries(losses: pa.Table, canaries: Sequence[str], *, step: int | Non
     audited: int = (steps or [BASE_STEP])[-1] if step is None else step
     if audited not in steps or audited == BASE_STEP:
         listed = ", ".join(map(str, steps)) or "none"
-        raise UserError(f"there are no losses of a trained model at step {audited}; recorded steps: {listed} (0 is the base)")
+        raise UserError(f"no losses of a trained model at step {audited}; recorded steps: {listed} (0 is the base model)")
     final, tokens = _at(losses, audited, canaries)
     if BASE_STEP not in steps:
         return CanaryScores(-final, audited, relative=False)
     base, base_tokens = _at(losses, BASE_STEP, canaries)
     if not np.array_equal(tokens, base_tokens):
-        raise UserError("canaries have other numbers of tokens at step 0 than later; record all losses with one tokenizer")
+        raise UserError("numbers of tokens of canaries differ between steps; record all losses with the same tokenizer")
     return CanaryScores(base - final, audited, relative=True)
 
 
@@ -137,7 +137,7 @@ def _at(losses: pa.Table, step: int, canaries: Sequence[str]) -> tuple[NDArray[n
         known = len(place.keys() & set(canaries))
         raise UserError(
             f"step {step} has {len(names):,} losses of {len(place):,} canaries, of which {known:,} are among the "
-            f"{len(canaries):,} of the coins; it needs one loss of each"
+            f"{len(canaries):,} canaries with coins; record one loss of each of these and of no others"
         )
     order = [place[name] for name in canaries]
     return rows["loss_sum"].to_numpy()[order], rows["tokens"].to_numpy()[order]

@@ -134,7 +134,7 @@ class Torchvision:
         stated: Any = getattr(self._data, "classes", None)
         labels: Any = getattr(self._data, "targets", getattr(self._data, "labels", None))
         if stated is None and labels is None:
-            raise DataError(f"torchvision.datasets.{spec.name} has neither class names nor labels")
+            raise DataError(f"torchvision.datasets.{spec.name} has neither class names nor labels; use kind: import")
         if labels is not None and np.asarray(labels).ndim == 1 and np.asarray(labels).dtype.kind in "iu" and len(labels):
             self.labels = np.asarray(labels).tolist()
         if stated is not None:

@@ -176,7 +176,7 @@ def _groups(
     copies = np.unique(digests, return_inverse=True)[1].astype(np.int64)
     links = _links(names)
     if group is not None and group.pattern is not None and not any(name is not None for name in names):
-        raise UserError(f"split.group.pattern {group.pattern!r} matches no document; it is searched in the texts")
+        raise UserError(f"split.group.pattern {group.pattern!r} occurs in the text of no document; change the pattern")
     if group is not None and group.path is not None:
         said = said_of_examples(group.path, "group", setting="split.group.path")
         listed = [said.get(f"document {number:08d}") for number in sizes.number.tolist()]

@@ -167,7 +167,7 @@ def find_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
     for name in files:
         if not is_text(name):
             how = "convmv -r -f latin1 -t utf8 --notest FOLDER renames files from Latin-1"
-            raise DataError(f"the name of the file {name!a} is not UTF-8, so nothing can record it; {how}")
+            raise DataError(f"the name of the file {name!a} is not UTF-8; {how}")
     return files
 
 

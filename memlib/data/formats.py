@@ -99,7 +99,9 @@ class Candidates(ABC):
             UserError: when there are fewer than `count` candidates.
         """
         if count > self.size:
-            raise UserError(f"the randomness space has {self.size} candidates, fewer than the {count} requested")
+            raise UserError(
+                f"the format has only {self.size} candidates, fewer than the {count} requested; use a longer format"
+            )
         sizes = np.array([len(slot) for slot in self.slots])
         if self.size <= PERMUTED:
             return self._numbered(rng.permutation(self.size)[:count])
@@ -316,8 +318,8 @@ class Format:
     def _words(self) -> tuple[str, ...]:
         if len(self.words) < 2:
             raise UserError(
-                f"the format {self.text!r} has {{w}}, any word of the text, but the text has {len(self.words)} different "
-                "words; use another text, or list words in canaries.alphabets"
+                f"the format {self.text!r} has {{w}}, any word of the text, but the text has only {len(self.words)} "
+                "different words; use another text, or list words in canaries.alphabets"
             )
         return self.words
 

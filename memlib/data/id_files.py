@@ -43,7 +43,7 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
         if not value:
             continue
         if values.setdefault(name, value) != value:
-            raise DataError(f"{path} gives example {name!r} two values: {values[name]} and {value}")
+            raise DataError(f"{path} gives example {name!r} two values: {values[name]} and {value}; keep one")
     return values
 
 

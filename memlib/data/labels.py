@@ -29,7 +29,9 @@ class Labelled:
         self._source, drop = source, () if spec is None else spec.drop
         labels: Sequence[int] | None = getattr(source, "labels", None)
         if drop and labels is None:
-            raise DataError("this source states labels only example by example; leave out in it what data.labels.drop names")
+            raise DataError(
+                "data.labels.drop needs a source that lists its labels in advance; drop the examples in the source"
+            )
         dropped = {_number(name, source.class_names, labels or ()) for name in drop}
         self._rows = None if not drop else [row for row, label in enumerate(labels or ()) if label not in dropped]
         kept = [name for number, name in enumerate(source.class_names) if number not in dropped]

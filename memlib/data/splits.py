@@ -156,8 +156,8 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
         )
     if not Design.of(of_a[audited], found.label[audited], found.group[audited]).balance:
         raise UserError(
-            "split.sets puts no two groups of split.group with the same most frequent class in A and B; the groups of the "
-            "held-out images must be like those of the training images"
+            "split.sets leaves no class that is the most frequent one of groups in both A and B; use held-out groups that "
+            "resemble the groups of the training images"
         )
 
 

@@ -134,7 +134,7 @@ def read_file(path: str) -> Iterator[str]:
         if path.endswith(".zip"):
             with fsspec.open(path, "rb") as packed, zipfile.ZipFile(packed) as archive:
                 if len(names := [name for name in archive.namelist() if not name.endswith("/")]) != 1:
-                    raise DataError(f"{path} holds {len(names)} files ({', '.join(names[:2])}, ...); unpack it, and name one")
+                    raise DataError(f"{path} holds {len(names)} files instead of one; unpack the archive, and name one file")
         with fsspec.open(path, "rb", compression="infer") as file:
             for piece in read_pieces(file, path):
                 begun = len(decoder.getstate()[0])

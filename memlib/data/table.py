@@ -102,7 +102,7 @@ class Table:
         self.class_names, self.labels = self._label()
         wanted = spec.columns or [name for name in table.column_names if name not in named]
         if not wanted:
-            raise DataError(f"{spec.path} has no column beside {', '.join(named)}")
+            raise DataError(f"{spec.path} has no column besides {', '.join(named)}")
         self._columns = [_encode(table[name], name, name in spec.categorical, spec.path) for name in wanted]
         self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
         self.schema = list(self._describe())
@@ -155,7 +155,8 @@ class Table:
         values = sorted(pc.unique(column).to_pylist())
         if len(values) > MOST_CLASSES:
             raise DataError(
-                f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values; is it the label?"
+                f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values, more than "
+                f"{MOST_CLASSES:,}; set data.source.label_column to the column of the class"
             )
         place = {value: number for number, value in enumerate(values)}
         return [str(value) for value in values], [place[value] for value in column.to_pylist()]

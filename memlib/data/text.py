@@ -421,7 +421,7 @@ def known_canaries(
     times = [given.times or counts[given.choices] for given in known]
     if not any(times):
         raise UserError(
-            f"none of the {len(known)} secrets of canaries.file occurs in the training part of the text; list some that do"
+            f"none of the {len(known)} secrets of canaries.file occurs in the training part of the text; list secrets that do"
         )
     _check_unseen(known, unseen, [counts[given.choices] for given in unseen])
     seen = [(given, number) for given, number in zip(known, times, strict=True) if number]

@@ -50,7 +50,7 @@ class FolderTokenizer:
             self.pieces = self._pieces()
         start, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
         if start is None and end is None:
-            raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text")
+            raise UserError(f"the tokenizer in {folder} has no token for the beginning or end of a text; set its eos_token")
         self.start = int(end if start is None else start)
         """The token that precedes a text."""
         self.end = int(start if end is None else end)

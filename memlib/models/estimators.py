@@ -290,7 +290,7 @@ def _check_points(points: Points, dim: int | None) -> None:
     if points.ndim != 2 or (dim is not None and points.shape[1] != dim):
         expected = "points of one dimension" if dim is None else f"points of {dim} coordinates"
         raise UserError(
-            f"estimators take {expected}, and these have shape {points.shape[1:]}; "
+            f"estimators take {expected}, but these examples have shape {points.shape[1:]}; "
             "use a source of points, such as kind: table"
         )
 
@@ -299,7 +299,7 @@ def _check_labels(labels: NDArray[np.int64], count: int, num_classes: int) -> No
     if labels.shape != (count,):
         raise UserError(f"{count:,} points have labels of shape {labels.shape}; give one label per point")
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise UserError(f"labels lie in {labels.min()} to {labels.max()}; with {num_classes} classes they must be 0 to "
+        raise UserError(f"labels range from {labels.min()} to {labels.max()}; with {num_classes} classes they must be 0 to "
                         f"{num_classes - 1}")  # fmt: skip
 
 
@@ -310,5 +310,5 @@ def _check_rows(spec: EstimatorSpec, count: int) -> None:
         raise UserError(f"k is {spec.k}, but a training set has only {count:,} examples; lower k")
     if isinstance(spec, SvmSpec) and count > MOST_ROWS_OF_SVM:
         raise UserError(
-            f"svm takes at most {MOST_ROWS_OF_SVM:,} training examples, and here are {count:,}; use boosting or logistic"
+            f"svm takes at most {MOST_ROWS_OF_SVM:,} training examples, but there are {count:,}; use boosting or logistic"
         )

@@ -99,7 +99,7 @@ class CanaryIndex:
                 places[gram] = None if gram in places else (number, offset)
         self._places = {gram: place for gram, place in places.items() if place is not None}
         if not self._size or not self._places:
-            raise UserError("the canaries cannot be told apart by their tokens; make them of a longer format")
+            raise UserError("the canaries cannot be told apart by their tokens; use a longer format")
         self._digests = np.unique(_digests(np.array(list(self._places), dtype=np.int64).reshape(-1), self._size, self._size))
         self._whole: dict[int, set[int]] = {}
         for number, offset in self._places.values():
@@ -235,10 +235,10 @@ def _judged(tally: _Tally, model: nn.Module | None) -> BatchCheck:
         "no canary was found; add insert.jsonl to the training data, and check with the training's tokenizer": not tally.seen,
         f"labels are -100 on all tokens of {tally.masked} {of}; unmask the part with the canary": tally.masked > 0,
         f"labels are -100 on some tokens of {tally.part_masked} {of}; unmask the part with the canary": tally.part_masked > 0,
-        f"labels are other tokens than the inputs in some {of}; transformers' models shift labels themselves": tally.shifted,
-        f"{cut}; raise the maximal length, or make canaries of a shorter format": many,
+        f"labels differ from the input tokens in some {of}; leave shifting labels to the model": tally.shifted,
+        f"{cut}; raise the maximum length, or make canaries of a shorter format": many,
     }
-    remarks = (f"{cut}, as where texts are packed into blocks",) if tally.cut and not many else ()
+    remarks = (f"{cut}, as happens when texts are packed into blocks",) if tally.cut and not many else ()
     found = tuple(text for text, holds in problems.items() if holds)
     return BatchCheck(tally.seen, tally.cut, tally.masked, tally.part_masked, found, remarks)
 

@@ -52,7 +52,7 @@ def encode_canaries(
         UserError: when the tokenizer cannot tell the places of its tokens, or a chat template changes the answers.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"{type(tokenizer).__name__} does not tell the places of its tokens; use a fast tokenizer")
+        raise UserError(f"{type(tokenizer).__name__} returns no character offsets of tokens; use a fast tokenizer")
     texts = [_rendered(one, tokenizer) for one in documents] if rendered is None else rendered
     places = [_place(one, text) for one, text in zip(documents, texts, strict=True)]
     marked = rendered is None and documents[0].prompt is not None  # by the template, with the beginning of a text
@@ -101,10 +101,10 @@ def check_lengths(model: nn.Module, canaries: Sequence[EncodedCanary]) -> None:
     """Raise UserError if a model cannot process a canary as a whole, token by token."""
     config: Any = model.config
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"{type(model).__name__} is an encoder and a decoder; canaries are scored by causal language models")
+        raise UserError(f"{type(model).__name__} is an encoder-decoder; use a causal language model")
     longest, window = max(len(one.tokens) for one in canaries), getattr(config, "max_position_embeddings", None)
     if window is not None and longest > window:
-        raise UserError(f"a canary has {longest} tokens, but the model takes {window}; make canaries of a shorter format")
+        raise UserError(f"a canary has {longest} tokens, but the model takes at most {window}; use a shorter format")
 
 
 def load_tokenizer(folder: str) -> tuple[Any, int | None]:
@@ -164,7 +164,7 @@ def _place(document: CanaryDocument, text: str) -> tuple[int, int]:
     """Return the start and end of the random part, in characters of the text that the model sees."""
     start = text.rfind(document.text)
     if start < 0:
-        raise UserError("the chat template changes the text of an answer; choose a format that it leaves as it is")
+        raise UserError("the chat template changes the text of an answer; use a format that the template leaves unchanged")
     return start + document.span[0], start + document.span[1]
 
 
@@ -173,6 +173,6 @@ def _encoded(canary: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
     first = max(1, within[0]) if within else 0  # nothing precedes the first token, so it has no probability
     if not within or within[-1] < first:
         raise UserError(
-            "the tokenizer makes no token of a canary's random part that follows another one; use a longer format"
+            "no token of a canary's random part follows another token, so none can be predicted; use a longer format"
         )
     return EncodedCanary(canary, tuple(ids[: within[-1] + 1]), first)

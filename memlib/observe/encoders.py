@@ -71,7 +71,9 @@ def given_layers(
         raise UserError(f"cannot read embeddings from {spec.path} ({reason(error)})") from error
     ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())
     if len(pc.unique(ids)) < len(ids):
-        raise UserError(f"{spec.path} has {len(ids) - len(pc.unique(ids))} repeated ids in column {spec.id_column}")
+        raise UserError(
+            f"{spec.path} has {len(ids) - len(pc.unique(ids))} repeated ids in column {spec.id_column}; keep one row per id"
+        )
     places = pc.index_in(pa.array(names, type=pa.string()), value_set=ids)
     if places.null_count:
         missing = [name for name, place in zip(names, places.to_pylist(), strict=True) if place is None]

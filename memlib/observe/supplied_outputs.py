@@ -63,7 +63,9 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     ids = check_ids(ids_of(table[spec.id_column], where), where)
     place = {name: row for row, name in enumerate(ids)}
     if len(place) < len(ids):
-        raise UserError(f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}")
+        raise UserError(
+            f"{spec.path} has {len(ids) - len(place)} repeated ids in column {spec.id_column}; keep one row per id"
+        )
     wanted = members["example_id"].to_pylist()
     if not any(name in place for name in wanted):  # the owner may have seen pseudonyms
         secret = read_secret()

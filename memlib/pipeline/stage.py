@@ -442,7 +442,7 @@ class Known:
         return self._contents[ref.key]
 
 
-UNTRACED = "some artifacts were made before memlib traced code by definition, so whether their code has changed is unknown"
+UNTRACED = "some artifacts are of an earlier memlib that did not record their code, so whether it has changed is unknown"
 
 
 class OldCode:

@@ -253,7 +253,7 @@ def validate(
     """
     if key := _with_credentials(content):
         raise UserError(
-            f"{key} contains credentials, which manifests would repeat; leave them out, and set them in the environment"
+            f"{key} contains credentials, which would be stored in manifests; remove them, and set them in the environment"
         )
     named = content.get("audit")
     try:

@@ -123,7 +123,7 @@ def find_recipe(what: str, recipe: str | None) -> tuple[str, str]:
         raise UserError(
             f"{what} is an audit and needs a recipe: {word} --recipe {named} (memlib recipes lists the shipped ones)"
         )
-    hint = f"; for the file, write ./{what}" if Path(what).is_file() else ""
+    hint = f"; to use the file, write ./{what}" if Path(what).is_file() else ""
     raise UserError(f"there is no audit and no shipped recipe {what!r}; see memlib recipes, or give a YAML file{hint}")
 
 

@@ -228,7 +228,9 @@ def check_run(
         if current.facts != (pin.facts or current.facts) and current.files == pin.files:
             yield Problem(ref_name, f"has a manifest that has been changed since {name} was published; run its audit again")
         elif made and pin.made is not None and current.made != pin.made:
-            yield Problem(ref_name, f"records another code, commit, software, spec or reads than when {name} was published")
+            yield Problem(
+                ref_name, f"records code, commit, software, spec or reads that differ from those when {name} was published"
+            )
         if current.files != pin.files:
             yield Problem(
                 ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
@@ -321,7 +323,7 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
     try:
         asked = asks_digest(run.recipe)
     except ValueError as error:
-        yield f"its recipe is none: {error}"
+        yield f"its recipe cannot be read: {error}"
         return
     if run.asks != asked:
         yield "its recipe differs from the recipe with which it was published"
@@ -388,7 +390,7 @@ def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
     """Yield contradictions between the cells of a run and its recipe or scores, and cells that were published again since."""
     name = f"run {run.run}"
     if run.scores is None:
-        problem = "was published before the comparison of cells was an artifact; run it again, or verify its cells themselves"
+        problem = "was published before the comparison of cells was an artifact; run it again, or verify each of its cells"
         yield Problem(name, problem, is_unchecked=True)
         return
     try:
@@ -515,7 +517,7 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     if store.is_local and trusted.resolve().is_relative_to(Path(store.root).resolve()):
-        raise UserError(f"{trusted} lies in the store that it is to vouch for; keep the public key elsewhere")
+        raise UserError(f"{trusted} lies in the store that is verified with it; keep the public key elsewhere")
     try:
         public = load_pem_public_key(trusted.read_bytes())
     except OSError as error:
@@ -523,7 +525,7 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"{trusted} holds no public key in PEM format; openssl pkey -in KEY -pubout prints it") from error
     if not isinstance(public, Ed25519PublicKey):
-        raise UserError(f"{trusted} holds a public key that is not Ed25519")
+        raise UserError(f"{trusted} holds a public key that is not Ed25519; give an Ed25519 key")
     name, content = f"run {run.run}", store.published(f"runs/{run.run}/{SIGNATURE}")
     if content is None:
         yield Problem(name, "is not signed")

@@ -241,7 +241,7 @@ def _clear(store: Store, keep: Collection[str] | None, days: float, lost: Collec
     for item in items:
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # a run of an earlier memlib, which does not wait
-                raise RunError(f"a run has started in {store.uri}; the remaining garbage is kept until that run has ended")
+                raise RunError(f"a run has started in {store.uri}; run memlib gc again when that run has ended")
             looked = time.monotonic()
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue

@@ -177,7 +177,7 @@ def read_run(store: Store, name: str) -> RunRecord:
     """
     content = store.published(f"runs/{name}/{MANIFEST}")
     if content is None:
-        raise RunError(f"run {name} has no manifest in {store.uri}")
+        raise RunError(f"run {name} has no manifest in {store.uri}; run its audit again")
     try:
         return parse(RunRecord, content)
     except Unreadable as error:

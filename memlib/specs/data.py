@@ -44,9 +44,9 @@ class ScenesSource(Source):
     @model_validator(mode="after")
     def _digit_fits(self) -> "ScenesSource":
         if self.copies * self.digit_size**2 > self.size**2 / 2:
-            raise ValueError(f"{self.copies} digits of {self.digit_size} pixels leave no background in {self.size} pixels")
+            raise ValueError(f"{self.copies} digits of {self.digit_size} pixels fill most of {self.size} pixels; raise size")
         if self.cells > self.size:
-            raise ValueError(f"{self.cells} cells along a side need as many pixels, but a scene has {self.size}")
+            raise ValueError(f"cells is {self.cells}, more than the {self.size} pixels along a side; lower cells")
         return self
 
 

@@ -49,7 +49,7 @@ class ModelSpec(Spec):
         if self.is_vit and self.input_size % self.patch_size:
             raise ValueError(f"input_size {self.input_size} is not a multiple of patch_size {self.patch_size}")
         if self.blocks > 1 and not self.backbone.startswith("small"):
-            raise ValueError(f"{self.backbone} has a depth of its own; blocks is for small_resnet and small_vit")
+            raise ValueError(f"{self.backbone} has a fixed depth; blocks is for small_resnet and small_vit")
         return self
 
     @property

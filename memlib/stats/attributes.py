@@ -235,8 +235,8 @@ def _check(
 ) -> None:
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < odds.shape[1]:
         raise UserError(
-            f"values of the hidden column go from {values.min()} to {values.max()}, and there are odds for {odds.shape[1]}; "
-            "number the values from 0 and leave out units whose value is missing"
+            f"values of the hidden column range from {values.min()} to {values.max()}, but there are odds for "
+            f"{odds.shape[1]}; number the values from 0 and leave out units without a value"
         )
     if prior is None and (folds is None or len(np.unique(folds)) < 2):
         raise UserError("attribute inference has neither a prior nor two folds of units; give one of them")

@@ -488,14 +488,18 @@ def _check(delta: float, level: float) -> None:
 
 def _check_guesses(guesses: Sequence[int], num_canaries: int) -> None:
     if not guesses or len(set(guesses)) < len(guesses) or not all(0 < number <= num_canaries for number in guesses):
-        raise UserError(f"numbers of guesses {tuple(guesses)}; give different numbers from 1 to {num_canaries}, the canaries")
+        raise UserError(
+            f"guesses are {tuple(guesses)}; give distinct numbers from 1 to the number of canaries ({num_canaries})"
+        )
 
 
 def _scores(values: ArrayLike, name: str, least: int = 1) -> NDArray[np.float64]:
     """Return scores as (num_scores,), none of them NaN."""
     scores = np.asarray(values, dtype=np.float64)
     if scores.ndim != 1 or len(scores) < least or np.isnan(scores).any():
-        raise UserError(f"{name} of shape {scores.shape}, {int(np.isnan(scores).sum())} NaN; give at least {least}, none NaN")
+        raise UserError(
+            f"{name}: shape {scores.shape}, {int(np.isnan(scores).sum())} NaN; give a list of at least {least} without NaN"
+        )
     return scores
 
 

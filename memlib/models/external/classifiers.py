@@ -113,7 +113,7 @@ class ClassScores(nn.Module):
             reason = (str(error).splitlines() or [""])[0][:300]
             raise UserError(
                 f"{self._spec.model} cannot take examples of shape {tuple(inputs.shape[1:])} ({type(error).__name__}: "
-                f"{reason}); see data and trained.inputs"
+                f"{reason}); check data and trained.inputs"
             ) from error
         scores = self._scores_of(outputs)
         if scores.dim() != 2 or len(scores) != len(inputs) or not scores.dtype.is_floating_point:
@@ -149,7 +149,7 @@ class ClassScores(nn.Module):
     def _whole(self, scores: Tensor) -> Tensor:
         if scores.shape[1] == self._num_classes:
             return scores
-        advice = "the model does not cover all of them"
+        advice = "leave out the classes that the model does not know"
         if scores.shape[1] > self._num_classes:
             advice = "list in trained.classes the output of each class, in order"
         seen = f"{scores.shape[1]} scores per example, but the data have {self._num_classes} classes"
@@ -161,7 +161,7 @@ class ClassScores(nn.Module):
         if len(classes) != self._num_classes or max(classes) >= outputs:
             raise UserError(
                 f"trained.classes names {len(classes)} outputs up to {max(classes, default=0)}; the data have "
-                f"{self._num_classes} classes, and {self._spec.model} has {outputs} outputs"
+                f"{self._num_classes} classes, and {self._spec.model} has {outputs} outputs, numbered from 0"
             )
         return [*classes, *(place for place in range(outputs) if place not in set(classes))]
 

@@ -68,7 +68,9 @@ class ExternalNetwork(nn.Module):
                     f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings must be (batch, dim)"
                 )
         if not layers:
-            raise UserError(f"{self._name} returns no embeddings; it must return a tensor (batch, dim), or several by name")
+            raise UserError(
+                f"{self._name} returns no embeddings; it must return a tensor (batch, dim) or a dict of such tensors"
+            )
         return layers
 
     def check_repeatable(self, pixels: Tensor) -> None:
@@ -80,7 +82,9 @@ class ExternalNetwork(nn.Module):
         for (layer, first), (_, again) in zip(self.all_layers(pixels), self.all_layers(pixels), strict=True):
             if not torch.allclose(first, again, rtol=SAME, atol=SAME * float(first.abs().max()), equal_nan=True):
                 training = [name for name, module in self.model.named_modules() if module.training and name]
-                cause = f"{training[0]} is in training mode" if training else "it draws random numbers in evaluation mode"
+                cause = (
+                    f"module {training[0]} is in training mode" if training else "it draws random numbers in evaluation mode"
+                )
                 raise UserError(f"{self._name} embeds the same images differently each time (layer {layer}): {cause}")
 
 

@@ -53,10 +53,10 @@ def test_a_table_in_parquet_gives_the_same_values_and_another_digest(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("name,kind\na,1\nb,1\nc,1\nd,1\n", "one value for all 4 examples"),
+        ("name,kind\na,1\nb,1\nc,1\nd,1\n", "the same value for all 4 examples"),
         ("name,kind\na,1\nb,1\nc,2\nd,2\n", "is determined by the class"),
         ("name,kind\na.png,1\nb.png,2\n", "have a suffix that those of the examples lack"),
-        ("name,kind\nx,1\ny,2\n", "has a value of none of the 4 examples; ids look like 'a'"),
+        ("name,kind\nx,1\ny,2\n", "has no value for any of the 4 examples; ids look like 'a'"),
         ("name,sort\na,1\n", "no column 'kind'; it has name, sort"),
         ("name,kind\na,1\na,2\n", "gives example 'a' two values: 1 and 2"),
     ],

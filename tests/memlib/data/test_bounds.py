@@ -134,7 +134,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path: Path) -> No
     array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive:
         archive.writestr("images.npy", array)
-    with pytest.raises(UserError, match="claims 30000000000000 bytes"):
+    with pytest.raises(UserError, match="states 30000000000000 bytes"):
         open_source(NpzSource(kind="npz", path=str(tmp_path / "bomb.npz"), images="images", labels="labels"))
     np.savez(tmp_path / "good.npz", images=np.zeros((2, 4, 4), dtype=np.uint8), labels=np.array([0, 1]))
     assert len(open_source(NpzSource(kind="npz", path=str(tmp_path / "good.npz"), images="images", labels="labels"))) == 2

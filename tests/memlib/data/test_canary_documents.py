@@ -102,10 +102,10 @@ def test_guesses_and_repeats_are_kept_with_the_coins(tmp_path: Path) -> None:
     [
         (Form(), 5, {}, "5 canaries are too few for a test"),
         (Form("no hole"), 60, {}, "the format 'no hole' has no hole"),
-        (Form("{d1}"), 60, {}, "the randomness space has 10 candidates, fewer than the 60"),
+        (Form("{d1}"), 60, {}, "the format has only 10 candidates, fewer than the 60"),
         (Form("{q1}"), 60, {}, "unknown alphabet 'q'"),
-        (Form(), 60, {"repeats": 0}, "documents are to be given 0 times"),
-        (Form(), 60, {"guesses": (61,)}, r"numbers of guesses \(61,\)"),
+        (Form(), 60, {"repeats": 0}, "repeats is 0; give"),
+        (Form(), 60, {"guesses": (61,)}, r"guesses are \(61,\)"),
     ],
 )
 def test_unsuitable_settings_of_canaries_are_refused_without_writing(
@@ -128,7 +128,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
 )
 def test_damaged_canaries_are_refused_without_being_quoted(line: str, tmp_path: Path) -> None:
     (tmp_path / ALL_FILE).write_text(line)
-    with pytest.raises(UserError, match=r"all.jsonl, line 1 is no canary") as raised:
+    with pytest.raises(UserError, match=r"all.jsonl, line 1 is not a canary") as raised:
         read_documents(tmp_path)
     assert "hush" not in str(raised.value)
 

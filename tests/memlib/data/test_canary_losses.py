@@ -46,7 +46,7 @@ def test_scores_without_a_base_are_minus_the_loss() -> None:
         (BASE + LAST[:1], None, "step 9 has 1 losses of 1 canaries, of which 1 are among the 2"),
         (BASE + LAST + LAST[:1], None, "step 9 has 3 losses of 2 canaries"),
         ([*LAST, ("c", 1.0, 1, 9)], None, "step 9 has 3 losses of 3 canaries, of which 2 are among the 2"),
-        ([("a", 9.0, 4, 0), *BASE[1:], *LAST], None, "other numbers of tokens at step 0"),
+        ([("a", 9.0, 4, 0), *BASE[1:], *LAST], None, "numbers of tokens of canaries differ between steps"),
     ],
 )
 def test_losses_must_have_one_row_per_canary(rows: list[tuple[str, float, int, int]], step: int | None, said: str) -> None:
@@ -75,7 +75,7 @@ def test_files_without_losses_or_tokens_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), tmp_path / "other.parquet")
     (tmp_path / "text.parquet").write_text("canary")
     for name in ("other.parquet", "text.parquet", "none.parquet"):
-        with pytest.raises(UserError, match=r"cannot read the losses of .* they have the columns canary, loss_sum"):
+        with pytest.raises(UserError, match=r"cannot read the losses of .* the file needs the columns canary, loss_sum"):
             read_losses(tmp_path / name)
         with pytest.raises(UserError, match=r"cannot read|has no lists of tokens"):
             read_tokenized(tmp_path / name)

@@ -66,7 +66,7 @@ def test_a_pattern_joins_the_documents_that_name_the_same_author(tmp_path: Path)
 
 
 def test_a_pattern_that_matches_no_document_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="matches no document"):
+    with pytest.raises(UserError, match="occurs in the text of no document"):
         rows(TEXTS, tmp_path, group=GroupSpec(pattern=r"^Sender: (\w+)@"))
 
 

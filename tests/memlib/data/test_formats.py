@@ -41,7 +41,7 @@ def test_words_of_the_text_are_symbols_of_words_and_are_spelled_with_a_space_aft
     assert texts == ["the code a red end", "the code an a end"]
     own = Format("code {w}", {"w": ("b", "c")}, words=("a", "an"))
     assert own.places("character")[-1] == ("b", "c")  # an alphabet of the user's has precedence
-    with pytest.raises(UserError, match="any word of the text, but the text has 1 different words"):
+    with pytest.raises(UserError, match="any word of the text, but the text has only 1 different words"):
         Format("the {w}", {}, words=("a",)).places("word")
     with pytest.raises(UserError, match="words and word models need spaces around holes"):
         Format("the ({w})", {}, words=("a", "b")).places("character")

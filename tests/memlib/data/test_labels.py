@@ -54,7 +54,7 @@ def test_labels_refuse_impossible_drops_and_are_absent_from_keys_by_default(tmp_
         source(tmp_path, drop=(7,))
     with pytest.raises(UserError, match="data.labels.drop leaves no example"):
         source(tmp_path, labels=[0, 0], drop=(0,))
-    with pytest.raises(UserError, match="this source states labels only example by example"):
+    with pytest.raises(UserError, match="data.labels.drop needs a source that lists its labels"):
         open_source(ScenesSource(num_examples=10), labels=LabelsSpec(drop=(0,)))
     assert "labels" not in DataSpec(source=ScenesSource()).model_dump(mode="json")
 

@@ -84,7 +84,7 @@ def test_table_columns_may_be_numeric_categories_and_files_may_lack_a_header(tmp
         (ROWS, {"label_column": "result"}, "has no column 'result'; it has person, visit"),
         (ROWS.replace("7,2", "7,2,2"), {}, "cannot read the table .*CSV parse error"),
         (ROWS.replace("visit", "age"), {}, "has 2 columns 'age'"),
-        ("outcome\n1\n", {}, "has no column beside outcome"),
+        ("outcome\n1\n", {}, "has no column besides outcome"),
         ("a,outcome\n1,\n", {}, "has no row with a value in outcome"),
         ("a,outcome\n" + "".join(f"name {i},1\n" for i in range(300)), {}, "column a has 300 different texts"),
         ("a,outcome\ninf,1\n2,0\n", {}, "column a holds a value that is not finite"),

@@ -153,10 +153,10 @@ POINTS, LABELS = blobs(3)
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: fitted("forest").class_scores(np.zeros((2, 5))), r"points of 2 coordinates, and these have shape \(5,\)"),
+        (lambda: fitted("forest").class_scores(np.zeros((2, 5))), r"points of 2 coordinates, but these examples have shape \(5,\)"),
         (lambda: fitted("forest").class_scores(np.zeros((2, 4, 4, 3))), "use a source of points"),
         (lambda: fitted("forest").log_odds(POINTS, LABELS[:-1]), r"120 points have labels of shape \(119,\)"),
-        (lambda: fitted("forest").log_odds(POINTS, LABELS + 1), "labels lie in 1 to 3; with 3 classes they must be 0 to 2"),
+        (lambda: fitted("forest").log_odds(POINTS, LABELS + 1), "labels range from 1 to 3; with 3 classes they must be 0 to 2"),
         (lambda: fitted("nearest", k=121), "k is 121, but a training set has only 120 examples"),
         (
             lambda: fit_estimator(spec_of("svm"), POINTS[:0], LABELS[:0], num_classes=3, seed=0),
@@ -164,7 +164,7 @@ POINTS, LABELS = blobs(3)
         ),
         (
             lambda: fit_estimator(spec_of("svm"), np.zeros((20_001, 1)), np.arange(20_001) % 2, num_classes=2, seed=0),
-            "svm takes at most 20,000 training examples, and here are 20,001",
+            "svm takes at most 20,000 training examples, but there are 20,001",
         ),
         (
             lambda: fit_estimator(spec_of("logistic"), POINTS * np.nan, LABELS, num_classes=3, seed=0),

@@ -75,7 +75,7 @@ def test_the_default_depth_keeps_the_spec_and_the_names_of_weights() -> None:
     names = [name for name, _ in build_encoder(ModelSpec(), num_classes=None, seed=0).backbone.named_parameters()]
     assert names[3] == "blocks.0.branch.0.weight"
     assert {name.split(".")[1] for name in names if name.startswith("blocks.")} == set("0123")
-    with pytest.raises(ValidationError, match="resnet18 has a depth of its own"):
+    with pytest.raises(ValidationError, match="resnet18 has a fixed depth"):
         ModelSpec(backbone="resnet18", blocks=2)
 
 

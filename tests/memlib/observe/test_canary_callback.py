@@ -120,7 +120,7 @@ def test_masked_labels_end_the_training_before_its_first_step(folder: Path, cana
 
 
 def test_truncated_canaries_end_the_training(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokens are missing from 8 of 8 canaries; raise the maximal length"):
+    with pytest.raises(UserError, match=r"tokens are missing from 8 of 8 canaries; raise the maximum length"):
         train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, most=10)
 
 

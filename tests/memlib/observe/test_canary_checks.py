@@ -40,9 +40,9 @@ def test_a_correct_batch_has_no_problem() -> None:
         (
             [row(0)],
             [[*row(0)[1:], 1]],
-            "labels are other tokens than the inputs in some of 1 canary; transformers' models shift",
+            "labels differ from the input tokens in some of 1 canary; leave shifting",
         ),
-        ([row(0, stop=9), row(1)], None, "tokens are missing from 1 of 2 canaries; raise the maximal length"),
+        ([row(0, stop=9), row(1)], None, "tokens are missing from 1 of 2 canaries; raise the maximum length"),
         ([row(0, start=6)], None, "tokens are missing from 1 of 1 canary"),
         ([[1] * 20], None, "no canary was found; add insert.jsonl"),
         ([row(0, stop=4)], None, "no canary was found"),
@@ -67,7 +67,7 @@ def test_a_few_cut_canaries_are_a_remark() -> None:
     """Canaries are cut where texts are packed into blocks."""
     result = check([row(number) for number in range(9)] + [row(9, stop=8)])
     assert result.problems == ()
-    assert result.remarks == ("tokens are missing from 1 of 10 canaries, as where texts are packed into blocks",)
+    assert result.remarks == ("tokens are missing from 1 of 10 canaries, as happens when texts are packed into blocks",)
 
 
 def test_the_ends_of_a_canary_may_merge_with_the_text_around_it() -> None:

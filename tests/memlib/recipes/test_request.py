@@ -116,7 +116,7 @@ def test_the_command_line_accepts_a_recipe_without_an_audit(tmp_path: Path, monk
     with pytest.raises(UserError, match="none.yaml names no audit; set audit to one of deja-vu"):
         AuditRequest.of_command("none.yaml", None, [])
     Path("photos").write_text("extends: smoke\n")
-    with pytest.raises(UserError, match=r"for the file, write \./photos"):
+    with pytest.raises(UserError, match=r"to use the file, write \./photos"):
         find_recipe("photos", None)
     assert command_for("deja-vu", "smoke") == "smoke"
     assert command_for("self-influence", "self_influence") == "self-influence --recipe self_influence"

@@ -478,7 +478,7 @@ def test_a_signature_covers_the_provenance_of_artifacts(
     store.publish(path, json.dumps(sealed(manifest | {"source": {"commit": "of somebody else", "dirty": False}})).encode())
     assert main(["verify", "--store", store.uri]) == 0
     trusted = ("verify", "--store", store.uri, "--trust", str(keys["mine.pub"]))
-    assert f"{SCORES}: records another code, commit, software, spec or reads" in said_by(capsys, *trusted)
+    assert f"{SCORES}: records code, commit, software, spec or reads that differ" in said_by(capsys, *trusted)
 
 
 def test_a_signed_run_that_is_rolled_back_whole_still_verifies(
@@ -549,7 +549,7 @@ def test_verify_reports_a_recipe_that_has_no_canonical_json(store: Store, capsys
     content = json.dumps(sealed(run.model_dump() | {"recipe": RECIPE | {"pairs": float("inf")}}))
     store.publish(f"runs/{run.run}/manifest.json", content.encode())
     assert main(["verify", "--store", store.uri]) == 2
-    assert "its recipe is none" in capsys.readouterr().out
+    assert "its recipe cannot be read" in capsys.readouterr().out
 
 
 def test_verify_names_files_that_belong_to_no_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

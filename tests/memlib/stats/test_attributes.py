@@ -158,7 +158,7 @@ def test_the_prior_is_the_smoothed_share_by_class() -> None:
 
 def test_attribute_inference_refuses_values_without_odds_and_missing_priors() -> None:
     odds, values, labels, design = world(0)
-    with pytest.raises(UserError, match="from -1 to 2, and there are odds for 3"):
+    with pytest.raises(UserError, match="from -1 to 2, but there are odds for 3"):
         attribute_inference(
             odds, np.where(values == 0, -1, values), labels, design, prior=np.ones((2, 3)), permutations=9, seed=0
         )

@@ -126,5 +126,5 @@ def test_log_odds_that_are_not_finite_are_refused() -> None:
 
 
 def test_likeness_requires_a_number_in_common() -> None:
-    with pytest.raises(UserError, match="no number in common"):
+    with pytest.raises(UserError, match="no measure is finite"):
         likeness({"loss, all": np.arange(5.0)}, {"loss, members": 1.0})

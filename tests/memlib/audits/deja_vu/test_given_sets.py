@@ -178,7 +178,7 @@ def test_given_sets_are_refused_unless_groups_of_a_and_b_share_a_frequent_class(
     ).cast(INDEX.arrow)  # fmt: skip
     sets = {f"{number:02d}": "A" if people[number] in (0, 2) else "B" for number in range(12)} | {"12": "X"}
     spec = SplitSpec(sets="sets.csv", crop={"mode": "corner"}, group=GroupSpec(pattern="(.)"))
-    with pytest.raises(UserError, match="no two groups of split.group with the same most frequent class"):
+    with pytest.raises(UserError, match="leaves no class that is the most frequent one"):
         split_examples(index, spec, np.append(people, 9), given=sets)
 
 

@@ -69,7 +69,7 @@ def test_class_scores_are_taken_from_a_tensor_or_the_logits_of_a_container(outpu
         (SCORES[:1], "a tensor of 1 x 3 float32 for 2 examples"),
         (SCORES.argmax(dim=1), "a tensor of 2 int64"),
         (SCORES.long(), "a tensor of 2 x 3 int64"),
-        (SCORES[:, :2], "returns 2 scores per example, but the data have 3 classes; the model does not cover all of them"),
+        (SCORES[:, :2], "returns 2 scores per example, but the data have 3 classes; leave out the classes"),
         (
             torch.cat([SCORES, SCORES], dim=1),
             "returns 6 scores per example, but the data have 3 classes; list in trained.classes",
