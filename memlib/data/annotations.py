@@ -338,7 +338,7 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
                 continue
             number, values = int(words[0]), [float(word) for word in words[1:]]
             if number < 0 or (classes and number >= len(classes)):
-                raise ValueError(f"it has class number {number}, but there are {len(classes)} classes, numbered from 0")
+                raise ValueError(f"class {number} is out of range; classes are numbered from 0, and {len(classes)} are named")
             if len(values) in (4, 5):  # five: with a detector's confidence
                 x, y, width, height = values[:4]
                 points = [[x - width / 2, y - height / 2], [x + width / 2, y + height / 2]]

@@ -131,7 +131,9 @@ def likeness(shadows: Utility, target: Mapping[str, float | NDArray[np.float64]]
         if len(others) >= 3 and math.isfinite(value):
             rows.append(_row(name, value, others))
     if not rows:
-        raise UserError("no measure is finite for the target and 3 shadows; compute `utility` of both on the same examples")
+        raise UserError(
+            "no measure is finite for the target and at least 3 shadows; compute `utility` of both on the same examples"
+        )
     return tuple(rows)
 
 

@@ -402,7 +402,7 @@ def check_training(spec: TrainingSpec, data: TrainingSet, worker: Worker, valida
         raise UserError("training.augment is for images; set it to null for points")
     if spec.patience is not None and not (validation is not None and len(validation)):
         raise UserError(
-            "training.patience needs validation examples, which this audit or split does not have; set it to null"
+            "training.patience needs validation examples, which this audit or split lacks; set training.patience to null"
         )
     if spec.privacy is not None and spec.privacy.delta * len(data) >= 1:
         raise UserError(f"training.privacy.delta {spec.privacy.delta} must be below 1/{len(data)} (1/number of examples)")

@@ -348,7 +348,7 @@ def test_a_table_names_attributes_and_its_values_enter_the_key(tmp_path: Path) -
     [
         (["reference={kind: network}"], "beyond compares two models, but with reference there is only one"),
         (["beyond.attributes.shade=source"], "beyond.attributes.shade: the source of the images states colour, place"),
-        (["data.source.tints=1"], "beyond.attributes.colour has one value for all 700 examples"),
+        (["data.source.tints=1"], "beyond.attributes.colour has the same value for all 700 examples"),
         (["decode.k=[20]"], "decode.k is 20, but no class has more than 20 public images"),
         (["beyond.attributes={'a/b': source}"], "beyond.attributes"),
         (["beyond.attributes.colour=elsewhere"], "beyond.attributes.colour: write source, or name a table: {path: ..."),
