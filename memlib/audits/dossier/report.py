@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
 
 def _by_run(rows: Sequence[Row]) -> list[Row]:
     """Return one row per run: a run that contains several attacks is listed under the first one."""
-    return list({row["run"]: row for row in reversed(rows) if row["state"] == RUN}.values())[::-1]
+    runs = list({row["run"]: row for row in reversed(rows) if row["state"] == RUN}.values())[::-1]
+    times = Counter(row["title"] for row in runs)
+    return [{**row, "title": f"{row['title']} ({row['run'][:6]})"} if times[row["title"]] > 1 else row for row in runs]
 
 
 def _bars(runs: Sequence[Row], folder: Path) -> Section | None:
@@ -200,7 +203,7 @@ def _power_of_list(risk: pa.Table) -> str:
     passed = sum(p is not None and p <= ALPHA for p in risk["p_adjusted"].to_pylist())
     limit = min(p for p in risk["smallest_p"].to_pylist() if p is not None)
     said = f"{count_of(passed, 'row')} pass at {ALPHA:g}." if passed else f"No row passes at {ALPHA:g}."
-    if fewest == 1:
+    if passed or fewest == 1:
         return said
     return (
         f"{said} With so few reference records no p is below {limit:.2g}: at least {fewest} rows would have to reach it "
@@ -239,19 +242,7 @@ def _mitigations(findings: Findings) -> Section | None:
 
 
 def _scope(runs: Sequence[Row]) -> Section:
-    headings = (
-        "audit",
-        "attacker has",
-        "n",
-        "detectable",
-        "models",
-        "utility",
-        "date",
-        "seeds",
-        "data",
-        "weights or outputs",
-    )
-    cells = [
+    scope = [
         (
             row["title"],
             row["access"],
@@ -259,6 +250,12 @@ def _scope(runs: Sequence[Row]) -> Section:
             format_value(row["detectable"]),
             str(row["models"] or ""),
             format_value(row["utility"]),
+        )
+        for row in runs
+    ]
+    origin = [
+        (
+            row["title"],
             f"{row['finished']:%Y-%m-%d}",
             row["seeds"],
             row["data"][:DIGITS],
@@ -267,10 +264,15 @@ def _scope(runs: Sequence[Row]) -> Section:
         for row in runs
     ]
     text = (
-        "n: units of the headline; detectable: effect that would have been found with 80 % power; models: models that were "
-        "trained for the audit, from which the attacker's own are made; digests are sha256, shortened."
+        "n: units of the headline; detectable: effect that would have been found with 80 % power; models: artifacts of "
+        "models that were trained for the audit, the attacker's own among them. Digests are sha256, shortened."
     )
-    return Section("Threat model and scope of each audit", text, filled(headings, cells))
+    return Section(
+        "Threat model and scope of each audit",
+        text,
+        filled(("audit", "attacker has", "n", "detectable", "models", "utility"), scope),
+        filled(("audit", "date", "seeds", "data", "weights or outputs"), origin),
+    )
 
 
 def _regulators(rows: Sequence[Row]) -> Section:
@@ -281,6 +283,8 @@ def _regulators(rows: Sequence[Row]) -> Section:
             items.setdefault(row["item"], {}).setdefault(row["state"], []).append(row["title"] or row["attack"])
     cells = [
         (item, "; ".join(dict.fromkeys(states.get(RUN, []))), "; ".join(states.get(NOT_RUN, [])))
+        if states.keys() & {RUN, NOT_RUN}
+        else (item, "", "does not apply to these data")
         for item, states in sorted(items.items())
     ]
     cells.append(("par. 58: documentation of threat model, measures and tests", "this document", ""))

@@ -1,0 +1,96 @@
+"""The verdict of a dossier: Holm over audits and looks, and audits that take part without being named."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from memlib.audits.dossier.attacks import ATTACKS
+from memlib.audits.dossier.listed import BLIND, LOST, POWERLESS, STALE, Listed, listed, rows_of
+from memlib.audits.dossier.subject import AuditedModels
+from memlib.audits.dossier.verdict import verdict
+from memlib.audits.outcomes import Outcome
+from memlib.runs.records import EarlierAudit, FindingRecord, Ledger, RunRecord, VerdictRecord
+
+
+def run_of(name: str, p: float | None, word: str, *, audit: str = "membership", earlier: int = 0, **changes: Any) -> RunRecord:
+    """Return the manifest of a run with one finding, a headline test unless p is None."""
+    test = {"role": "test", "null_value": 0.5, "p_value": p, "p_adjusted": p, "family": "members", "alpha": 0.05}
+    row = {
+        "metric": "auc", "params": "{}", "value": 0.6, "ci_low": 0.5, "ci_high": 0.7, "n": 100, "verdict": word,
+        "detectable": 0.58, "smallest_p": 0.0001, "role": "estimate", **({} if p is None else test), **changes,
+    }  # fmt: skip
+    looks = [EarlierAudit(run=f"{number:012d}", audit=audit, p_value=0.5) for number in range(earlier)]
+    return RunRecord(
+        run=name, audit=audit, title=f"audit {name}", finished=0.0, findings=[FindingRecord(**row)],
+        verdict=VerdictRecord(word=word, sentence=f"{name} is {word}."), ledger=Ledger(data="d", look=name, earlier=looks),
+        recipe={"data": {"source": {"kind": "table"}}}, artifacts={"scores": f"scores/{name}"},
+    )  # fmt: skip
+
+
+def audits_of(runs: Sequence[RunRecord], *, looks: int = 0, stale: Sequence[str] = ()) -> list[Listed]:
+    """Return the audits of a dossier of some runs."""
+    outcomes = [Outcome(run.run, run.audit, {}, run) for run in runs]
+    return listed(outcomes, [AuditedModels(0, ())] * len(runs), looks=looks, stale=stale)
+
+
+def word_of(runs: Sequence[RunRecord], **how: Any) -> str:
+    """Return the word of a dossier's verdict."""
+    return verdict(audits_of(runs, **how), looks=how.get("looks", 0)).word
+
+
+def test_verdict_is_shown_only_if_the_p_value_survives_all_audits() -> None:
+    weak, nothing = run_of("a", 0.03, "shown"), run_of("b", 0.8, "inconclusive")
+    assert word_of([weak]) == "shown"
+    assert word_of([weak, nothing]) == "inconclusive"  # 2 * .03
+    assert word_of([run_of("a", 0.02, "shown"), nothing]) == "shown"
+
+
+def test_verdict_counts_further_looks_as_tests_that_found_nothing() -> None:
+    assert word_of([run_of("a", 0.02, "shown")], looks=1) == "shown"
+    assert word_of([run_of("a", 0.02, "shown")], looks=2) == "inconclusive"
+    found = verdict(audits_of([run_of("a", 0.02, "shown")], looks=2), looks=2)
+    assert "1 audit and for 2 further looks" in found.explanation
+
+
+def test_verdict_is_bounded_only_if_every_tested_audit_is() -> None:
+    bounded, open_ = run_of("a", 0.5, "bounded"), run_of("b", 0.5, "inconclusive")
+    assert word_of([bounded, run_of("c", 0.9, "bounded")]) == "bounded"
+    assert word_of([bounded, open_]) == "inconclusive"
+    assert word_of([bounded, run_of("c", 0.9, "bounded")], stale=["c"]) == "inconclusive"
+
+
+def test_verdict_is_descriptive_without_a_test() -> None:
+    assert word_of([run_of("a", None, "descriptive")]) == "descriptive"
+
+
+def test_verdict_counts_runs_of_the_same_scores_once() -> None:
+    one = run_of("a", 0.03, "shown")
+    twin = run_of("b", 0.03, "shown").model_copy(update={"artifacts": one.artifacts})
+    assert word_of([one, twin]) == "shown"
+
+
+@pytest.mark.parametrize(
+    ("run", "stale", "doubt"),
+    [
+        (run_of("a", 0.001, "shown"), ["a"], STALE),
+        (run_of("a", 0.02, "shown", earlier=4), [], LOST),
+        (run_of("a", 0.2, "inconclusive", smallest_p=0.2), [], POWERLESS),
+        (run_of("a", 0.2, "inconclusive", detectable=None), [], BLIND),
+    ],
+)
+def test_an_audit_in_doubt_is_marked_and_never_named_as_shown(run: RunRecord, stale: list[str], doubt: str) -> None:
+    (one,) = audits_of([run], stale=stale)
+    assert one.doubts == (doubt,)
+    found = verdict([one], looks=0)
+    assert found.word == "inconclusive"
+    assert f"Not counted: audit a ({doubt})" in found.explanation
+
+
+def test_rows_name_every_known_attack_once_or_more() -> None:
+    rows = rows_of(audits_of([run_of("a", 0.5, "bounded")]))
+    assert {attack.name for attack, *_ in rows} == {attack.name for attack in ATTACKS}
+    states = {attack.name: state for attack, state, _, _ in rows}
+    assert states["membership of single records or persons"] == "run"
+    assert states["use of a whole data set"] == "not run"
+    assert states["pictures of the hidden part of training images (RCDM)"] == "not applicable"
