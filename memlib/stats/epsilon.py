@@ -7,7 +7,7 @@ adjacency, coins that choose one of two canaries test replacement. Compare a bou
 - One run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, main theorem): num_canaries independent fair coins, one trained
   model, a number of guesses that was fixed before the scores were seen. `one_run_epsilon`, `audit_one_run`.
 - Many runs (Nasr et al. 2021, arXiv 2101.04535; Clopper and Pearson 1934): independent runs with and without the canary.
-  `counts_epsilon`, `many_runs_epsilon`, `split_epsilon`.
+  `split_epsilon`.
 - One run against one trade-off curve (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235): the Gaussian
   curve alone. `gaussian_one_run`. Its epsilon holds only "if Gaussian" and is no bound for any other mechanism.
 
@@ -17,7 +17,6 @@ Every bound stands beside its ceiling, the bound that a perfect attack would hav
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import scipy
@@ -27,8 +26,6 @@ from memlib.errors import UserError
 from memlib.identity import derive_seed
 
 PRECISION = 1e-10  # of epsilons, in nats
-LEAST_LOG_LEVEL = -700.0  # natural logarithm of the smallest level at which the counts of many runs are tested
-LEVEL_HALVINGS = 60  # number of halvings of the interval that contains a p-value's logarithm
 
 
 @dataclass(frozen=True)
@@ -56,39 +53,21 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Guesses about independent runs at one threshold.
-
-    Attributes:
-        true_positives, false_negatives: numbers of runs with the canary that were guessed to have it, and to lack it.
-        false_positives, true_negatives: numbers of runs without the canary that were guessed to have it, and to lack it.
-    """
-
-    true_positives: int
-    false_negatives: int
-    false_positives: int
-    true_negatives: int
-
-
-@dataclass(frozen=True)
 class ManyRunsBound:
     """A lower bound of epsilon from many runs.
 
     Attributes:
         epsilon: lower bound of epsilon for one unit (the one that the runs differ in), 0 if no epsilon is refuted.
         ceiling: the bound of an attack that tells all runs apart, by the same procedure.
-        counts: the counts at the best threshold, or, for "split", those of the evaluated half of each split.
-        choice: choice of the threshold: "bonferroni" over `tried` thresholds or by "split" halves.
-        tried: number of thresholds that share the level; 1 for "split".
+        counts: (num_splits, 4), of the evaluated half of each split: runs with the canary that were guessed to have it and to
+            lack it, and runs without it that were guessed to have it and to lack it.
         level: probability with which the bound may be wrong.
         delta: the delta for which epsilon is bounded.
     """
 
     epsilon: float
     ceiling: float
-    counts: tuple[Counts, ...]
-    choice: Literal["bonferroni", "split"]
-    tried: int
+    counts: NDArray[np.int64]
     level: float
     delta: float
 
@@ -105,7 +84,6 @@ class GaussianBound:
         level: probability with which the bound may be wrong.
         num_canaries: number of coins, those without a guess included.
         delta: the delta at which the curve is converted to epsilon.
-        assumption: the assumed trade-off curve.
     """
 
     epsilon: float
@@ -116,7 +94,6 @@ class GaussianBound:
     level: float
     num_canaries: int
     delta: float
-    assumption: Literal["gaussian"] = "gaussian"
 
 
 @dataclass(frozen=True)
@@ -250,89 +227,6 @@ def audit_one_run(
     return Bound(strength(best)[0], ceiling, best[1], best[0], level, num_canaries, delta, tried)
 
 
-def counts_epsilon(counts: Counts, *, delta: float, level: float) -> float:
-    """Compute a lower bound of epsilon from guesses about independent runs at a threshold that was fixed beforehand.
-
-    It is the larger of ln((TPR_low - delta) / FPR_high) and ln((TNR_low - delta) / FNR_high), and at least 0. Both use the
-    same two Clopper-Pearson limits, each wrong with probability at most level / 2, so that the second one costs nothing (Nasr
-    2021).
-
-    Args:
-        counts: the guesses.
-        delta: the delta for which epsilon is bounded, for one unit.
-        level: probability with which the bound may be wrong.
-
-    Example:
-        >>> perfect = Counts(true_positives=1000, false_negatives=0, false_positives=0, true_negatives=1000)
-        >>> round(counts_epsilon(perfect, delta=0.0, level=0.05), 2)
-        5.6
-    """
-    _check(delta, level)
-    return max(0.0, float(_log_ratios(_table([counts]), delta=delta, level=level)[0]))
-
-
-def counts_interval(counts: Counts, *, delta: float, level: float) -> tuple[float, float]:
-    """Compute a confidence interval of the epsilon that one attack at one threshold shows.
-
-    The upper end does not bound the mechanism's epsilon: a better attack may show more.
-
-    Args:
-        counts: the guesses about independent runs.
-        delta: the delta for which epsilon is computed, for one unit.
-        level: probability with which the interval may miss; a quarter for either limit of either rate.
-
-    Example:
-        >>> counts_interval(Counts(487, 0, 512, 1), delta=1e-5, level=0.1)
-        (0.0, inf)
-    """
-    _check(delta, level)
-    table, tail = _table([counts]), level / 4
-    low = float(_log_ratios(table, delta=delta, level=level / 2)[0])
-    hit = _upper(table[:, 0], table[:, :2].sum(axis=1), tail)  # upper limits of both rates of success
-    passed = _upper(table[:, 3], table[:, 2:].sum(axis=1), tail)
-    high = float(np.maximum(_log_ratio(hit, 1 - passed, delta), _log_ratio(passed, 1 - hit, delta))[0])
-    return max(0.0, low), max(0.0, high)
-
-
-def many_runs_epsilon(
-    in_scores: ArrayLike, out_scores: ArrayLike, *, delta: float, level: float, thresholds: Sequence[float] | None = None
-) -> ManyRunsBound:
-    """Bound epsilon from the scores of independent runs, the level being divided among thresholds (Bonferroni).
-
-    Without given thresholds, every score serves as one. The run that gave a threshold is then left out of its counts, since
-    the others alone are binomial given the threshold. Dividing the level only by the thresholds on the convex hull of
-    the ROC would not be valid, since the scores choose the hull.
-
-    Args:
-        in_scores: (num_in,) scores of the runs with the canary, high for "in".
-        out_scores: (num_out,) scores of the runs without it.
-        delta: the delta for which epsilon is bounded, for one unit.
-        level: probability with which the bound may be wrong.
-        thresholds: thresholds that were fixed before the scores were seen; "in" means at least the threshold.
-
-    Example:
-        >>> import numpy as np
-        >>> ones, zeros = np.ones(1000), np.zeros(1000)
-        >>> round(many_runs_epsilon(ones, zeros, delta=0.0, level=0.05, thresholds=[0.5]).epsilon, 2)
-        5.6
-        >>> round(many_runs_epsilon(ones, zeros, delta=0.0, level=0.05).epsilon, 2)  # 2,000 thresholds
-        4.48
-    """
-    _check(delta, level)
-    positives, negatives = _scores(in_scores, "in_scores"), _scores(out_scores, "out_scores")
-    if thresholds is None:
-        table, perfect = _own_left_out(positives, negatives), _perfect(len(positives) - 1, len(negatives))
-    else:
-        table = _counted(positives, negatives, _scores(thresholds, "thresholds"))
-        perfect = _perfect(len(positives), len(negatives))
-    share = level / len(table)
-    ratios = _log_ratios(table, delta=delta, level=share)
-    best = int(ratios.argmax())
-    ceiling = max(0.0, float(_log_ratios(perfect, delta=delta, level=share)[0]))
-    epsilon, counts = max(0.0, float(ratios[best])), _as_counts(table[best : best + 1])
-    return ManyRunsBound(epsilon, ceiling, counts, "bonferroni", len(table), level, delta)
-
-
 def split_epsilon(
     in_scores: ArrayLike, out_scores: ArrayLike, *, delta: float, level: float, seed: int, splits: int = 100
 ) -> ManyRunsBound:
@@ -363,17 +257,17 @@ def split_epsilon(
     epsilon = _upper_median(_log_ratios(table, delta=delta, level=share))
     perfect = _perfect(*(len(scores) - len(scores) // 2 for scores in (positives, negatives)))
     ceiling = float(_log_ratios(perfect, delta=delta, level=share)[0])
-    return ManyRunsBound(max(0.0, epsilon), max(0.0, ceiling), _as_counts(table), "split", 1, level, delta)
+    return ManyRunsBound(max(0.0, epsilon), max(0.0, ceiling), table, level, delta)
 
 
-def exceeds(bound: Bound | ManyRunsBound, claimed: float) -> ClaimTest:
+def exceeds(bound: Bound, claimed: float) -> ClaimTest:
     """Test an owner's claim "the mechanism is (claimed, delta)-private" with the delta of the bound.
 
     The p-value is at most the bound's level exactly where the bound reaches the claim. The caller must check that the claim
     is about the same unit, delta and adjacency as the bound.
 
     Args:
-        bound: a bound of `audit_one_run`, `many_runs_epsilon` or `split_epsilon`.
+        bound: a bound of `audit_one_run`.
         claimed: the claimed epsilon, for one unit.
 
     Example:
@@ -385,7 +279,12 @@ def exceeds(bound: Bound | ManyRunsBound, claimed: float) -> ClaimTest:
     """
     if not claimed >= 0:
         raise UserError(f"the claimed epsilon is {claimed}; give a number of at least 0")
-    return _one_run_test(bound, claimed) if isinstance(bound, Bound) else _many_runs_test(bound, claimed)
+
+    def p_value(correct: int, guesses: int) -> float:
+        p = one_run_p(correct, guesses, bound.num_canaries, epsilon=claimed, delta=bound.delta)
+        return min(1.0, len(bound.tried) * p)
+
+    return ClaimTest(p_value(bound.correct, bound.guesses), min(p_value(number, number) for number in bound.tried))
 
 
 def per_record(epsilon: float, largest_number_of_records: int, *, delta: float = 0.0) -> float | None:
@@ -466,8 +365,8 @@ def gaussian_one_run(correct: int, guesses: int, num_canaries: int, *, delta: fl
 
     Example:
         >>> bound = gaussian_one_run(65, 65, 1000, delta=1e-5, level=0.05)
-        >>> round(bound.epsilon, 2), round(bound.noise, 2), bound.assumption  # 3.03 without the assumption
-        (4.6, 0.96, 'gaussian')
+        >>> round(bound.epsilon, 2), round(bound.noise, 2)  # 3.03 without the assumption
+        (4.6, 0.96)
     """
     _check(delta, level)
     noise = _refuted_noise(correct, guesses, num_canaries, level=level)
@@ -540,34 +439,16 @@ def _largest(holds: Callable[[float], bool]) -> float:
     return low
 
 
-def _table(counts: Sequence[Counts]) -> NDArray[np.int64]:
-    """Return (num_counts, 4): true positives, false negatives, false positives, true negatives."""
-    rows = [(one.true_positives, one.false_negatives, one.false_positives, one.true_negatives) for one in counts]
-    return np.array(rows, dtype=np.int64)
-
-
-def _as_counts(table: NDArray[np.int64]) -> tuple[Counts, ...]:
-    return tuple(Counts(*(int(count) for count in row)) for row in table)
-
-
 def _perfect(positives: int, negatives: int) -> NDArray[np.int64]:
-    return _table([Counts(positives, 0, 0, negatives)])
+    return np.array([[positives, 0, 0, negatives]])
 
 
 def _counted(
     positives: NDArray[np.float64], negatives: NDArray[np.float64], thresholds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the counts at each threshold, (num_thresholds, 4) as in `_table`; a score at the threshold is "in"."""
+    """Return the counts at each threshold, (num_thresholds, 4) as in `ManyRunsBound`; a score at the threshold is "in"."""
     fn, tn = (np.searchsorted(np.sort(scores), thresholds, side="left") for scores in (positives, negatives))
     return np.stack([len(positives) - fn, fn, len(negatives) - tn, tn], axis=1).astype(np.int64)
-
-
-def _own_left_out(positives: NDArray[np.float64], negatives: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the counts at each score without the score itself, which would always be "in"."""
-    at_in, at_out = (_counted(positives, negatives, scores) for scores in (positives, negatives))
-    at_in[:, 0] -= 1
-    at_out[:, 2] -= 1
-    return np.concatenate([at_in, at_out])
 
 
 def _upper(hits: NDArray[np.integer], count: NDArray[np.integer], tail: ArrayLike) -> NDArray[np.float64]:
@@ -621,36 +502,6 @@ def _markov(splits: int) -> int:
 def _upper_median(values: NDArray[np.float64]) -> float:
     """Return the largest value that at least half of the values reach."""
     return float(np.sort(values)[len(values) // 2])
-
-
-def _one_run_test(bound: Bound, claimed: float) -> ClaimTest:
-    def p_value(correct: int, guesses: int) -> float:
-        p = one_run_p(correct, guesses, bound.num_canaries, epsilon=claimed, delta=bound.delta)
-        return min(1.0, len(bound.tried) * p)
-
-    return ClaimTest(p_value(bound.correct, bound.guesses), min(p_value(number, number) for number in bound.tried))
-
-
-def _many_runs_test(bound: ManyRunsBound, claimed: float) -> ClaimTest:
-    factor = bound.tried if bound.choice == "bonferroni" else _markov(len(bound.counts))
-    table = _table(bound.counts)
-    positives, negatives = table[:, :2].sum(axis=1), table[:, 2:].sum(axis=1)
-    perfect = np.stack([positives, np.zeros_like(positives), np.zeros_like(negatives), negatives], axis=1)
-    observed, best = (
-        min(1.0, factor * -_upper_median(-_counts_p(counts, claimed, bound.delta))) for counts in (table, perfect)
-    )
-    return ClaimTest(observed, best)
-
-
-def _counts_p(table: NDArray[np.int64], claimed: float, delta: float) -> NDArray[np.float64]:
-    """Return the smallest level at which the bound of each row of counts reaches the claim, 1 if none does: (num_counts,)."""
-    low, high = np.full(len(table), LEAST_LOG_LEVEL), np.zeros(len(table))
-    never = _log_ratios(table, delta=delta, level=np.exp(high)) < claimed
-    for _ in range(LEVEL_HALVINGS):
-        middle = (low + high) / 2
-        reached = _log_ratios(table, delta=delta, level=np.exp(middle)) >= claimed
-        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-    return np.where(never, 1.0, np.exp(high))
 
 
 def _gaussian_delta(noise: float, epsilon: float) -> float:

@@ -28,8 +28,8 @@ MODULES = {
     "memlib.stats.changes": ("flipped_p", "welch_p"),
     "memlib.stats.divergence": ("ks_gap", "weighted_ks"),
     "memlib.stats.epsilon": (
-        "audit_one_run", "correct_guesses", "counts_epsilon", "counts_interval", "exceeds", "gaussian_epsilon", "gaussian_one_run",
-        "many_runs_epsilon", "one_run_ceiling", "one_run_epsilon", "one_run_p", "per_record", "refutes_gaussian", "split_epsilon",
+        "audit_one_run", "correct_guesses", "exceeds", "gaussian_epsilon", "gaussian_one_run", "one_run_ceiling",
+        "one_run_epsilon", "one_run_p", "per_record", "refutes_gaussian", "split_epsilon",
     ),
     "memlib.stats.inference": (
         "exact_interval", "exceedance_p", "largest_mean", "mcnemar_p", "mean_interval", "permutation_p", "threshold_rank",
