@@ -31,7 +31,6 @@ SIDE = 6  # cells of a thumbnail along a side
 BLOCK_BYTES = 2**24  # of pixels that are read at a time
 BEGINNING = 100_000  # characters of a text that are read
 TYPED = 200  # words of a text whose types are counted, so that long texts do not seem repetitive
-FIRST_YEAR, LAST_YEAR = 1900, 2099
 
 _NUMBER = re.compile(r"[0-9]+")
 _DATES = (

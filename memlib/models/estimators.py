@@ -47,7 +47,6 @@ class FittedEstimator:
         dim: number of coordinates of a point.
         num_classes: number of classes of the data.
         present: (num_present,) classes of the training examples, ascending.
-        converged: False if the fit stopped at its largest number of iterations.
         model: the scikit-learn classifier of positions in `present`; None if only one class is present and the estimator
             cannot be fitted on one.
 
@@ -64,7 +63,6 @@ class FittedEstimator:
     dim: int
     num_classes: int
     present: NDArray[np.int64]
-    converged: bool
     model: Any
 
     def class_scores(self, points: Points) -> Scores:
@@ -137,13 +135,13 @@ def fit_estimator(
     present, positions = np.unique(labels, return_inverse=True)
     fixed = len(present) == 1 and not isinstance(spec, ForestSpec | NearestSpec)  # these can be fitted on one class
     model = None if fixed else _fitted(spec, np.asarray(points, dtype=np.float64), positions, seed=seed)
-    return FittedEstimator(spec.kind, points.shape[1], num_classes, present, _has_converged(spec, model), model)
+    return FittedEstimator(spec.kind, points.shape[1], num_classes, present, model)
 
 
 def _fitted(spec: EstimatorSpec, points: Scores, positions: NDArray[np.int64], *, seed: int) -> _Classifier:
     model = build(spec, derive_seed(seed, "estimator", spec.kind) % 2**31)  # the libraries take 32 bits, some signed
     with _one_core(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of slow convergence, which `converged` states
+        warnings.simplefilter("ignore")  # of slow convergence
         try:
             model.fit(points, positions)
         except ValueError as error:
@@ -280,10 +278,6 @@ def _one_core() -> Any:
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
     return threadpool_limits(1)
-
-
-def _has_converged(spec: EstimatorSpec, model: Any) -> bool:
-    return not isinstance(spec, LogisticSpec) or model is None or int(np.max(model.n_iter_)) < spec.iterations
 
 
 def _check_points(points: Points, dim: int | None) -> None:

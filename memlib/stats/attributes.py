@@ -50,29 +50,6 @@ class AttributeInference:
     units: int
 
 
-def conditional_prior(
-    values: NDArray[np.int64], labels: NDArray[np.int64], num_values: int, num_classes: int
-) -> NDArray[np.float64]:
-    """Return the share of each value of a column within each class, with one pseudo-count per value.
-
-    Args:
-        values: (num_units,) value of the column, int from 0, of public rows or of non-members outside the test.
-        labels: (num_units,) classes.
-        num_values, num_classes: numbers of values and classes.
-
-    Returns:
-        (num_classes, num_values), rows sum to 1.
-
-    Example:
-        >>> import numpy as np
-        >>> conditional_prior(np.array([0, 0]), np.array([0, 0]), 2, 2).tolist()  # no row of class 1
-        [[0.75, 0.25], [0.5, 0.5]]
-    """
-    counts = _counts(values, labels, num_values, num_classes) + SMOOTHING
-    shares: NDArray[np.float64] = counts / counts.sum(axis=1, keepdims=True)
-    return shares
-
-
 def attribute_inference(
     odds: NDArray[np.floating],
     values: NDArray[np.int64],
@@ -94,7 +71,7 @@ def attribute_inference(
         values: (num_units,) true value, int from 0; leave out units whose value is missing.
         labels: (num_units,) classes from 0.
         design: the draw of the members (the first side), within class.
-        prior: (num_classes, num_values) as from `conditional_prior`, of rows that are not in the design.
+        prior: (num_classes, num_values) shares of each value within each class, of rows that are not in the design.
         folds: (num_units,) fold of each unit, whole groups, at least two; needed if `prior` is None. Must not depend on the
             sides.
         permutations: number of redraws.

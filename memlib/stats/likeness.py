@@ -5,7 +5,7 @@ show that a target is unlike its shadows; it cannot show that it is like them in
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ FAR = 4.0  # distance, in standard deviations, from which a target is unlike its
 SKEW = 5  # Student's law gets a fifth of the level, as the numbers of a few models are skewed
 MANY = 16  # shadows from which on it counts that none of them varies
 MEMBERS, NON_MEMBERS, POOLED = "members", "non-members", "all"
-LIKE, UNLIKE = "like", "unlike"
 
 Utility = Mapping[str, NDArray[np.float64]]
 """Numbers of models by name, such as "loss, members": (num_models,) each."""
@@ -48,11 +47,6 @@ class Likeness:
     p_value: float
     distance: float
     shadows: int
-
-    @property
-    def is_within(self) -> bool:
-        """True if the target's number lies within the shadows' range."""
-        return self.low <= self.value <= self.high
 
 
 def utility(
@@ -120,8 +114,8 @@ def likeness(shadows: Utility, target: Mapping[str, float | NDArray[np.float64]]
     Example:
         >>> import numpy as np
         >>> row, = likeness({"loss, all": np.array([0.9, 1.0, 1.1])}, {"loss, all": 1.0})
-        >>> row.is_within, row.p_value, row.distance
-        (True, 1.0, 0.0)
+        >>> row.p_value, row.distance
+        (1.0, 0.0)
     """
     rows = []
     for name, given in target.items():
@@ -137,29 +131,14 @@ def likeness(shadows: Utility, target: Mapping[str, float | NDArray[np.float64]]
     return tuple(rows)
 
 
-def like_word(rows: Sequence[Likeness], *, level: float = 0.05) -> str:
-    """Return "unlike" if any number of the target is out of the shadows' law, else "like".
-
-    A number is out of it if its rank p-value, times the number of rows, is at most the level (which takes many shadows), or
-    if its distance exceeds 4 and, for few shadows, Student's quantile for a fifth of that level. A number in which fewer than
-    16 shadows do not vary at all decides nothing. The word is "unlike" for at most about 5 % of the targets that were trained
-    like their shadows.
-
-    Args:
-        rows: as from `likeness`.
-        level: share of false words over all rows.
-
-    Example:
-        >>> import numpy as np
-        >>> shadows = {"accuracy, all": np.linspace(0.80, 0.84, 64)}
-        >>> [like_word(likeness(shadows, {"accuracy, all": value})) for value in (0.81, 0.99)]
-        ['like', 'unlike']
-    """
-    return UNLIKE if any(is_out(row, level / len(rows)) for row in rows) else LIKE
-
-
 def is_out(row: Likeness, level: float) -> bool:
-    """Return True if one number of a target is out of its shadows' law at a level, see `like_word`."""
+    """Return True if one number of a target is out of its shadows' law at a level.
+
+    It is out of it if its rank p-value is at most the level (which takes many shadows), or if its distance exceeds 4 and, for
+    few shadows, Student's quantile for a fifth of that level. A number in which fewer than 16 shadows do not vary at all
+    decides nothing. At a level of 5 % divided by the number of rows, some number is out of it for at most about 5 % of the
+    targets that were trained like their shadows.
+    """
     if math.isinf(row.distance) and row.shadows < MANY:
         return False
     far = max(FAR, float(scipy.stats.t.isf(level / (2 * SKEW), row.shadows - 1)))

@@ -6,7 +6,7 @@ An attack compares a target's log odds of each example with those of shadows tra
 - `Rmia` and `rmia`: ratio of the probability to its mean over shadows, compared with that of non-members (Zarifzadeh et al.
   2024, arXiv 2312.03262);
 - `Base`: that ratio itself, with a temperature (Lassila et al. 2025);
-- `Loss`, `CalibratedLoss`, `gap`: baselines (Yeom et al. 2018; Watson et al. 2022);
+- `Loss`, `CalibratedLoss`: baselines (Yeom et al. 2018; Watson et al. 2022);
 - `Trajectory`: likelihood ratio over several checkpoints;
 - `calibrated`: any of these, compared with its own scores of the shadows.
 
@@ -331,23 +331,6 @@ class CalibratedLoss(Attack[Moments]):
         """Return the scores (num_examples,)."""
         scores: Values = (summary.values(target) - summary.centres()[1]).mean(axis=0)
         return scores
-
-
-def gap(correct: NDArray[np.bool_]) -> Values:
-    """Return the scores of the gap attack: the share of an example's queries that are answered correctly.
-
-    With one query, its AUC is 1/2 + (accuracy on members - accuracy on non-members) / 2 (Yeom et al. 2018).
-
-    Args:
-        correct: (num_queries, num_examples) bool.
-
-    Example:
-        >>> import numpy as np
-        >>> gap(np.array([[True, False], [True, True]])).tolist()
-        [1.0, 0.5]
-    """
-    scores: Values = correct.mean(axis=0, dtype=np.float64)
-    return scores
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from memlib.errors import UserError
 
 K = 10  # rows that an output class, or a cell of a released table, should have
-LEAST_FREEDOM = 10  # residual degrees of freedom below which a model can nearly repeat its rows
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,6 @@ class StructuralRisk:
     residual_freedom: int | None
     instance_based: bool
     k: int
-
-    @property
-    def has_little_freedom(self) -> bool | None:
-        """True if fewer than 10 residual degrees of freedom are left; None if the number of parameters is not known."""
-        return None if self.residual_freedom is None else self.residual_freedom < LEAST_FREEDOM
 
 
 def output_classes(outputs: NDArray[np.floating | np.integer], *, decimals: int | None = None) -> NDArray[np.int64]:

@@ -9,29 +9,11 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.estimators import SMALLEST, Points, Scores, log_softmax, margins_of, smoothed, votes_of
-from memlib.models.external.factory import made
-from memlib.specs import ExternalClassifierSpec
 
 
 def is_estimator(model: Any) -> bool:
     """Return whether a factory's result is a classifier with scikit-learn's interface."""
     return not isinstance(model, nn.Module) and not inspect.isclass(model) and callable(getattr(model, "predict_proba", None))
-
-
-def load_estimator(model: str, options: dict[str, Any] | None = None) -> "EstimatorModule":
-    """Return the fitted classifier that a factory returns, as a module of points.
-
-    Args:
-        model: package.module:factory, of a package that may be run (MEMLIB_CODE).
-        options: keyword arguments of the factory.
-
-    Raises:
-        UserError: when the factory fails, or its result has no method `predict_proba`.
-    """
-    found = made(ExternalClassifierSpec(model=model, options=options or {}))
-    if not is_estimator(found):
-        raise UserError(f"{model} returned a {type(found).__name__}, which has no method predict_proba")
-    return EstimatorModule(found, model)
 
 
 class EstimatorModule(nn.Module):

@@ -177,11 +177,6 @@ def test_points_labels_and_training_sets_that_do_not_fit_are_refused(call: Calla
         call()
 
 
-def test_converged_is_false_for_a_regression_that_stops_early() -> None:
-    assert not fitted("logistic", iterations=1).converged
-    assert fitted("logistic").converged
-
-
 class _Margins:
     """A stand-in for XGBoost's classifier: margins by the distance from 0, one column for two classes."""
 

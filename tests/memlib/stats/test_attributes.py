@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
-from memlib.stats.attributes import AttributeInference, attribute_inference, conditional_prior
+from memlib.stats.attributes import AttributeInference, attribute_inference
 from memlib.stats.blind import folds_by_group
 from memlib.stats.randomization import Design, detectable
 from tests.chance import least_of, most_of
@@ -149,11 +149,6 @@ def test_the_estimated_prior_of_a_unit_knows_neither_its_fold_nor_members() -> N
     after = attribute_inference(0 * odds, changed, labels, design, folds=folds, permutations=9, seed=0)
     assert before.non_members == after.non_members
     assert dataclasses.asdict(before) != dataclasses.asdict(after)
-
-
-def test_the_prior_is_the_smoothed_share_by_class() -> None:
-    prior = conditional_prior(np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1]), 3, 3)
-    assert prior == pytest.approx(np.array([[3, 2, 1], [1.5, 1.5, 3], [2, 2, 2]]) / 6)
 
 
 def test_attribute_inference_refuses_values_without_odds_and_missing_priors() -> None:

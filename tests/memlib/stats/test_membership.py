@@ -19,7 +19,6 @@ from memlib.stats.membership import (
     Trajectory,
     calibrated,
     fit_a,
-    gap,
     rmia,
     survey,
     variances,
@@ -388,13 +387,6 @@ def test_fit_a_prefers_the_slope_that_is_best_on_other_targets() -> None:
     assert a >= 0.9
     assert found[a] > found[0.0] + 0.02
     assert fit_a(shadows, seed=0) == a
-
-
-def test_auc_of_the_gap_attack_follows_from_the_difference_of_accuracies() -> None:
-    rng, member = np.random.default_rng(20), np.arange(500) < 200
-    correct = rng.random(500) < np.where(member, 0.9, 0.7)
-    expected = 0.5 + (correct[member].mean() - correct[~member].mean()) / 2
-    assert auc(gap(correct[None]), member) == pytest.approx(expected, abs=1e-12)
 
 
 def test_trajectory_is_better_than_its_last_checkpoint_where_others_add_something() -> None:

@@ -85,12 +85,10 @@ def test_a_negative_zero_is_a_zero() -> None:
     assert output_classes(np.array([[0.0, 1.0], [-0.0, 1.0], [-0.001, 1.0]]), decimals=2).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "left", "little"), [(None, None, None), (30, 10, False), (31, 9, True), (90, -50, True)]
-)
-def test_residual_freedom_is_rows_less_parameters(parameters: int | None, left: int | None, little: bool | None) -> None:
+@pytest.mark.parametrize(("parameters", "left"), [(None, None), (30, 10), (90, -50)])
+def test_residual_freedom_is_rows_less_parameters(parameters: int | None, left: int | None) -> None:
     risk = structural_risk(np.linspace(0, 1, 40), np.arange(40) % 2, parameters=parameters, instance_based=True)
-    assert (risk.residual_freedom, risk.has_little_freedom, risk.instance_based) == (left, little, True)
+    assert (risk.residual_freedom, risk.instance_based) == (left, True)
 
 
 def test_outputs_that_do_not_fit_are_refused() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from memlib.errors import UserError
 from memlib.models.external.classifiers import ClassScores, load_external
-from memlib.models.external.estimators import EstimatorModule, external_scores, load_estimator
+from memlib.models.external.estimators import EstimatorModule, external_scores
 from memlib.observe.models import load_any
 from memlib.specs import ExternalClassifierSpec
 from memlib.stats.likelihood import log_odds
@@ -120,12 +120,3 @@ def test_images_are_refused_by_an_estimator(factory: Factory) -> None:
     model = EstimatorModule(GaussianNB().fit(POINTS, LABELS), "mine:build")
     with pytest.raises(UserError, match=r"a classifier of points, and the examples have shape \(3, 8, 8\)"):
         ClassScores(model, factory(lambda: model), 3)(torch.zeros(2, 3, 8, 8))
-
-
-def test_load_estimator_wraps_what_the_factory_returns(factory: Factory) -> None:
-    fitted = GaussianNB().fit(POINTS, LABELS)
-    factory(lambda scale: fitted if scale else None)
-    scores = load_estimator("mine:build", {"scale": 1})(torch.from_numpy(POINTS))
-    assert np.allclose(scores.exp().numpy(), fitted.predict_proba(POINTS), atol=1e-5)
-    with pytest.raises(UserError, match="returned a NoneType, which has no method predict_proba"):
-        load_estimator("mine:build", {"scale": 0})
