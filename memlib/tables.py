@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, SupportsFloat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -226,6 +227,13 @@ CURVES = Table(
     ),
     keys=("curve", "series", "params", "x"),
 )
+
+
+def point(curve: str, series: str, params: Mapping[str, Any], x: SupportsFloat, y: SupportsFloat) -> dict[str, Any]:
+    """Return a row of CURVES."""
+    return {
+        "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
+    }  # fmt: skip
 
 
 CANARIES = Table(

@@ -1,6 +1,5 @@
 """Points of the accuracy curve (Meehan 2023, Fig. 3) and choice of the gallery examples (A.1)."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow.compute as pc
 from memlib.audits.deja_vu.analysis import settings, split_by
 from memlib.audits.deja_vu.recipe import DIRECTIONS
 from memlib.stats.inference import accuracy_curve
-from memlib.tables import CURVES
+from memlib.tables import CURVES, point
 
 CURVE_POINTS = 200
 
@@ -47,9 +46,8 @@ def _curves(units: pa.Table, suffix: str) -> pa.Table:
                 x, y = accuracy_curve(members[f"{side}_confidence"].to_numpy(), right)
                 chosen = np.maximum(1, np.round(shares * len(x))).astype(int)
                 lines.append(y[chosen - 1])
-            params = json.dumps(setting, sort_keys=True)
             rows += [
-                {"curve": "accuracy_by_confidence", "series": side + suffix, "params": params, "x": float(x_), "y": float(y_)}
+                point("accuracy_by_confidence", side + suffix, setting, x_, y_)
                 for x_, y_ in zip(shares, np.mean(lines, axis=0), strict=True)
             ]
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)

@@ -1,7 +1,6 @@
 """Points of every curve of an exposure audit."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +15,7 @@ from memlib.audits.exposure.summary import at_last
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import INSERTED, UNSEEN
 from memlib.stats.tails import fit_skew_normal
-from memlib.tables import CURVES
+from memlib.tables import CURVES, point
 
 LAW_DIGITS = 3  # decimals of the parameters of the fitted distribution
 
@@ -33,21 +32,21 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
         series = f"{unit['variant']} {unit['insertions']}x".strip()
         params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["insertions"]:
-            points.append(_point("exposure_by_epoch", series, params, unit["epoch"], unit["exposure"]))
+            points.append(point("exposure_by_epoch", series, params, unit["epoch"], unit["exposure"]))
             if not np.isnan(unit["exposure_extrapolated"]):
-                points.append(_point("extrapolated_by_epoch", series, params, unit["epoch"], unit["exposure_extrapolated"]))
+                points.append(point("extrapolated_by_epoch", series, params, unit["epoch"], unit["exposure_extrapolated"]))
     for (variant, epoch), group in frame.groupby(["variant", "epoch"], sort=False):
-        points.append(_point("loss_by_epoch", variant, {}, epoch, group["validation_loss"].mean()))
+        points.append(point("loss_by_epoch", variant, {}, epoch, group["validation_loss"].mean()))
     last = at_last(frame)
     points += _query_points(last, extractions)
     for unit in last.to_dict("records"):
         params = {"canary": int(unit["canary"]), "seed": int(unit["seed"])}
         if unit["kind"] != UNSEEN and not (unit["variant"] == recipe.selected and unit["kind"] == INSERTED):
-            points.append(_point("exposure_by_insertions", unit["variant"], params, unit["insertions"], unit["exposure"]))
+            points.append(point("exposure_by_insertions", unit["variant"], params, unit["insertions"], unit["exposure"]))
     compared = last[(last["insertions"] > 0) & (last["variant"] != recipe.selected)]
     for (variant, seed), group in compared.groupby(["variant", "seed"], sort=False):
         params = {"seed": int(seed)}
-        points.append(_point("utility", variant, params, group["validation_loss"].mean(), group["exposure"].mean()))
+        points.append(point("utility", variant, params, group["validation_loss"].mean(), group["exposure"].mean()))
     shown = max(models, key=lambda m: (m.epoch, max(m.insertions)))
     heights, edges = np.histogram(shown.references / UNITS_PER_BIT, bins=recipe.report.histogram_bins, density=True)
     most = int(np.argmax(shown.insertions))
@@ -56,7 +55,7 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
         "log_perplexity": round(float(shown.costs[most] / UNITS_PER_BIT), 2), **_law(shown.references / UNITS_PER_BIT),
     }  # fmt: skip
     for height, left, right in zip(heights, edges[:-1], edges[1:], strict=True):
-        points.append(_point("perplexity_histogram", "references", marked, (left + right) / 2, height))
+        points.append(point("perplexity_histogram", "references", marked, (left + right) / 2, height))
     return pa.Table.from_pylist(points, schema=CURVES.arrow)
 
 
@@ -68,16 +67,10 @@ def _query_points(last: pd.DataFrame, extractions: pa.Table) -> Iterator[dict[st
     for row in searched.merge(last, on=keys, how="inner").to_dict("records"):
         params = {"variant": row["variant"], "canary": int(row["canary"]), "seed": int(row["seed"])}
         series = "extracted" if row["extracted"] else "not extracted"
-        yield _point("queries_by_exposure", series, params, row["exposure"], row["queries"])
+        yield point("queries_by_exposure", series, params, row["exposure"], row["queries"])
 
 
 def _law(references: NDArray[np.float64]) -> dict[str, float]:
     """Return the fitted parameters, rounded to digits that do not depend on summation order; empty for equal references."""
     law = asdict(fit_skew_normal(references)) if np.ptp(references) else {}
     return {name: round(value, LAW_DIGITS) for name, value in law.items()}
-
-
-def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float) -> dict[str, Any]:
-    return {
-        "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
-    }  # fmt: skip

@@ -1,6 +1,5 @@
 """The findings of a forgetting audit, with intervals, tests and one verdict, and the curves of its page."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +27,7 @@ from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tes
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
 from memlib.stats.likelihood import confidences
-from memlib.tables import CURVES
+from memlib.tables import CURVES, point
 
 
 @dataclass(frozen=True)
@@ -282,23 +281,11 @@ def curves(distances: Distances, recipe: Recipe) -> pa.Table:
         values = np.sort(confidences(model.log_odds[distances.pool.query], decimals))
         places = np.unique(np.linspace(0, len(values) - 1, min(400, len(values))).round().astype(int))
         for place in places:
-            rows.append(
-                _point("confidence_ecdf", target or group, {"group": group}, values[place], (place + 1) / len(values))
-            )
+            rows.append(point("confidence_ecdf", target or group, {"group": group}, values[place], (place + 1) / len(values)))
     for name, spec in recipe.targets.items():
         if spec.mix is not None and CALIBRATION in spec.mix and not distances.problems:
             for model in (m for m in distances.models.values() if m.target == name):
                 y = float(distances.rho(model)[..., 0].mean())
                 kind = "with other sets" if set(spec.mix) - {QUERY, CALIBRATION} else "D_C and D_Q"
-                rows.append(_point("rho_by_share", kind, {"model": model.number}, spec.mix.get(QUERY, 0.0), y))
+                rows.append(point("rho_by_share", kind, {"model": model.number}, spec.mix.get(QUERY, 0.0), y))
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
-
-
-def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float) -> dict[str, Any]:
-    return {
-        "curve": curve,
-        "series": series,
-        "params": json.dumps(dict(params), sort_keys=True),
-        "x": float(x),
-        "y": float(y),
-    }

@@ -1,6 +1,5 @@
 """The findings of a self-influence audit: concentration, agreement between checkpoints, and means by class."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from memlib.findings import DESCRIPTIVE, Finding, Findings, Interval, Verdict, diagnostic, estimate
 from memlib.report.format import format_interval, percent
 from memlib.stats.inference import percentile_interval
-from memlib.tables import CURVES
+from memlib.tables import CURVES, point
 
 SHARES = (0.01, 0.1)  # top shares of the examples for which the share of self-influence is reported
 MIN_EXAMPLES = 20  # examples needed for an interval
@@ -121,11 +120,5 @@ def curves(units: pa.Table) -> pa.Table:
     """Return the curve influence_by_rank: share of all self-influence held by the most influential share of examples."""
     shares = np.cumsum(units["share"].to_numpy())
     chosen = np.unique(np.geomspace(1, len(shares), min(200, len(shares))).round().astype(int))
-    rows = [
-        {
-            "curve": "influence_by_rank", "series": "examples", "params": json.dumps({}), "x": float(n / len(shares)),
-            "y": float(shares[n - 1]),
-        }
-        for n in chosen
-    ]  # fmt: skip
+    rows = [point("influence_by_rank", "examples", {}, n / len(shares), shares[n - 1]) for n in chosen]
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)

@@ -1,6 +1,5 @@
 """Curves for the report: scores by epoch, draw of the data, removed pixels and canary, as rows of tables.CURVES."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,14 +11,9 @@ from numpy.typing import NDArray
 from memlib.audits.unique_feature.analysis import Analysis, counting, of_variant, settings
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import calibrated_p
+from memlib.tables import point
 
 Point = dict[str, Any]
-
-
-def _point(curve: str, series: str, params: Mapping[str, Any], x: float, y: float | np.floating[Any]) -> Point:
-    return {
-        "curve": curve, "series": series, "params": json.dumps(dict(params), sort_keys=True), "x": float(x), "y": float(y)
-    }  # fmt: skip
 
 
 def _series(control: bool) -> str:
@@ -42,12 +36,12 @@ def epoch_curves(history: pa.Table, config: Config) -> Iterator[Point]:
         nets = part.drop_duplicates(["data_seed", "net"])
         for name in ("accuracy", "training_loss", "validation_loss"):
             if nets[name].notna().any():
-                yield _point(f"{name}_by_epoch", series, at, epoch, nets[name].mean())
+                yield point(f"{name}_by_epoch", series, at, epoch, nets[name].mean())
         for output, scored in part[part["value"].notna()].groupby("output"):
             where = {**at, "output": output}
             published = (scored["published_p"] < config.alpha) & (scored["value"] > 0)
-            yield _point("m_by_epoch", series, where, epoch, scored["value"].mean())
-            yield _point("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
+            yield point("m_by_epoch", series, where, epoch, scored["value"].mean())
+            yield point("proportion_by_epoch", series, {**where, "criterion": "published"}, epoch, published.mean())
     yield from _calibrated_by_epoch(frame[frame["value"].notna()], config)
 
 
@@ -76,7 +70,7 @@ def _calibrated_by_epoch(frame: Any, config: Config) -> Iterator[Point]:
         at = of_variant(variant) | {"output": output, "criterion": "calibrated"}
         for series, beyond in hits.items():
             if beyond:
-                yield _point("proportion_by_epoch", series, at, epoch, np.mean(beyond))
+                yield point("proportion_by_epoch", series, at, epoch, np.mean(beyond))
 
 
 def draw_curves(units: pa.Table, config: Config) -> Iterator[Point]:
@@ -89,7 +83,7 @@ def draw_curves(units: pa.Table, config: Config) -> Iterator[Point]:
             for name, memorized in analysis.criteria.items():
                 for series, members in (("canary", analysis.nets), ("control", analysis.controls)):
                     at = {**setting, "criterion": name}
-                    yield _point("proportion_by_data_seed", series, at, seed, memorized[members].mean())
+                    yield point("proportion_by_data_seed", series, at, seed, memorized[members].mean())
 
 
 def removal_curves(units: pa.Table) -> Iterator[Point]:
@@ -105,7 +99,7 @@ def removal_curves(units: pa.Table) -> Iterator[Point]:
             scores.setdefault((row["variant"], row["output"], _series(row["control"]), removed), []).append(row["value"])
     if any(removed for *_, removed in scores):
         for (variant, output, series, removed), values in sorted(scores.items()):
-            yield _point("m_by_removed_pixels", series, of_variant(variant) | {"output": output}, removed, np.mean(values))
+            yield point("m_by_removed_pixels", series, of_variant(variant) | {"output": output}, removed, np.mean(values))
 
 
 def canary_curves(units: pa.Table) -> Iterator[Point]:
@@ -122,7 +116,7 @@ def canary_curves(units: pa.Table) -> Iterator[Point]:
         at = of_variant(variant) | {"metric": metric, "output": output}
         for place, (_, values) in enumerate(by_canary.iterrows()):
             for series in ("mean", "min", "max"):
-                yield _point("score_by_canary", series, at, place, values[series])
+                yield point("score_by_canary", series, at, place, values[series])
 
 
 def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> Iterator[Point]:
@@ -139,7 +133,7 @@ def latent_curves(variant: str, shares: Mapping[str, NDArray[np.float64]]) -> It
     top = max(1e-12, *(float(values.max()) for values in means.values()))
     for series, values in means.items():
         for unit, value in enumerate(values):
-            yield _point("latent_by_unit", series, of_variant(variant), unit, value / top)
+            yield point("latent_by_unit", series, of_variant(variant), unit, value / top)
 
 
 def strongest(units: pa.Table, output: str) -> list[int]:
