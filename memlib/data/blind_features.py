@@ -78,9 +78,7 @@ class BlindFeatures:
         return joined([replace(self, values=means), _of(SIZES, {"units of the group": sizes})])
 
 
-def blind_features(
-    index: pa.Table, examples: NDArray[Any] | None = None, *, texts: Iterable[str] | None = None
-) -> BlindFeatures:
+def blind_features(index: pa.Table, examples: NDArray[Any] | None = None) -> BlindFeatures:
     """Compute all features of the examples of a shard that are known without a model.
 
     Memory is bounded by the features and a block of examples of 16 MiB.
@@ -89,7 +87,6 @@ def blind_features(
         index: rows of tables.INDEX; its row column is the place among the examples.
         examples: (num_stored, height, width, channels) uint8 images, or (num_stored, dim) points, read in blocks; None if
             there are none.
-        texts: text of each row, for documents.
 
     Returns:
         the features, in the order of the index.
@@ -100,8 +97,6 @@ def blind_features(
         parts.append(pixel_features(examples, index["row"].to_numpy()))
     elif examples is not None:
         parts.append(point_features(examples, index["row"].to_numpy()))
-    if texts is not None:
-        parts.append(text_features(texts))
     return joined(parts)
 
 

@@ -14,7 +14,7 @@ Anyone with both insert.jsonl and all.jsonl can infer the coins, so an untrusted
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,11 @@ class Form:
         text: format of the document, or of the answer in a chat; its holes are filled at random.
         prompt: format of the user's turn, for chats; None for plain documents. Its holes are filled independently.
         field: the record's field with the text or the messages.
-        alphabets: symbols of the holes by name, besides the built-in ones.
     """
 
     text: str = FORMAT
     prompt: str | None = None
     field: str | None = None
-    alphabets: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def field_name(self) -> str:
@@ -132,10 +130,10 @@ def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[
         UserError: when the format has no hole, or yields fewer than `count` documents.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canary documents", seed))
-    answers = _filled(Format(form.text, form.alphabets or {}), count, rng, distinct=True)
+    answers = _filled(Format(form.text, {}), count, rng, distinct=True)
     prompts: Sequence[str | None] = [None] * count
     if form.prompt is not None:
-        prompts = _filled(Format(form.prompt, form.alphabets or {}, holes=False), count, rng, distinct=False)
+        prompts = _filled(Format(form.prompt, {}, holes=False), count, rng, distinct=False)
     places = span_of(form)
     width = len(str(count - 1))
     drawn = zip(answers, prompts, strict=True)
@@ -149,7 +147,7 @@ def span_of(form: Form) -> tuple[int, int]:
         >>> span_of(Form("id {d3}, {l2}!"))
         (3, 10)
     """
-    lengths = [len(Format(part, form.alphabets or {}, holes=False).places("character")) for part in _around(form.text)]
+    lengths = [len(Format(part, {}, holes=False).places("character")) for part in _around(form.text)]
     return lengths[0], sum(lengths[:2])
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memlib.data.blind_features import BlindFeatures, text_features
 from memlib.data.documents import ENCODED, Marked, token_digest
-from memlib.data.groups import joined
+from memlib.data.groups import joined, links_by_name
 from memlib.data.id_files import said_of_examples
 from memlib.data.splits import TRAIN
 from memlib.data.streams import LINE_END, Documents, WindowFile, symbols_of
@@ -174,7 +174,7 @@ def _groups(
 ) -> NDArray[np.int64]:
     """Return the group of each document: copies belong together, and documents that a rule joins."""
     copies = np.unique(digests, return_inverse=True)[1].astype(np.int64)
-    links = _links(names)
+    links = links_by_name(names)
     if group is not None and group.pattern is not None and not any(name is not None for name in names):
         raise UserError(f"split.group.pattern {group.pattern!r} occurs in the text of no document; change the pattern")
     if group is not None and group.path is not None:
@@ -182,14 +182,8 @@ def _groups(
         listed = [said.get(f"document {number:08d}") for number in sizes.number.tolist()]
         if not any(name is not None for name in listed):
             raise UserError(f"{group.path} names none of the {len(listed)} documents; ids look like 'document 00000012'")
-        links += _links(listed)
+        links += links_by_name(listed)
     return np.unique(joined(copies, links), return_inverse=True)[1].astype(np.int64)
-
-
-def _links(names: Sequence[str | None]) -> list[tuple[int, int]]:
-    """Return a link from each named document to the first one of that name."""
-    first: dict[str, int] = {}
-    return [(first.setdefault(name, place), place) for place, name in enumerate(names) if name is not None]
 
 
 def _window_ids(ids: Sequence[str], sizes: Sizes) -> list[str]:

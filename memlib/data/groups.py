@@ -42,15 +42,15 @@ def groups_of(
     if spec is None:
         return np.arange(len(entries))
     ids = [str(entry["example_id"]) for entry in entries]
-    links = _links_by_name(_by_pattern(ids, spec.pattern)) if spec.pattern is not None else []
+    links = links_by_name(_by_pattern(ids, spec.pattern)) if spec.pattern is not None else []
     if spec.path is not None:
-        links += _links_by_name(_by_file(ids, spec.path))
+        links += links_by_name(_by_file(ids, spec.path))
     if spec.near is not None:
         if images is None or not are_images(images):
             raise UserError("group.near compares images, and these examples are points; use pattern or path")
         links += near_links(entries, images, spec.near)
     if spec.identical:
-        links += _links_by_name([entry["digest"] or None for entry in entries])
+        links += links_by_name([entry["digest"] or None for entry in entries])
     return _components(len(entries), links)
 
 
@@ -164,7 +164,8 @@ def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
     return [known.get(name) for name in ids]
 
 
-def _links_by_name(names: Sequence[str | None]) -> list[tuple[int, int]]:
+def links_by_name(names: Sequence[str | None]) -> list[tuple[int, int]]:
+    """Return a link from each named example to the first one of that name."""
     first: dict[str, int] = {}
     return [(first.setdefault(name, i), i) for i, name in enumerate(names) if name is not None]
 

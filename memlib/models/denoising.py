@@ -21,7 +21,7 @@ class Velocity(Protocol):
 
     alpha_bars: Tensor
 
-    def __call__(self, images: Tensor, times: Tensor, conditions: Tensor | None, dropped: Tensor | None = None) -> Tensor:
+    def __call__(self, images: Tensor, times: Tensor, conditions: Tensor | None) -> Tensor:
         """Return v, (batch, 3, side, side)."""
         ...
 
@@ -72,9 +72,7 @@ def sampled_times(total: int, steps: int) -> list[int]:
     return [number * (total // steps) for number in reversed(range(steps))]
 
 
-def guided(
-    model: Velocity, images: Tensor, times: Tensor, conditions: Tensor | None, dropped: Tensor | None, guidance: float
-) -> Tensor:
+def guided(model: Velocity, images: Tensor, times: Tensor, conditions: Tensor | None, guidance: float) -> Tensor:
     """Return v_none + guidance (v_conditional - v_none), (batch, 3, side, side) (Ho 2022, Eq. 6; guidance is its w + 1).
 
     Guidance 1 takes the conditional prediction as it is, 0 the unconditional one; larger values exaggerate the condition.
@@ -82,8 +80,8 @@ def guided(
     if conditions is None or guidance == 0:
         return model(images, times, None)
     if guidance == 1:
-        return model(images, times, conditions, dropped)
-    without, given = model(images, times, None), model(images, times, conditions, dropped)
+        return model(images, times, conditions)
+    without, given = model(images, times, None), model(images, times, conditions)
     return without + guidance * (given - without)
 
 
@@ -108,7 +106,6 @@ def ddim(
     *,
     steps: int,
     guidance: float = 1.0,
-    dropped: Tensor | None = None,
 ) -> Tensor:
     """Draw images from noise; equal noise, conditions and weights give equal images.
 
@@ -118,7 +115,6 @@ def ddim(
         noise: (batch, 3, side, side), standard normal, on the same device.
         steps: number of steps, up to those of the diffusion.
         guidance: weight of the condition, see `guided`.
-        dropped: (batch,) bool, rows that are drawn without their condition; None: no rows.
 
     Returns:
         (batch, 3, side, side) in [-1, 1].
@@ -128,5 +124,5 @@ def ddim(
     for time, following in zip(times, [*times[1:], None], strict=True):
         before = torch.ones_like(left[0]) if following is None else left[following]
         now = torch.full((len(images),), time, device=images.device)
-        images = denoised(images, guided(model, images, now, conditions, dropped, guidance), left[time], before)
+        images = denoised(images, guided(model, images, now, conditions, guidance), left[time], before)
     return images

@@ -86,11 +86,6 @@ class FittedEstimator:
         _check_labels(labels, len(points), self.num_classes)
         return log_odds(self.class_scores(points), labels)
 
-    def predictions(self, points: Points) -> NDArray[np.int64]:
-        """Return the most probable class of each point (num_points,), on a tie the lowest."""
-        best: NDArray[np.int64] = self.class_scores(points).argmax(axis=1)
-        return best
-
     def probabilities(self, points: Points) -> Scores:
         """Return probabilities (num_points, num_classes) as the estimator states them: votes are not smoothed.
 

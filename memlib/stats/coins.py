@@ -55,7 +55,6 @@ def coin_test(
     *,
     redraws: int,
     seed: int,
-    groups: NDArray[np.int64] | None = None,
 ) -> CoinTest:
     """Test, by redrawing the coins, if all or a few of the members score higher than non-members.
 
@@ -65,7 +64,6 @@ def coin_test(
         strata: (num_units,); coins are redrawn within strata, given the number of members of each.
         redraws: number of redraws.
         seed: seed of the redraws.
-        groups: (num_units,), units that share a coin; by default each unit has its own.
 
     Example:
         >>> import numpy as np
@@ -74,7 +72,7 @@ def coin_test(
         >>> result.auc, result.p_value
         (1.0, 0.005)
     """
-    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed, groups=groups)[0]
+    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed)[0]
 
 
 def coin_tests(
@@ -84,13 +82,12 @@ def coin_tests(
     *,
     redraws: int,
     seed: int,
-    groups: NDArray[np.int64] | None = None,
 ) -> list[CoinTest]:
     """Test several attacks on one target under the same redraws, adjusted for their number by max-T.
 
     Args:
         scores: (num_attacks, num_units).
-        member, strata, redraws, seed, groups: as in `coin_test`.
+        member, strata, redraws, seed: as in `coin_test`.
 
     Returns:
         the result of each attack, in the order of `scores`.
@@ -104,7 +101,7 @@ def coin_tests(
         (0.005, True)
     """
     assert scores.shape[1] == len(member), "one score for each unit"
-    design = Design(member, strata, np.arange(len(member)) if groups is None else groups)
+    design = Design(member, strata, np.arange(len(member)))
     columns = np.stack([statistics(row) for row in scores], axis=1)  # (num_units, num_attacks, num_statistics)
     flat = columns.reshape(len(member), -1)
     observed, null = flat[member].sum(axis=0), design.redrawn_sums(flat, redraws, seed=seed)

@@ -225,17 +225,16 @@ class Base(Attack[Averages]):
         return scores
 
 
-def rmia(ratio: Values, nonmember: NDArray[np.bool_], gamma: float = 1.0) -> tuple[Values, int]:
+def rmia(ratio: Values, nonmember: NDArray[np.bool_]) -> tuple[Values, int]:
     """Return RMIA's scores, and how many distinct values they have.
 
-    The score of x is the share of the target's non-members z with l(x) - l(z) >= log gamma, where ties count half at
-    gamma = 1. The denominator is the number of all non-members even if x is among them: without itself, a non-member would
-    have another denominator than a member, which alone can decide where there are many ties.
+    The score of x is the share of the target's non-members z with l(x) >= l(z) (gamma = 1), where ties count half. The
+    denominator is the number of all non-members even if x is among them: without itself, a non-member would have another
+    denominator than a member, which alone can decide where there are many ties.
 
     Args:
         ratio: (num_examples,) log ratios l of `Rmia`.
         nonmember: (num_examples,) bool, the references z.
-        gamma: at least 1.
 
     Example:
         >>> import numpy as np
@@ -244,11 +243,8 @@ def rmia(ratio: Values, nonmember: NDArray[np.bool_], gamma: float = 1.0) -> tup
         ([1.0, 0.25, 0.75], 3)
     """
     assert nonmember.any(), "RMIA compares with non-members"
-    assert gamma >= 1, "gamma is a factor of at least 1"
     ordered = np.sort(ratio[nonmember])
-    reached = np.searchsorted(ordered, ratio - np.log(gamma), side="right")
-    if gamma == 1:
-        reached = (reached + np.searchsorted(ordered, ratio, side="left")) / 2
+    reached = (np.searchsorted(ordered, ratio, side="right") + np.searchsorted(ordered, ratio, side="left")) / 2
     scores: Values = reached / len(ordered)
     return scores, len(np.unique(scores))
 

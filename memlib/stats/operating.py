@@ -16,20 +16,6 @@ from memlib.stats.inference import exact_interval, threshold_rank
 
 
 @dataclass(frozen=True)
-class Roc:
-    """The receiver operating characteristic, a point for each distinct score, from (0, 0) to (1, 1).
-
-    Attributes:
-        fpr, tpr: (num_points,) shares of non-members and of members with scores >= threshold, ascending.
-        thresholds: (num_points,) descending; the first is infinite.
-    """
-
-    fpr: NDArray[np.float64]
-    tpr: NDArray[np.float64]
-    thresholds: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
 class OperatingPoint:
     """Members and non-members above the k-th largest score of n non-members.
 
@@ -123,22 +109,25 @@ def auc_interval(
     return max(0.0, min(low, value - half)), min(1.0, max(high, value + half))
 
 
-def roc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> Roc:
+def roc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ROC; tied scores share a point, so that the area under the connected points is the AUC.
 
     Args:
         scores, member: as in `auc`.
 
+    Returns:
+        (num_points,) shares of non-members and of members with scores at or above a threshold that falls from infinity.
+
     Example:
         >>> import numpy as np
-        >>> curve = roc(np.array([3.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False]))
-        >>> curve.fpr.tolist(), curve.tpr.tolist()
+        >>> fpr, tpr = roc(np.array([3.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False]))
+        >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
     levels, place = np.unique(-scores.astype(np.float64), return_inverse=True)
     above = [np.cumsum(np.bincount(place[side], minlength=len(levels))) / side.sum() for side in (~member, member)]
     fpr, tpr = (np.concatenate([[0.0], shares]) for shares in above)
-    return Roc(fpr, tpr, np.concatenate([[math.inf], -levels]))
+    return fpr, tpr
 
 
 def operating_point(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float) -> OperatingPoint:

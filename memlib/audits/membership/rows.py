@@ -1,6 +1,5 @@
 """The tables of a membership audit, and the curves of its page."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from memlib.audits.membership.verdict import NAMES
 from memlib.data.inclusion import TARGET
 from memlib.stats.operating import auc, roc
 from memlib.stats.shadows import log_p
-from memlib.tables import CURVES
+from memlib.tables import CURVES, point
 
 POINTS = 400  # of a curve
 BINS = 40  # of the histogram
@@ -140,9 +139,9 @@ def curves(audited: Audited) -> pa.Table:
     """
     rows: list[dict[str, Any]] = []
     for ranking in audited.rankings.all:
-        curve = roc(ranking.scores, audited.units.member)
-        kept = _thinned(curve.fpr)
-        rows += [_point("roc", ranking.attack, x, y) for x, y in zip(curve.fpr[kept], curve.tpr[kept], strict=True)]
+        fpr, tpr = roc(ranking.scores, audited.units.member)
+        kept = _thinned(fpr)
+        rows += [point("roc", ranking.attack, {}, x, y) for x, y in zip(fpr[kept], tpr[kept], strict=True)]
     rows += _histogram(audited)
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
@@ -163,11 +162,7 @@ def _histogram(audited: Audited) -> Iterator[dict[str, Any]]:
     for name, side in (("members", member), ("non-members", ~member)):
         counts, _ = np.histogram(np.clip(scores[side], edges[0], edges[-1]), edges)
         for left, right, count in zip(edges[:-1], edges[1:], counts, strict=True):
-            yield _point("scores", name, (left + right) / 2, count / side.sum())
-
-
-def _point(curve: str, series: str, x: float, y: float) -> dict[str, Any]:
-    return {"curve": curve, "series": series, "params": json.dumps({}), "x": float(x), "y": float(y)}
+            yield point("scores", name, {}, (left + right) / 2, count / side.sum())
 
 
 def _nullable(values: NDArray[np.float64]) -> pa.Array:

@@ -70,7 +70,8 @@ def shard(seed: int, leak: str | None = None) -> tuple[BlindFeatures, Design]:
     year = [2023 if new and leak == "text" else 2019 for new in member]
     texts = [f"Report of {which} on {' '.join(rng.choice(list('abcdef'), 9))}." for which in year]
     index = index_of(ids, label=labels, original_width=widths)
-    return blind_features(index, images.astype(np.uint8), texts=texts), Design.of(member, labels)
+    features = joined([blind_features(index, images.astype(np.uint8)), text_features(texts)])
+    return features, Design.of(member, labels)
 
 
 def tested(features: BlindFeatures, design: Design, seed: int) -> BlindBaseline:

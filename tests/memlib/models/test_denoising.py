@@ -18,9 +18,8 @@ class Bent:
     def __init__(self, steps: int = 1000) -> None:
         self.alpha_bars = alpha_bars(steps)
 
-    def __call__(self, images: Tensor, times: Tensor, conditions: Tensor | None, dropped: Tensor | None = None) -> Tensor:
+    def __call__(self, images: Tensor, times: Tensor, conditions: Tensor | None) -> Tensor:
         shift = torch.zeros(len(images)) if conditions is None else conditions[:, 0]
-        shift = shift if dropped is None else torch.where(dropped, torch.zeros_like(shift), shift)
         return torch.sin(3 * images + times.view(-1, 1, 1, 1) / 100) + shift.view(-1, 1, 1, 1)
 
 
@@ -89,18 +88,9 @@ def test_guidance_extrapolates_from_the_unconditional_to_the_conditional_predict
     model, images, times, conditions = Bent(), noise(), torch.full((4,), 300), torch.ones(4, 1).double()
     without = model(images, times, None)
     for weight in (0.0, 0.5, 1.0, 3.0):
-        found = guided(model, images, times, conditions, None, weight)
+        found = guided(model, images, times, conditions, weight)
         assert torch.allclose(found, without + weight)  # the condition adds 1
-    assert torch.equal(guided(model, images, times, None, None, 3.0), without)
-
-
-def test_rows_with_dropped_conditions_are_drawn_as_without_a_condition() -> None:
-    conditions, dropped = torch.full((4, 1), 0.3).double(), torch.tensor([True, False, True, False])
-    mixed = ddim(Bent(), conditions, noise(), steps=5, guidance=2, dropped=dropped)
-    given, without = (ddim(Bent(), one, noise(), steps=5, guidance=2) for one in (conditions, None))
-    assert torch.allclose(mixed[dropped], without[dropped])
-    assert torch.allclose(mixed[~dropped], given[~dropped])
-    assert not torch.allclose(given, without, atol=0.01)
+    assert torch.equal(guided(model, images, times, None, 3.0), without)
 
 
 @pytest.mark.parametrize("steps", [0, 1001])

@@ -70,8 +70,8 @@ def test_log_odds_equal_those_of_the_librarys_probabilities(kind: str, num_class
 def test_predictions_equal_the_librarys_and_log_odds_are_positive_where_correct(kind: str) -> None:
     model = fitted(kind, 2)
     points, labels = blobs(2)
-    assert np.array_equal(model.predictions(points), model.model.predict(points))
-    right = model.predictions(points) == labels
+    assert np.array_equal(model.class_scores(points).argmax(axis=1), model.model.predict(points))
+    right = model.class_scores(points).argmax(axis=1) == labels
     odds = model.log_odds(points, labels)
     assert (odds[right] >= 0).all()
     assert (odds[~right] <= 0).all()
@@ -124,8 +124,8 @@ def test_a_class_without_training_examples_scores_lowest(kind: str) -> None:
     absent = model.log_odds(points, np.ones(len(points), dtype=np.int64))
     none = np.log((1 / 3) / (SMOOTHED[kind] + 2 / 3)) if kind in SMOOTHED else -CLIP
     assert np.allclose(absent, none)
-    others = pair.predictions(points) * 2
-    assert np.array_equal(model.predictions(points), others)
+    others = pair.class_scores(points).argmax(axis=1) * 2
+    assert np.array_equal(model.class_scores(points).argmax(axis=1), others)
     if kind not in SMOOTHED:  # margins of the present classes do not know of the absent one
         assert np.allclose(model.log_odds(points[kept], labels[kept]), pair.log_odds(points[kept], labels[kept] // 2))
 
@@ -134,7 +134,7 @@ def test_a_class_without_training_examples_scores_lowest(kind: str) -> None:
 def test_a_single_class_gives_a_constant_prediction(kind: str) -> None:
     points = blobs(3)[0]
     model = fit_estimator(spec_of(kind), points, np.full(len(points), 2), num_classes=3, seed=0)
-    assert (model.predictions(points) == 2).all()
+    assert (model.class_scores(points).argmax(axis=1) == 2).all()
     certain = (SMOOTHED[kind] + 1 / 3) / (SMOOTHED[kind] + 1) if kind in SMOOTHED else None
     expected = CLIP if certain is None else np.log(certain / (1 - certain))
     assert np.allclose(model.log_odds(points, np.full(len(points), 2)), expected)

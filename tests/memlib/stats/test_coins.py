@@ -94,16 +94,6 @@ def test_order_of_units_and_scale_of_scores_change_only_the_random_draws() -> No
     assert coin_test(np.exp(scores), member, strata, redraws=99, seed=0) == first
 
 
-def test_units_of_one_coin_are_redrawn_together() -> None:
-    """With copies of ten units, ten independent coins cannot give a p-value below 1 / C(10, 5)."""
-    group = np.repeat(np.arange(10), 30)
-    member = group < 5
-    alone = coin_test(member * 1.0, member, np.zeros(300, dtype=int), redraws=999, seed=0)
-    together = coin_test(member * 1.0, member, np.zeros(300, dtype=int), redraws=999, seed=0, groups=group)
-    assert alone.p_value == 0.001
-    assert 0.001 < together.p_value < 0.012
-
-
 def test_a_single_attack_is_not_adjusted() -> None:
     member = coins_of(6, 60)
     result = coin_test(np.random.default_rng(6).normal(size=60), member, np.zeros(60, dtype=int), redraws=99, seed=0)

@@ -1,5 +1,7 @@
 """AUC, its interval, and operating points against pairs counted one by one, and against exchangeable scores."""
 
+import math
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -104,12 +106,12 @@ def test_auc_interval_is_widened_by_the_root_of_the_inflation() -> None:
 
 def test_roc_has_the_shares_at_each_threshold_and_the_auc_as_its_area() -> None:
     scores, member = tied_scores(5)
-    curve = roc(scores, member)
-    for fpr, tpr, threshold in zip(curve.fpr, curve.tpr, curve.thresholds, strict=True):
+    false, true = roc(scores, member)
+    for fpr, tpr, threshold in zip(false, true, [math.inf, *np.unique(scores)[::-1]], strict=True):
         assert fpr == pytest.approx((scores[~member] >= threshold).mean())
         assert tpr == pytest.approx((scores[member] >= threshold).mean())
-    assert np.trapezoid(curve.tpr, curve.fpr) == pytest.approx(auc(scores, member))
-    assert (curve.fpr[0], curve.tpr[0], curve.fpr[-1], curve.tpr[-1]) == (0, 0, 1, 1)
+    assert np.trapezoid(true, false) == pytest.approx(auc(scores, member))
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
 
 
 def test_operating_point_counts_strictly_above_the_kth_largest_nonmember() -> None:
