@@ -21,7 +21,7 @@ from memlib.report.glossary import terms
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
 from memlib.sanitize import count_of
 
-FORMAT, MOST_LISTED, DIGITS = 1, 25, 16
+FORMAT, MOST_LISTED, MOST_IN_JSON, DIGITS = 1, 25, 100, 16
 Row = Mapping[str, Any]
 
 
@@ -318,8 +318,13 @@ def as_json(recipe: Recipe, run: str, audits: pa.Table, findings: Findings, risk
         "verdict": {"word": said.word, "sentence": said.sentence, "explanation": said.explanation},
         "audits": [_plain(row) for row in audits.to_pylist()],
         "findings": [_plain({**row.row(), "params": dict(row.params)}) for row in findings],
-        "risk": None if risk is None else [_plain({**row, "found": json.loads(row["found"])}) for row in risk.to_pylist()],
+        "risk": None if risk is None else {"rows": risk.num_rows, "first": _first(risk)},
     }
+
+
+def _first(risk: pa.Table) -> list[dict[str, Any]]:
+    """Return the first rows; the table holds all of them."""
+    return [_plain({**row, "found": json.loads(row["found"])}) for row in risk.slice(0, MOST_IN_JSON).to_pylist()]
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
     assert "&lt;b&gt;small" in page
     assert main(["risk", "--data", digest, "--store", store, "--most", "3", "--csv", str(tmp_path / "risk.csv")]) == 0
     assert "named by" in capsys.readouterr().out
-    assert len((tmp_path / "risk.csv").read_text().splitlines()) == len(document["risk"]) + 1
+    assert len((tmp_path / "risk.csv").read_text().splitlines()) == document["risk"]["rows"] + 1
 
 
 @pytest.mark.parametrize(
