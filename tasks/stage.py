@@ -19,7 +19,7 @@ from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
 from memlib.running.precision import be_exact
-from memlib.running.publishing import publish_audit
+from memlib.running.publishing import publish_audit, said_of_erased
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Making, Ref, Store
@@ -93,6 +93,8 @@ class StageRunner:
         cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Publish a run's tables and page, and return the run's manifest."""
+        if said := said_of_erased(self.store, artifacts.values()):
+            self.warn(said)
         work = functools.partial(publish_audit, self.store, self.context.work, recipe, scores, report, artifacts, cells=cells)
         published: RunRecord = as_task("publish", work)
         return published

@@ -20,6 +20,7 @@ from flows.cli import dossier as dossiers
 from flows.cli import start
 from flows.cli import store as stored
 from flows.cli.canaries import canaries
+from flows.cli.forget import forget
 from flows.cli.gate import check
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
@@ -32,7 +33,9 @@ from memlib.audits.arrangement import check_stages
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.files import load_recipe, overridden, printed_recipe, shipped_recipes, validate
 from memlib.recipes.request import AuditRequest
+from memlib.runs.erasures import check_recipe, erased_part
 from memlib.runs.journal import log_as_asked
+from memlib.runs.records import RunRecord
 from memlib.sanitize import brief, plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
@@ -208,6 +211,8 @@ def resume(
         )
     opened = opened_store(store)
     record = find_requested(opened, run_id)
+    if isinstance(record, RunRecord):
+        check_recipe(erased_part(opened, record.run), record)
     elsewhere = any(setting.startswith("resources.ray_address=") for setting in set_)
     machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
     request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))
@@ -350,7 +355,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "diff": stored.diff, "check": check, **dossiers.COMMANDS,
     },
     "Share": {"export": export, "ids": ids, "canaries": canaries, "sign": stored.sign, "verify": stored.verify},
-    "Operate": {"gc": stored.gc, "completion": completion},
+    "Operate": {"gc": stored.gc, "forget": forget, "completion": completion},
 }  # fmt: skip
 """The commands by group, in the order in which a user needs them."""
 for number, (title, commands) in enumerate(COMMANDS.items()):

@@ -35,6 +35,7 @@ from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.planning import Plan, in_time
 from memlib.running.publishing import said_of_looks
 from memlib.runs import garbage, ledger
+from memlib.runs.erasures import erased_on, erased_part, erased_runs
 from memlib.runs.index import (
     cells_of,
     find_run,
@@ -97,10 +98,11 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     if not entries:
         console.print(f"no {'finished ' if open_runs else ''}runs in {store}")
         return
-    rows = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")]
+    rows, erased = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")], erased_runs(opened)
     for run in map(ListedRun.of, entries):
         cells = (run.headline, _number(run.value), format_p(run.p_value), run.verdict)
-        rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, run.title))
+        title = f"{run.title} (erased in part)" if run.id in erased else run.title
+        rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, title))
     print("\n".join(_aligned(rows)))
 
 
@@ -567,6 +569,10 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
         console.print(f"\n{said}", soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
+    if (part := erased_part(store, run.run)) is not None:
+        console.print(
+            f"\n{erased_on(part).capitalize()}, at a person's request: memlib verify {run.run} lists what is missing"
+        )
     totals = f"{count_of(len(run.computed), 'stage')} computed, {len(run.reused)} reused, {run.seconds:.0f} s"
     console.print(f"\nrun {run.run}: {totals}")
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact
+from memlib.tables import read_table
 
 DATA_STAGES = ("decode", "secret/corpus", "documents")
 KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and their length
@@ -35,3 +36,9 @@ def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
             manifest = store.artifacts.manifest(ref)
             sources.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
     return hashlib.sha256(canonical_json(sorted(sources, key=canonical_json)).encode()).hexdigest() if sources else ""
+
+
+def ids_in(artifact: AnyArtifact) -> list[str]:
+    """Return the ids of the examples in a decoded source; an empty list for text, whose windows are only counted."""
+    name = "index.parquet"
+    return list(read_table(artifact.path(name), ["example_id"])["example_id"].to_pylist()) if name in artifact.files else []

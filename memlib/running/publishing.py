@@ -19,6 +19,7 @@ from memlib.pipeline.provenance import software, source_state, who
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
 from memlib.runs import ledger
+from memlib.runs.erasures import erasures, still_read
 from memlib.runs.index import (
     HISTORY,
     SIGNATURE,
@@ -131,6 +132,14 @@ def publish_audit(
         published=published,
     )
     return publish_run(store, work, record)
+
+
+def said_of_erased(store: Store, artifacts: Iterable[AnyArtifact]) -> str:
+    """Return a warning if a source of a run still holds examples that were erased from the store; "" otherwise."""
+    decoded = {str(artifact): artifact for artifact in artifacts if artifact.ref.stage in sources.DATA_STAGES}
+    if not decoded or not erasures(store):
+        return ""
+    return still_read(store, {name: sources.ids_in(artifact) for name, artifact in decoded.items()})
 
 
 def said_of_looks(audit: str, ledger: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:

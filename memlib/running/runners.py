@@ -15,7 +15,7 @@ from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Cel
 from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells
 from memlib.running.precision import be_exact
-from memlib.running.publishing import Work, publish_again, publish_audit
+from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
@@ -128,6 +128,8 @@ class PlainRunner:
         cells: Ended = NO_CELLS,
     ) -> RunRecord:
         """Publish a run's tables and page, and return its manifest."""
+        if said := said_of_erased(self._store, artifacts.values()):
+            self.warn(said)
         return publish_audit(self._store, self._work, recipe, scores, report, artifacts, cells=cells)
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:

@@ -29,8 +29,10 @@ from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
 from memlib.running.publishing import said_of_looks
 from memlib.runs import ledger
+from memlib.runs.erasures import erased_part, erasures, in_words
 from memlib.runs.garbage import committed, under_way
 from memlib.runs.index import (
+    ERASED,
     HISTORY,
     INDEX,
     SIGNATURE,
@@ -44,7 +46,7 @@ from memlib.runs.index import (
     results_path,
     rows_of,
 )
-from memlib.runs.records import RunRecord, SignatureRecord
+from memlib.runs.records import ErasedRunRecord, Pin, RunRecord, SignatureRecord
 from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable, parse
@@ -125,11 +127,12 @@ def verified(store: Store, run: str | None = None, *, trust: Path | None = None)
             raise UserError(f"{store.uri} is empty: there is nothing to verify")
     else:
         runs = [find_run(store, run)]
-        refs = sorted(refs_of(runs[0]), key=str)
+        refs = sorted(refs_of(runs[0]) - set(map(Ref.parse, _missing(store, runs[0]))), key=str)
     if trust is not None and not runs:
         raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
     if run is None:
         problems += check_layout(store, runs, since=min(under_way(store, days=1).values(), default=math.inf))
+        problems += check_erasures(store)
     problems += check_artifacts(store, refs)
     rows, known = rows_of(listed.entries), known_of(whole)
     for one in runs:
@@ -176,7 +179,7 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
     named = set()
     for run in runs:
         named |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
-        named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY)}
+        named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY, ERASED)}
     for folder in ("runs", "results"):
         for path, (_, written) in sorted(store.listing(folder).items()):
             if path in named or OF_RUN.fullmatch(path):  # damaged manifests of runs are reported
@@ -187,6 +190,13 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
             else:
                 problem = "belongs to no finished run; a run under way may be publishing it: verify again when it has ended"
                 yield Problem(path, problem, is_unchecked=True)
+
+
+def check_erasures(store: Store) -> Iterator[Problem]:
+    """Name the erasures that were interrupted, which their repetition completes."""
+    for path, record in erasures(store).items():
+        if not record.complete:
+            yield Problem(path, "is an erasure that was interrupted; repeat memlib forget --delete", is_unchecked=True)
 
 
 def check_run(
@@ -210,13 +220,40 @@ def check_run(
     if not is_checkable(run):
         yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
         return
+    yield from _check_row(store, run, rows.get(run.run))
+    erased = erased_part(store, run.run)
+    if erased is not None:
+        yield Problem(name, in_words(erased), is_unchecked=True)
+        yield from _check_what_remains(store, run, erased, made=made)
+        return
     known = known_of(committed(store)) if known is None else known
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
-    yield from _check_row(store, run, rows.get(run.run))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
     if run.cells or run.audit == SWEEP:
         yield from _unlike_its_cells(store, run)
-    for ref_name, pin in run.pins.items():
+    yield from _check_pins(store, run, run.pins, made=made)
+    yield from _check_published(store, run.published)
+
+
+def _check_what_remains(store: Store, run: RunRecord, erased: ErasedRunRecord, *, made: bool) -> Iterator[Problem]:
+    """Check the artifacts and files of a run that were not erased."""
+    missing = _missing(store, run)
+    yield from _check_pins(store, run, {name: pin for name, pin in run.pins.items() if name not in missing}, made=made)
+    existing = {**store.listing(f"runs/{run.run}"), **store.listing("results")}
+    gone = set(erased.files) - existing.keys()
+    yield from _check_published(store, {path: digest for path, digest in run.published.items() if path not in gone})
+
+
+def _missing(store: Store, run: RunRecord) -> set[str]:
+    """Return the addresses of the artifacts that were erased of a run and have not been computed again."""
+    erased = erased_part(store, run.run)
+    return set() if erased is None else {name for name in erased.artifacts if not store.artifacts.has(Ref.parse(name))}
+
+
+def _check_pins(store: Store, run: RunRecord, pins: Mapping[str, Pin], *, made: bool) -> Iterator[Problem]:
+    """Check that artifacts of a run are those that it pins."""
+    name = f"run {run.run}"
+    for ref_name, pin in pins.items():
         try:
             manifest = store.artifacts.manifest(Ref.parse(ref_name))
         except MissingArtifact:
@@ -235,7 +272,11 @@ def check_run(
             yield Problem(
                 ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
             )
-    for path, digest in run.published.items():
+
+
+def _check_published(store: Store, published: Mapping[str, str]) -> Iterator[Problem]:
+    """Check published files against their digests."""
+    for path, digest in published.items():
         content = store.published(path)
         if content is None:
             yield Problem(path, "is missing")
@@ -274,7 +315,7 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
         closure.add(ref)
         with contextlib.suppress(CorruptArtifact):  # reported elsewhere
             manifest = store.artifacts.manifest(ref)
-            keys = {*manifest.reads, *_keys_in(manifest.inputs)}
+            keys = {*manifest.reads, *keys_in(manifest.inputs)}
             found = known.named_in(sorted(keys))
             waiting += found
             absent_keys |= dict.fromkeys(keys - {one.key for one in found}, ref)
@@ -300,7 +341,7 @@ def _named(run: RunRecord, scores: str) -> str | None:
         return None
 
 
-def _keys_in(inputs: Any) -> Iterator[str]:
+def keys_in(inputs: Any) -> Iterator[str]:
     """Yield the keys of artifacts among a stage's inputs, at any depth; longer texts are digests of content."""
     if isinstance(inputs, str):
         if KEY.fullmatch(inputs):
@@ -308,10 +349,10 @@ def _keys_in(inputs: Any) -> Iterator[str]:
     elif isinstance(inputs, Mapping):
         for role, inner in inputs.items():
             if role not in FREE:
-                yield from _keys_in(inner)
+                yield from keys_in(inner)
     elif isinstance(inputs, list | tuple):
         for inner in inputs:
-            yield from _keys_in(inner)
+            yield from keys_in(inner)
 
 
 def _and_more(names: Collection[str]) -> str:

@@ -82,7 +82,7 @@ def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
 
 def committed(store: Store) -> list[Ref]:
     """Return all artifacts that have a manifest, sorted by address."""
-    return sorted((ref for ref, files in _by_artifact(store).items() if MANIFEST in files), key=str)
+    return sorted((ref for ref, files in by_artifact(store).items() if MANIFEST in files), key=str)
 
 
 def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, lost: Collection[str] = ()) -> list[Garbage]:
@@ -107,7 +107,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
             f"{links[0]} in {store.uri} is a link, so what it holds is unknown and nothing is deleted; put the file or "
             "folder itself in its place"
         )
-    artifacts = _by_artifact(store)  # slowest, so listed first; runs that start in the meantime appear in the requests below
+    artifacts = by_artifact(store)  # slowest, so listed first; runs that start in the meantime appear in the requests below
     requests, statuses = store.listing("requests"), store.listing("status")
     now = store.clock()
     alive = _alive(store, requests, statuses, now, days)
@@ -223,12 +223,23 @@ def clear(store: Store, *, keep: Collection[str] | None = None, days: float, los
         RunError: when a run's manifest cannot be read, another process is clearing the store, or a run has started without
             waiting.
     """
+    with clearing(store):
+        return list(_clear(store, keep, days, lost))
+
+
+@contextlib.contextmanager
+def clearing(store: Store) -> Iterator[None]:
+    """Make runs that start in the meantime wait (see `wait_for_clearing`) while the block deletes items of the store.
+
+    Raises:
+        RunError: when another process is clearing the store.
+    """
     if _clearing(store):
-        raise RunError(f"another memlib gc is clearing {store.uri}; try again when it has ended")
+        raise RunError(f"another memlib gc or forget is clearing {store.uri}; try again when it has ended")
     path = f"{CLEARING}/{uuid.uuid4().hex[:12]}.json"
     with beating(store, path, json.dumps({"started": time.time()}).encode()):
         try:
-            return list(_clear(store, keep, days, lost))
+            yield
         finally:
             store.drop(path)
 
@@ -245,14 +256,14 @@ def _clear(store: Store, keep: Collection[str] | None, days: float, lost: Collec
             looked = time.monotonic()
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue
-        _delete(store, item)
+        delete(store, item)
         deleted |= {item.path.split("/")[1]} if item.kind == "run" else set()
         yield item
     if deleted:
         publish_rows(store, [run for run in runs if run["run"] in deleted])
 
 
-def _delete(store: Store, item: Garbage) -> None:
+def delete(store: Store, item: Garbage) -> None:
     """Delete an item; in a folder that may also hold other files, delete only memlib's files."""
     inner = {"artifact": ATTEMPT, "resume": STATE}.get(item.kind)
     if inner is None:
@@ -274,16 +285,16 @@ def _clearing(store: Store) -> bool:
 
 
 def wait_for_clearing(store: Store, say: Callable[[str], None]) -> None:
-    """Wait for a `memlib gc --delete` in progress to end, as it may be about to delete artifacts that a run would reuse."""
+    """Wait for a `memlib gc` or `memlib forget` that is deleting to end: it may delete artifacts that a run would reuse."""
     announced = False
     while _clearing(store):
         if not announced:
-            say(f"waiting for memlib gc, which is clearing {store.uri}")
+            say(f"waiting for memlib gc or forget, which is clearing {store.uri}")
             announced = True
         time.sleep(LOOK_SECONDS)
 
 
-def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
+def by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
     """Return each artifact's files by path below its folder, without files whose names memlib does not create."""
     artifacts: dict[Ref, dict[str, Facts]] = {}
     for path, facts in store.listing("artifacts").items():
@@ -296,6 +307,18 @@ def _by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
             with contextlib.suppress(CorruptArtifact):
                 artifacts.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
     return artifacts
+
+
+def leftovers(store: Store) -> list[Garbage]:
+    """Return the items that no manifest names, whatever their age: attempts, resume states, Ray's and incomplete files."""
+    always = float("inf")
+    items = [
+        item
+        for ref, files in by_artifact(store).items()
+        for item in _of_artifact(store, ref, files, set(), before=always, whole_before=-always)
+    ]
+    items += [*_folders(store, "resume", always), *_folders(store, "ray", always)]
+    return items + [Garbage("part", path, size) for path, size in _ours({"tmp": _old(store.listing("tmp"), always)}, "tmp")]
 
 
 def _of_artifact(

@@ -26,6 +26,7 @@ from memlib.tables import RUNS, write_table
 INDEX = "index/runs.json"
 HISTORY = "history.json"  # of the publications of a run after its first one; its manifest is not rewritten
 SIGNATURE = "signature.json"  # of a run's manifest
+ERASED = "erased.json"  # names what was deleted of a run to erase a person; publishing the run again removes it
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
 BATCH = 500

@@ -285,6 +285,46 @@ class SignatureRecord(Record):
     signature: str = Field(max_length=1000)
 
 
+class ErasureRecord(Record):
+    """The private record of the erasure of a person or an example; it outlives all that was deleted.
+
+    Attributes:
+        when: time of the erasure.
+        subject: HMAC of the id that was given; the id itself is recorded nowhere.
+        examples: HMACs of the ids of her examples, except those that are mere places in a source.
+        artifacts: addresses of the deleted artifacts.
+        kept: addresses of the models that were computed from her and not deleted.
+        paths: other deleted files and folders, by path below the store's root.
+        complete: whether all of it is deleted; an erasure that was interrupted is completed by repeating it.
+    """
+
+    when: Seconds
+    subject: Sha256
+    examples: list[Sha256] = Field(default_factory=list)
+    artifacts: list[Address] = Field(default_factory=list)
+    kept: list[Address] = Field(default_factory=list)
+    paths: list[Inside] = Field(default_factory=list)
+    complete: bool = False
+
+
+class ErasedRunRecord(Record):
+    """What was deleted of a run to erase a person.
+
+    Attributes:
+        run: id of the run.
+        when: time of the last erasure.
+        artifacts: addresses of the artifacts on which the run rests and which were deleted.
+        files: paths of its published files that were deleted.
+        redacted: whether ids were replaced in its manifest, which is then no longer the one that was published.
+    """
+
+    run: Name
+    when: Seconds
+    artifacts: list[Address] = Field(default_factory=list)
+    files: list[Inside] = Field(default_factory=list)
+    redacted: bool = False
+
+
 def parse_index(content: bytes) -> IndexRecord:
     """Parse the content of a file as the index of runs.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from memlib.errors import ResourcesError, UserError
 from memlib.identity import content_key
-from memlib.runs.garbage import wait_for_clearing
+from memlib.runs.garbage import under_way, wait_for_clearing
 from memlib.runs.heartbeat import SILENT_SECONDS, beating
 from memlib.runs.records import RequestRecord
 from memlib.specs import Resources, Spec
@@ -68,11 +68,11 @@ def _forget_dead(store: Store, key: str) -> None:
     """Delete the records of dead drivers of a run that has now succeeded."""
     now = store.clock()
     for path, (_, beaten) in store.listing(FOLDER).items():
-        if path.startswith(f"{FOLDER}/{key}") and (beaten < now - SILENT_SECONDS or _has_died(store.published(path))):
+        if path.startswith(f"{FOLDER}/{key}") and (beaten < now - SILENT_SECONDS or has_died(store.published(path))):
             store.drop(path)
 
 
-def _has_died(note: bytes | None) -> bool:
+def has_died(note: bytes | None) -> bool:
     """Return whether a record belongs to a process of this machine that no longer exists."""
     try:
         record = parse(RequestRecord, note or b"")
@@ -101,3 +101,9 @@ def unfinished(store: Store) -> list[RequestRecord]:
             if record.started >= records.get(record.run, record).started:
                 records[record.run] = record
     return sorted(records.values(), key=lambda record: -record.started)
+
+
+def at_work(store: Store) -> list[str]:
+    """Return the ids of the runs whose drivers may be at work: not ended, heard within a day, and not known to have died."""
+    alive = [path for path in under_way(store, days=0) if not has_died(store.published(path))]
+    return sorted({path.removeprefix(f"{FOLDER}/").removesuffix(".json").partition("-")[0] for path in alive})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from memlib.errors import RunError
+from memlib.runs.erasures import erased_on, erased_part
 from memlib.runs.index import find_run, page_path, results_path
 from memlib.runs.records import FindingRecord, RunEntry, RunRecord, VerdictRecord
 from memlib.store import Store, chosen_store
@@ -111,7 +112,7 @@ class Run:
         path = page_path(self.record)
         content = self.store.published(path)
         if content is None:
-            raise RunError(f"run {self.id} has no report in {self.store.uri}; run its audit again")
+            raise RunError(f"run {self.id} has no report in {self.store.uri}{_why(self.store, self.id)}; run its audit again")
         if self.store.is_local:
             return Path(self.store.root) / path
         page = user_folder("cache") / "pages" / f"{self.id}.html"
@@ -189,7 +190,8 @@ class _Tables(Mapping[str, "pa.Table"]):
         content = self._store.published(path)
         if content is None or hashlib.sha256(content).hexdigest() != self._record.published[path]:
             problem = "is missing from" if content is None else "differs from what was published in"
-            raise RunError(f"{path} {problem} {self._store.uri}; run the audit of run {self._record.run} again")
+            why = _why(self._store, self._record.run) if content is None else ""
+            raise RunError(f"{path} {problem} {self._store.uri}{why}; run the audit of run {self._record.run} again")
         return content
 
     def __iter__(self) -> Iterator[str]:
@@ -219,6 +221,12 @@ def open(run: str, *, store: str | None = None) -> Run:
     opened = Store(chosen_store(store))
     opened.check_known()
     return Run(opened, find_run(opened, run))
+
+
+def _why(store: Store, run: str) -> str:
+    """Return a clause that names an erasure as the reason why a file of a run is missing; "" if nothing was erased of it."""
+    part = erased_part(store, run)
+    return "" if part is None else f" (the run was {erased_on(part)})"
 
 
 def _number(value: float | None) -> str:

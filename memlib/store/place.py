@@ -30,6 +30,7 @@ FOLDERS = (
     "status",
     "logs",
     "index",
+    "erased",
 )  # but Ray's
 
 

@@ -9,6 +9,7 @@ Layout, below a local folder or an s3:// prefix::
     logs/<stage>/<key>/<attempt>.log            output of the worker that made the artifact
     requests/, status/                          requests of runs that have not ended, and their progress
     results/, runs/                             results and reports for human readers
+    erased/                                     records of what was deleted to erase a person, and their key
     tmp/                                        files that are being written
 
 Readers trust only files named in a manifest, and verify their size and sha256 before the first use.
