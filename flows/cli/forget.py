@@ -25,7 +25,7 @@ MEANINGS = {
     "unfinished": "unfinished work of unknown origin",
     "table": "published tables",
     "page": "pages and figures",
-    "manifest": "manifests of runs in which her ids are replaced",
+    "manifest": "manifests of runs in which her ids, or digests of her rows, are replaced",
     "signature": "signatures of such manifests",
     "log": "logs",
     "request": "records of runs that have not ended",
@@ -107,7 +107,9 @@ def _print(found: Survey, *, delete: bool, models: bool) -> None:
     for kind, meaning in MEANINGS.items():
         items = [item for item in found.items if item.kind == kind]
         if items:
-            console.print(f"{meaning}: {len(items)} ({sum(item.size for item in items) / 2**20:.1f} MiB)", style="bold")
+            console.print(
+                f"{meaning}: {len(items)} ({sum(item.size for item in items) / 2**20:.1f} MiB)", style="bold", soft_wrap=True
+            )
         for item in items:
             console.print(f"  {plain(item.path)}{f': {plain(item.note)}' if item.note else ''}", soft_wrap=True)
     for record in found.earlier.values():

@@ -167,7 +167,7 @@ class _Search:
         self._every_run, damaged = self._read_runs()
         self.earlier = self._earlier()
         self.examples = self._examples()
-        self._marks = Marks({self.asked.name, *self.examples})
+        self._marks = Marks(self.examples, self.asked.name if self.asked.is_person else None)
         self._fingerprints = self._fingerprints_of()
         self._search_artifacts()
         self._search_runs(damaged)
@@ -295,6 +295,13 @@ class _Search:
         if absent := sorted(_reads(manifest) - self._by_key.keys()):
             return Held("unknown", ref.folder, size, f"it was computed from artifact {absent[0]}, which no longer exists")
         return None
+
+    def _names(self, ref: Ref) -> bool | str:
+        """Return whether an artifact names her, or the reason why it cannot be searched."""
+        try:
+            return ref.stage != BASE and artifact_names(self.store, ref, self._marks)
+        except Exception as error:  # on damaged or foreign content the readers may raise anything
+            return _reason(error) or type(error).__name__
 
     def _size(self, ref: Ref) -> int:
         return sum(size for size, _ in self._files[ref].values())

@@ -31,17 +31,17 @@ class UnknownFormat(ValueError):
 class Marks:
     """The ids of some examples and of the person to whom they belong.
 
-    In columns of ids they are compared as a whole. In free text they are searched between characters that are no letters or
-    digits, unless they are so short that they would be found by chance.
+    In columns of ids, ids of examples are compared as a whole. In free text, ids are searched between characters that are no
+    letters or digits, unless they are so short that they would be found by chance; the id of a person also in columns of ids.
 
     Args:
-        ids: the ids.
+        ids: ids of the examples.
+        person: id of the person, if it is not only an example that is searched for.
     """
 
-    def __init__(self, ids: Collection[str]) -> None:
-        self.ids = frozenset(ids)
-        told = sorted(map(re.escape, filter(is_telling, self.ids)), key=len, reverse=True)
-        self._telling = re.compile(rf"(?<!\w)(?:{'|'.join(told)})(?!\w)") if told else None
+    def __init__(self, ids: Collection[str], person: str | None = None) -> None:
+        self.ids = frozenset(ids if person is None else {*ids, person})
+        self._telling, self._person = _between_words(self.ids), _between_words([] if person is None else [person])
         self.longest = max(map(len, self.ids), default=0)
 
     def in_text(self, text: str) -> bool:
@@ -94,9 +94,16 @@ class Marks:
         while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             column = column.flatten()
         values = pc.unique(column.cast(pa.string())).drop_null()
-        if name in ID_COLUMNS and pc.any(pc.is_in(values, pa.array(sorted(self.ids), pa.string()))).as_py():
-            return True
+        if name in ID_COLUMNS:
+            named = pc.any(pc.is_in(values, pa.array(sorted(self.ids), pa.string()))).as_py()
+            return named or (self._person is not None and any(map(self._person.search, values.to_pylist())))
         return any(self.in_text(value) or (value[:1] in ("{", "[") and self.in_json(value)) for value in values.to_pylist())
+
+
+def _between_words(names: Collection[str]) -> re.Pattern[str] | None:
+    """Return an expression that finds ids between other words; None if all of them are too short."""
+    found = sorted(map(re.escape, filter(is_telling, names)), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(found)})(?!\w)") if found else None
 
 
 def is_telling(name: str) -> bool:
@@ -140,7 +147,7 @@ def _file_names(store: Store, ref: Ref, name: str, marks: Marks) -> bool:
     if suffix == ".parquet":
         return marks.in_table(lambda: pq.ParquetFile(path))
     if suffix in (".npy", ".npz"):
-        return any(marks.in_value(array.astype(str).reshape(-1).tolist()) for array in _texts_in(path))
+        return any(marks.in_value(array.astype(str).reshape(-1).tolist()) for array in _texts_in(path, suffix))
     if suffix in TEXTS:
         return marks.in_json(path.read_text(encoding="utf-8"))
     raise UnknownFormat(f"file {name} is in a format that is not searched")
@@ -154,10 +161,10 @@ def _dtype(store: Store, ref: Ref, name: str) -> np.dtype[Any]:
     return read(file)[2]
 
 
-def _texts_in(path: Path) -> Iterator[NDArray[Any]]:
+def _texts_in(path: Path, suffix: str) -> Iterator[NDArray[Any]]:
     """Yield the arrays of text in a file; arrays of Python objects are refused, as they would have to be unpickled."""
     loaded = np.load(path)
-    for array in (loaded[name] for name in loaded.files) if path.suffix == ".npz" else (loaded,):
+    for array in (loaded[name] for name in loaded.files) if suffix == ".npz" else (loaded,):
         if array.dtype.kind == "U":
             yield array
 

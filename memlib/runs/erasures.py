@@ -37,6 +37,8 @@ def pseudonym(store: Store, name: str) -> str:
     """Return the HMAC of an id, with the key of the store, which is made when it is first needed."""
     key = store.published(KEY)
     if key is None:
+        store.begin()
+        store.make_folder(FOLDER)
         store.create(KEY, secrets.token_bytes(LENGTH))
         key = store.published(KEY)
     if key is None or len(key) != LENGTH:
@@ -98,10 +100,18 @@ def erased_on(part: ErasedRunRecord) -> str:
 
 
 def in_words(part: ErasedRunRecord) -> str:
-    """Return a clause that says when which artifacts and files of a run were erased."""
-    gone = {"artifact": part.artifacts, "file": part.files}
-    lists = [f"{count_of(len(names), noun)} ({', '.join(names)})" for noun, names in gone.items() if names]
-    return f"{erased_on(part)}: {', '.join([*lists, *(['ids in its manifest'] if part.redacted else [])])}"
+    """Return a clause that says when which artifacts and files of a run were erased; the record lists them in full."""
+    gone = (
+        [f"{count_of(len(part.artifacts), 'artifact')} ({', '.join(map(_brief, part.artifacts))})"] if part.artifacts else []
+    )
+    gone += [count_of(len(part.files), "published file")] if part.files else []
+    gone += ["ids in its manifest"] if part.redacted else []
+    return f"{erased_on(part)}: {', '.join(gone)}; see runs/{part.run}/{ERASED}"
+
+
+def _brief(address: str) -> str:
+    stage, _, key = address.rpartition("/")
+    return f"{stage}/{key[:8]}"
 
 
 def check_recipe(part: ErasedRunRecord | None, run: RunRecord) -> None:
