@@ -87,7 +87,7 @@ def forget(
 def _in_prefect(found: Survey, *, delete: bool) -> list[Held]:
     """List, or delete, what Prefect's database on this machine says of her; a server elsewhere cannot be searched."""
     from memlib.running.erasing import Held
-    from tasks.erasing import count_rows, delete_rows, local_database
+    from tasks.prefect_records import count_rows, delete_rows, local_database
 
     items = []
     if (database := local_database()) is not None:

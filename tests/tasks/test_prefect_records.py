@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memlib.running.traces import Marks
-from tasks.erasing import count_rows, delete_rows, local_database
+from tasks.prefect_records import count_rows, delete_rows, local_database
 
 HER = "zoe-quill-7319"
 NAMES = Marks({HER}).in_text
