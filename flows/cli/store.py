@@ -79,7 +79,8 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         Print the runs' manifests as JSON.
     """
     opened = opened_store(store)
-    listed, open_runs = list_runs(opened), unfinished(opened)
+    listing = opened.listing("runs")
+    listed, open_runs = list_runs(opened, listing=listing), unfinished(opened)
     entries = list(listed.entries)
     if data is not None:
         entries, open_runs = [run for run in entries if run["ledger"]["data"].startswith(data)], []
@@ -98,7 +99,7 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     if not entries:
         console.print(f"no {'finished ' if open_runs else ''}runs in {store}")
         return
-    rows, erased = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")], erased_runs(opened)
+    rows, erased = [("run", "finished", "audit", "headline", "value", "p", "verdict", "title")], erased_runs(listing)
     for run in map(ListedRun.of, entries):
         cells = (run.headline, _number(run.value), format_p(run.p_value), run.verdict)
         title = f"{run.title} (erased in part)" if run.id in erased else run.title

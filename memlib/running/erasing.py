@@ -494,7 +494,7 @@ def _redact(store: Store, found: Survey) -> None:
             content = found.marks.without(run.model_dump(exclude=PLACES), REMOVED) | run.model_dump(include=PLACES)
             content["ledger"]["examples"] = [one for one in run.ledger.examples if one not in found.fingerprints]
             store.publish(path, json.dumps(sealed(content), indent=1).encode())
-    erased = erased_runs(store)
+    erased = erased_runs(store.listing("runs"))
     publish_rows(store, [entry for entry in list_runs(store).entries if entry["run"] in erased])
 
 

@@ -89,9 +89,9 @@ def mark_erased(store: Store, part: ErasedRunRecord) -> None:
     store.publish(f"runs/{part.run}/{ERASED}", json.dumps(sealed(part.model_dump()), indent=1).encode())
 
 
-def erased_runs(store: Store) -> set[str]:
-    """Return the ids of the runs of which something was erased."""
-    return {path.split("/")[1] for path in store.listing("runs") if path.endswith(f"/{ERASED}")}
+def erased_runs(listing: Iterable[str]) -> set[str]:
+    """Return the ids of the runs of which something was erased, given the paths below runs/."""
+    return {path.split("/")[1] for path in listing if path.endswith(f"/{ERASED}")}
 
 
 def erased_on(part: ErasedRunRecord) -> str:

@@ -308,7 +308,7 @@ class ErasureRecord(Record):
 
 
 class ErasedRunRecord(Record):
-    """What was deleted of a run to erase a person.
+    """The part of a run that was deleted to erase a person.
 
     Attributes:
         run: id of the run.

@@ -1,4 +1,4 @@
-"""What Prefect's own database says of an example is found and deleted, down to the bytes of the file."""
+"""Rows of Prefect's own database that name an example are found and deleted, down to the bytes of the file."""
 
 import sqlite3
 from pathlib import Path
