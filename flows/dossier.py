@@ -13,6 +13,7 @@ from memlib.pipeline.stage import AnyStage, Runner
 from memlib.recipes import cells as of_cells
 from memlib.runs.records import RunRecord
 from memlib.specs.asks import NAME_LENGTH, asks_digest
+from memlib.store import Ref
 
 DAY = 86_400
 STAGES: tuple[type[AnyStage], ...] = (Score, Report)
@@ -31,10 +32,11 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     ended = runner.run_cells(cells, look=look, at_once=recipe.concurrent_cells) if cells else {}
     if ended is None:
         return None
-    own = [run for run in ended.values() if isinstance(run, RunRecord)]
-    runs = list({run.run: run for run in [*own, *runs_of(runner.store, recipe.subject)]}.values())
+    own = [end for end in ended.values() if isinstance(end, RunRecord)]
+    runs = _readable(runner, [*own, *runs_of(runner.store, recipe.subject)])
     if not runs:
-        raise RunError(f"no audit of the dossier was completed: {'; '.join(f'{name}: {end}' for name, end in ended.items())}")
+        problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
+        raise RunError(f"no audit of the dossier can be read: {problems}")
     joined = Joined(runner.store, runs, further_looks(runner.store, runs), _stale(runs, recipe.most_days))
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
@@ -42,6 +44,17 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if run is not None:
         of_cells.check_all_completed(ended, run)
     return run
+
+
+def _readable(runner: Runner, runs: list[RunRecord]) -> list[RunRecord]:
+    """Return the runs whose scores the store holds, each once; the others are named in a warning."""
+    known = {}
+    for run in runs:
+        if runner.store.artifacts.has(Ref.parse(run.artifacts["scores"])):
+            known[run.run] = run
+        else:
+            runner.warn(f"run {run.run} is left out of the dossier: its scores were erased or deleted; run its audit again")
+    return list(known.values())
 
 
 def _stale(runs: list[RunRecord], most_days: float | None) -> list[str]:

@@ -48,7 +48,7 @@ Kind = Literal[
 ]  # fmt: skip
 WEIGHTS = ".safetensors"
 BASE = "pretrained"  # stage of copies of pretrained models, whose vocabularies may hold her name without any row of hers
-AGGREGATES = frozenset({"summary", "curves", "models", "sweep", "runs"})
+AGGREGATES = frozenset({"summary", "curves", "models", "sweep", "audits", "runs"})
 """Published tables without rows of examples; any other table of a run that was computed from her is deleted."""
 PLACES = {"results", "report"}  # fields of a run's manifest that hold addresses of the store
 FOLDER_KINDS: Mapping[str, Kind] = {
