@@ -109,6 +109,11 @@ def formerly_in_words(ledger: Ledger, audit: str) -> str:
     )
 
 
+def look_number(ledger: Ledger, audit: str) -> int:
+    """Return the number of a run's look at its data, among the tests of the same audit in its store."""
+    return _look(ledger, audit)[0]
+
+
 def _look(ledger: Ledger, audit: str) -> tuple[int, int, bool]:
     """Return the number of the look, the number of planned looks, and whether the level allows for all of them."""
     before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}

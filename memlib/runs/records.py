@@ -3,7 +3,7 @@
 Unknown fields are kept unchanged, as later versions may add some.
 """
 
-from typing import Annotated, Any, NotRequired, final
+from typing import Annotated, Any, Literal, NotRequired, final
 
 from pydantic import Field, FiniteFloat, TypeAdapter
 from typing_extensions import TypedDict
@@ -90,6 +90,97 @@ class Publication(Record):
     reused: int = 0
 
 
+class PlanSignature(Record):
+    """A signature of a frozen plan.
+
+    Attributes:
+        key: the Ed25519 public key, as 64 hexadecimal digits.
+        signed: time of the signature, as stated by the signer, in whole seconds; it is covered by the signature.
+        signature: the signature, in base64.
+    """
+
+    algorithm: Literal["Ed25519"]
+    key: Sha256
+    signed: int = Field(ge=0, lt=2**38, strict=True)
+    signature: str = Field(max_length=200)
+
+
+class FrozenPlan(Record):
+    """A plan that was fixed before a run.
+
+    Attributes:
+        audit, title: name of the audit, and title of the recipe.
+        frozen: time at which the plan was frozen, as stated by the machine that did so.
+        recipe, asks: the recipe with its defaults but without data locations, title and report, and its digest, see
+            memlib.specs.asks.
+        looks: number of looks at the data that the recipe plans.
+        thresholds: levels and bounds of the recipe, by dotted key.
+        data: digest of the data sources as in `Ledger.data`; "" if it was not known.
+        reads: digests of the files and sources that stages read, by stage and role, as far as they were known.
+        code: versions and digests of the code of stages, and of modules that the recipe names; the first one of each was
+            current, and the others were declared to give the same results.
+        unknown: stages of which it was not known what they read.
+        held: stages of which the store already held artifacts.
+        earlier: runs on the same data that the store already held.
+        memlib, source: version of memlib, and the commit that it ran from.
+        digest: digest of all other fields.
+    """
+
+    audit: Name
+    title: Shown
+    frozen: Seconds
+    recipe: dict[str, Any]
+    asks: Sha256
+    looks: int = Field(ge=1, strict=True)
+    thresholds: dict[str, float | None] = Field(default_factory=dict)
+    data: str = ""
+    reads: dict[Shown, list[Shown]] = Field(default_factory=dict)
+    code: dict[Shown, list[Shown]] = Field(default_factory=dict)
+    unknown: list[Shown] = Field(default_factory=list)
+    held: list[Shown] = Field(default_factory=list)
+    earlier: list[Name] = Field(default_factory=list)
+    memlib: Shown = ""
+    source: dict[str, Any] = Field(default_factory=dict)
+    digest: Sha256
+
+
+class PlanFile(Record):
+    """A file with a frozen plan, see `FrozenPlan`, and its signatures, which its digest does not cover."""
+
+    format: Literal[1]
+    plan: dict[str, Any]
+    signatures: list[PlanSignature] = Field(default_factory=list)
+
+
+class Departure(Record):
+    """A difference between a frozen plan and a run, with the value of each; None if it has none."""
+
+    what: Shown
+    planned: Any = None
+    found: Any = None
+
+
+class FollowedPlan(Record):
+    """The frozen plan that a run was given.
+
+    Attributes:
+        digest, frozen, signatures: those of the plan.
+        began: time since when results of the run may have been known: when it was first started, or when its scores were
+            computed if that was earlier.
+        earlier: runs on the same data that existed when the plan was frozen, as the plan says.
+        fixes_data: whether the plan holds a digest of the data.
+        departures: differences between plan and run.
+    """
+
+    digest: Sha256
+    frozen: Seconds
+    began: Seconds
+    signatures: list[PlanSignature] = Field(default_factory=list)
+    earlier: list[Name] = Field(default_factory=list)
+    fixes_data: bool = True
+    departures: list[Departure] = Field(default_factory=list)
+
+
 class HistoryRecord(Record):
     """The publications of a run since its manifest was written."""
 
@@ -117,6 +208,7 @@ class RunRecord(Record):
         software, source: versions of libraries, and the commit that memlib ran from.
         pins: pin of each artifact on which the run is based, by address.
         published: sha256 of each published file, by path.
+        plan: the frozen plan with which it was first published; None if it was given none.
         digest: digest of all other fields; None for runs from before manifests were sealed.
     """
 
@@ -145,6 +237,7 @@ class RunRecord(Record):
     source: dict[str, Any] = Field(default_factory=dict)
     pins: dict[Address, Pin] = Field(default_factory=dict)
     published: dict[Inside, Sha256] = Field(default_factory=dict)
+    plan: FollowedPlan | None = None
     digest: str | None = None
 
 
@@ -240,6 +333,7 @@ class RequestRecord(Record):
     Attributes:
         started, began: start time of its driver, by the driver's clock and by the store's clock.
         host, pid: host and process id of the driver.
+        plan: the file with the frozen plan that the run was given; None if it was given none.
     """
 
     run: Name
@@ -252,6 +346,7 @@ class RequestRecord(Record):
     finished: None = None
     recipe: dict[str, Any]
     resources: dict[str, Any] = Field(default_factory=dict)
+    plan: PlanFile | None = None
 
 
 class StageStatus(Record):

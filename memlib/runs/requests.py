@@ -12,7 +12,7 @@ from memlib.errors import ResourcesError, UserError
 from memlib.identity import content_key
 from memlib.runs.garbage import under_way, wait_for_clearing
 from memlib.runs.heartbeat import SILENT_SECONDS, beating
-from memlib.runs.records import RequestRecord
+from memlib.runs.records import PlanFile, RequestRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Store
 from memlib.store.records import Unreadable, parse
@@ -30,6 +30,7 @@ def announced(
     computed: Collection[str],
     *,
     say: Callable[[str], None] = lambda text: None,
+    plan: PlanFile | None = None,
 ) -> Iterator[str]:
     """Record a run in the store while it is under way, and yield its id; delete the record if it succeeds or is refused.
 
@@ -42,12 +43,14 @@ def announced(
         computed: the artifacts computed so far. A run that fails for lack of resources keeps its record once it has computed
             an artifact, as it can be resumed with other resources.
         say: called with a message if the run has to wait.
+        plan: the frozen plan that the run was given, if any; a run that is resumed keeps it.
     """
     request = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
     key = content_key("request", version=1, spec=request, inputs={})[:12]
     note = request | {
         "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
         "started": time.time(), "began": store.clock(), "host": socket.gethostname(), "pid": os.getpid(), "finished": None,
+        "plan": None if plan is None else plan.model_dump(),
     }  # fmt: skip
     path = f"{FOLDER}/{key}-{uuid.uuid4().hex[:8]}.json"
     try:

@@ -1,4 +1,4 @@
-"""Options of a run: its output, and the stages to recompute; they do not affect results."""
+"""Options of a run: its output, the stages to recompute, and its frozen plan; they do not affect results."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,11 @@ class RunOptions:
         verbose: show the keys of artifacts, and details of the progress.
         force: names of stages to recompute even if the store holds their artifacts.
         cascade: retrain models whose inputs were recomputed with a different result.
+        plan: content of the file with the frozen plan that the run was given; "" for none.
     """
 
     quiet: bool = False
     verbose: bool = False
     force: tuple[str, ...] = ()
     cascade: bool = False
+    plan: str = ""

@@ -97,6 +97,7 @@ class ArtifactRecord(Record):
         reads: content digests of the artifacts that the stage read, by key.
         content: the artifact's own content digest, see memlib.store.content.content_digest.
         log: path of the log below the store's root.
+        finished: time of the commit; None in older manifests.
     """
 
     attempt: Name
@@ -112,6 +113,7 @@ class ArtifactRecord(Record):
     reads: dict[str, str] = Field(default_factory=dict)
     content: str | None = None
     log: str | None = None
+    finished: Seconds | None = None
 
 
 class ResumeRecord(Record):
