@@ -14,6 +14,7 @@ from memlib.audits.arrangement import check_stages
 from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.finished import finished, has_server
+from memlib.runs.plans import given_plan, unrecorded
 from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
 from memlib.specs import Resources
@@ -69,12 +70,13 @@ def carry_out(request: AuditRequest, store: Store, options: RunOptions, *, say: 
         request: the audit, its recipe and the machine settings.
         store: store for artifacts, results and reports.
         options: what the run prints and recomputes.
-        say: called with the warnings of a run in which nothing is left to compute.
+        say: called with the warnings of a run in which nothing is left to compute, and with one about its plan.
     """
     store.check_writable()
     check_stages(request.audit, [*options.force, *request.resources.stages])
+    plan = given_plan(options)
     if not options.force and not has_server():
-        record = finished(request.audit, request.recipe, store, request.resources, say=say)
+        record = finished(request.audit, request.recipe, store, request.resources, say=say, plan=plan)
         if record is not None:
             return record
     require_files(request.recipe)
@@ -86,7 +88,10 @@ def carry_out(request: AuditRequest, store: Store, options: RunOptions, *, say: 
 
         flow = flow_of(request.audit)
     with tags(TAG):
-        return through_prefect(flow, request.recipe, store.uri, request.resources, options)
+        run = through_prefect(flow, request.recipe, store.uri, request.resources, options)
+    for line in unrecorded(run, plan):
+        say(line)
+    return run
 
 
 @contextlib.contextmanager

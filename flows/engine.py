@@ -29,6 +29,7 @@ from memlib.report.format import finding_rows
 from memlib.running import eviction
 from memlib.running.cells import finished_cells
 from memlib.runs.index import page_path, results_path
+from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
 from memlib.specs import Resources, Spec
@@ -95,7 +96,8 @@ def carry_out(
         check_stages(AUDITS[audit], resources.stages)  # not in a cell of a sweep: the stage may belong to other cells
     computed: list[str] = []
     shared = within or Shared()
-    with announced(opened, audit, recipe, resources, computed, say=shared.console.print) as run:
+    plan = given_plan(options)
+    with announced(opened, audit, recipe, resources, computed, say=shared.console.print, plan=plan) as run:
         title = str(getattr(recipe, "title", ""))
         quietly(name_flow_run, title, run)
         context = Context(opened, resources, options, run=run, title=title, shared=shared, computed=computed)
@@ -230,7 +232,7 @@ class CellsRunner(StageRunner):
                 cell.recipe,
                 context.store.uri,
                 context.resources,
-                replace(context.options, quiet=True, force=self._forced(cell)),
+                replace(context.options, quiet=True, force=self._forced(cell), plan=""),
             )
         except (UserError, RunError, OSError) as error:
             return str(error)

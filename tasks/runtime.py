@@ -15,6 +15,7 @@ from memlib.errors import RunError
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, OldCode
 from memlib.running.publishing import Work
 from memlib.runs.journal import LOG_VARIABLE, Journal
+from memlib.runs.plans import given_plan
 from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.options import RunOptions
@@ -64,7 +65,7 @@ class Context:
     computed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.work = Work(self.resources, computed=self.computed, look=self.shared.look)
+        self.work = Work(self.resources, computed=self.computed, look=self.shared.look, plan=given_plan(self.options))
         self._console = self.shared.console
         self._prints = not (self.options.quiet or os.environ.get(LOG_VARIABLE))  # else a log of JSON has the events
         self.live = self._prints and self._console.is_terminal and not self._console.is_dumb_terminal

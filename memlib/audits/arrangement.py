@@ -44,15 +44,28 @@ def stages_of(audit: Audit) -> "tuple[type[AnyStage], ...]":
 
 def stage_names(audit: Audit, recipe: Any = None) -> tuple[str, ...]:
     """Return the names of an audit's stages, as in keys and in the store; given a recipe, only those that it may need."""
+    return tuple(dict.fromkeys(stage.declared.name for stage in _needed(audit, recipe)))
+
+
+def stages_within(audit: Audit, recipe: Any) -> "list[type[AnyStage]]":
+    """Return the stages that a run of a recipe may need; for a sweep, those of all audits that can be cells."""
+    return [stage for one in _audits_within(audit) for stage in _needed(one, recipe if one is audit else None)]
+
+
+def _needed(audit: Audit, recipe: Any) -> "list[type[AnyStage]]":
     absent: Callable[[Any], Collection[type[AnyStage]]] | None = getattr(_module(audit), "absent", None)
     left_out = absent(recipe) if absent is not None and recipe is not None else ()
-    return tuple(dict.fromkeys(stage.declared.name for stage in stages_of(audit) if stage not in left_out))
+    return [stage for stage in stages_of(audit) if stage not in left_out]
+
+
+def _audits_within(audit: Audit) -> list[Audit]:
+    """Return the audits whose stages a run of an audit can have."""
+    return list(AUDITS.values()) if getattr(_module(audit), "HAS_CELLS", False) else [audit]
 
 
 def check_stages(audit: Audit, named: Iterable[str]) -> None:
     """Raise UserError for a stage that the audit does not have; a sweep has the stages of all audits that can be cells."""
-    audits = list(AUDITS.values()) if getattr(_module(audit), "HAS_CELLS", False) else [audit]
-    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in audits for stage in stage_names(one)))
+    known = list(dict.fromkeys(stage.rpartition("/")[2] for one in _audits_within(audit) for stage in stage_names(one)))
     for stage in named:
         if stage not in known:
             raise UserError(f"{audit.name} has no stage {stage!r}; it has {', '.join(known)}")

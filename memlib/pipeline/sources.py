@@ -1,10 +1,12 @@
 """Digests of a run's data sources and of their examples."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact
+from memlib.store import Ref
 from memlib.tables import read_table
 
 DATA_STAGES = ("decode", "secret/corpus", "documents")
@@ -30,12 +32,25 @@ def data_digest(artifacts: Iterable[AnyArtifact]) -> str:
     Args:
         artifacts: artifacts of the run, including its decoded sources and corpora.
     """
-    sources = []
-    for ref, store in {artifact.ref: artifact.store for artifact in artifacts}.items():
-        if ref.stage in DATA_STAGES:
-            manifest = store.artifacts.manifest(ref)
-            sources.append([manifest.inputs.get("source") or manifest.inputs["text"], manifest.spec.get("source")])
-    return hashlib.sha256(canonical_json(sorted(sources, key=canonical_json)).encode()).hexdigest() if sources else ""
+    manifests = {
+        artifact.ref: artifact.store.artifacts.manifest(artifact.ref) for artifact in artifacts if is_source(artifact.ref)
+    }
+    return digest_of((manifest.inputs, manifest.spec) for manifest in manifests.values())
+
+
+def is_source(ref: Ref) -> bool:
+    """Return whether an artifact holds the content of a data source."""
+    return ref.stage in DATA_STAGES
+
+
+def digest_of(sources: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Return a digest of data sources; "" if there are none.
+
+    Args:
+        sources: inputs and spec of the stage that reads each source.
+    """
+    read = [[inputs.get("source") or inputs["text"], spec.get("source")] for inputs, spec in sources]
+    return hashlib.sha256(canonical_json(sorted(read, key=canonical_json)).encode()).hexdigest() if read else ""
 
 
 def ids_in(artifact: AnyArtifact) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from memlib.findings import Finding
+from memlib.sanitize import plain
 
 ASIDE = {
     "interval",
@@ -69,6 +70,17 @@ def format_setting(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{name}={value:.3g}"
     return value if isinstance(value, str) else f"{name}={value}"
+
+
+def in_words(value: Any) -> str:
+    """Return a value of a recipe without brackets and quotes; "-" for null, and for a key that the recipe lacks."""
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{plain(str(name))} {in_words(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(in_words(inner) for inner in value) or "none"
+    return str(value).lower() if isinstance(value, bool) else plain(str(value))
 
 
 def format_settings(varying: Iterable[str], params: Mapping[str, Any]) -> str:

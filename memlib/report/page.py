@@ -306,10 +306,11 @@ def _columns(count: int) -> int:
     return max(range(3, MOST_TILES + 1), key=lambda columns: ((count - 1) % columns, columns))
 
 
-def said_on_page(page: bytes, text: str) -> bytes:
-    """Return a rendered page with a line below its verdict, for text that is known only at publication; "" adds nothing.
+def said_on_page(page: bytes, *texts: str) -> bytes:
+    """Return a rendered page with lines below its verdict, for texts that are known only at publication; "" adds nothing.
 
-    The page itself is computed once and cached, whereas the number of the look at the data depends on the store.
+    The page itself is computed once and cached, whereas the number of the look at the data depends on the store, and what is
+    said of a frozen plan on the plan.
     """
-    line = f'<p class="looks">{escape(text)}</p>' if text else ""
-    return page.replace(b"<!-- looks -->", line.encode(), 1)
+    lines = "\n".join(f'<p class="looks">{escape(text)}</p>' for text in texts if text)
+    return page.replace(b"<!-- looks -->", lines.encode(), 1)

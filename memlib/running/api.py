@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from memlib.running.finished import plan as planned
 from memlib.running.planning import Plan
 from memlib.running.runners import PlainRunner
 from memlib.runs import index
+from memlib.runs.plans import read_plan, unrecorded
 from memlib.runs.requests import announced
 from memlib.runs.run import ListedRun, Run, open
 from memlib.store import Ref, Store, chosen_store
@@ -34,6 +36,7 @@ def run(
     changes: Mapping[str, Any] | None = None,
     device: str = "cpu",
     quiet: bool = False,
+    plan: str | PathLike[str] | None = None,
 ) -> Run:
     """Run an audit in this process, or continue one that was interrupted. Artifacts in the store are reused.
 
@@ -48,6 +51,8 @@ def run(
         changes: values of the recipe to change, by dotted key, as in {"training.epochs": 50}.
         device: device on which PyTorch computes, such as "cpu" or "cuda".
         quiet: do not print a line to standard error for each computed stage.
+        plan: file with a plan that was frozen before the run (`memlib plan --freeze`); the manifest and the page say whether
+            the run follows it.
 
     Returns:
         the finished run, with its verdict, tables and page.
@@ -71,18 +76,19 @@ def run(
     request.allow_code()
     opened = Store(chosen_store(store))
     opened.check_writable()
-    record = finished(audit, spec, opened, resources, say=_warn)
+    file = None if plan is None else read_plan(Path(plan))
+    record = finished(audit, spec, opened, resources, say=_warn, plan=file)
     if record is None:
         require_files(spec)
         import torch
 
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise UserError(f"device is {device!r}, but PyTorch finds no GPU on this machine; use 'cpu'")
-        runner = _Announcing(opened, torch.device(device), resources, quiet=quiet)
-        with announced(opened, audit.name, spec, resources, runner.computed, say=_warn):
+        runner = _Announcing(opened, torch.device(device), resources, file, quiet=quiet)
+        with announced(opened, audit.name, spec, resources, runner.computed, say=_warn, plan=file):
             record = body_of(audit)(runner, spec)
         assert record is not None  # only plans return None
-        for line in dict.fromkeys((*audit.limits(spec), *runner.warnings)):
+        for line in dict.fromkeys((*audit.limits(spec), *runner.warnings, *unrecorded(record, file))):
             _warn(line)
         evict(opened, runner.transient, resources, say=_warn)
     return Run(opened, record)

@@ -113,13 +113,13 @@ def compare(first: RunRecord, second: RunRecord) -> Comparison:
     if first.audit != second.audit:
         named = " and ".join(f"{run.run} ({audit_of(run.audit)})" for run in (first, second))
         raise UserError(f"cannot compare runs of different audits: {named}")
-    parts = recipe_changes(first, second), finding_changes(first, second), shared_artifacts(first, second)
+    parts = recipe_changes(first.recipe, second.recipe), finding_changes(first, second), shared_artifacts(first, second)
     return Comparison(first, second, *parts)
 
 
-def recipe_changes(first: RunRecord, second: RunRecord) -> list[RecipeChange]:
+def recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[RecipeChange]:
     """Return the dotted recipe keys whose values differ, with both values; None if a recipe lacks the key."""
-    a, b = (dict(flat(run.recipe)) for run in (first, second))
+    a, b = dict(flat(first)), dict(flat(second))
     names = dict.fromkeys([*a, *b])
     return [{"key": name, "first": a.get(name), "second": b.get(name)} for name in names if a.get(name) != b.get(name)]
 

@@ -18,7 +18,8 @@ from memlib.running.planning import Plan, PlanRunner
 from memlib.running.runners import FinishedRunner
 from memlib.runs.index import list_runs
 from memlib.runs.journal import Journal
-from memlib.runs.records import RunRecord
+from memlib.runs.plans import unrecorded
+from memlib.runs.records import PlanFile, RunRecord
 from memlib.runs.requests import announced
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
@@ -37,7 +38,13 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
 
 
 def finished(
-    audit: Audit, recipe: Spec, store: Store, resources: Resources, *, say: Callable[[str], None]
+    audit: Audit,
+    recipe: Spec,
+    store: Store,
+    resources: Resources,
+    *,
+    say: Callable[[str], None],
+    plan: PlanFile | None = None,
 ) -> RunRecord | None:
     """Publish a finished run again, and return its manifest; return None if anything is left to compute.
 
@@ -49,17 +56,18 @@ def finished(
         recipe, resources: recipe and machine settings of the run.
         store: the store that may hold the run.
         say: called with messages for the user.
+        plan: the frozen plan that the run was given, if any.
     """
     wanted = asks_digest(recipe.model_dump(mode="json"))
     if all(entry["asks"] != wanted for entry in list_runs(store).entries):
         return None
-    runner = _Announcing(audit, store, resources, say)
+    runner = _Announcing(audit, store, resources, say, plan)
     try:
         run = body_of(audit)(runner, recipe)
     except RunError:
         return None
     evict(store, runner.transient, resources, say=say)
-    for line in (*audit.limits(recipe), *runner.warnings, *runner.old_code.lines):
+    for line in (*audit.limits(recipe), *runner.warnings, *runner.old_code.lines, *unrecorded(run, plan)):
         say(line)
     return run
 
@@ -67,8 +75,10 @@ def finished(
 class _Announcing(FinishedRunner):
     """A runner that republishes a finished run and records its progress in the store and in the log."""
 
-    def __init__(self, audit: Audit, store: Store, resources: Resources, say: Callable[[str], None]) -> None:
-        super().__init__(store, resources=resources)
+    def __init__(
+        self, audit: Audit, store: Store, resources: Resources, say: Callable[[str], None], plan: PlanFile | None
+    ) -> None:
+        super().__init__(store, resources=resources, plan=plan)
         self._audit, self._say = audit, say
 
     def publish(
@@ -86,7 +96,8 @@ class _Announcing(FinishedRunner):
 
     @contextmanager
     def _recorded(self, recipe: Spec) -> Iterator[None]:
-        with announced(self.store, self._audit.name, recipe, self.resources, [], say=self._say) as run:
+        plan = self._work.plan
+        with announced(self.store, self._audit.name, recipe, self.resources, [], say=self._say, plan=plan) as run:
             journal = Journal(self.store, run, {})
             for ref in map(Ref.parse, self.reused):
                 journal.note("cached", ref.stage, ref.key)

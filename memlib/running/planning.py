@@ -11,7 +11,19 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
 from memlib.identity import flat
-from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
+from memlib.pipeline.stage import (
+    NO_CELLS,
+    AnyArtifact,
+    AnyStage,
+    Artifact,
+    CellRequest,
+    Ended,
+    Identity,
+    Known,
+    OldCode,
+    Out,
+    Stage,
+)
 from memlib.pipeline.tables import Tables
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
@@ -89,6 +101,8 @@ class Plan:
         limits: limitations of the recipe, including values that are unknown before the run.
         read: lines that describe the content of the data, or its likely content before decoding, by stage.
         old_code: stages whose artifacts are reused although their code has changed.
+        identities: the identity of each part that was reached.
+        unreached: names of the stages that a flow could not be followed to.
         is_partial: whether stages are missing from the plan, because a flow could not be followed to its end.
 
     Example:
@@ -107,6 +121,8 @@ class Plan:
     limits: list[str] = field(default_factory=list)
     read: dict[str, list[str]] = field(default_factory=dict)
     old_code: OldCode = field(default_factory=OldCode)
+    identities: dict[Ref, Identity] = field(default_factory=dict)
+    unreached: dict[str, None] = field(default_factory=dict)
     is_partial: bool = False
 
     def __str__(self) -> str:
@@ -187,18 +203,18 @@ class Plan:
         try:
             yield
         except MissingArtifact as missing:
-            self.is_partial = True
-            self.blocked[missing.ref] = self._after(stages)
+            self.blocked[missing.ref] = self._left_out(stages)
         except UnknownUntilRun as unknown:
-            self.is_partial = True
             message = f"not known before the run: {unknown}"
-            later = self._after(stages)
+            later = self._left_out(stages)
             self.limits.append(f"{message}; stages after it: {', '.join(later)}" if later else message)
 
-    def _after(self, stages: Sequence[str]) -> tuple[str, ...]:
-        """Return the stages of a flow after the last one that was reached."""
+    def _left_out(self, stages: Sequence[str]) -> tuple[str, ...]:
+        """Record and return the stages of a flow after the last one that was reached."""
         reached = max((n for n, stage in enumerate(stages) if stage in self._seen), default=-1)
-        return tuple(stages[reached + 1 :])
+        later = tuple(stages[reached + 1 :])
+        self.is_partial, self.unreached = True, self.unreached | dict.fromkeys(later)
+        return later
 
     def by_stage(self) -> Iterator[tuple[str, list[Planned]]]:
         """Yield each stage with its parts, in order of first appearance."""
@@ -313,6 +329,7 @@ class PlanRunner:
         if ref in plan.parts:  # shared with another cell of the sweep
             plan.saw(ref.stage)
             return
+        plan.identities[ref] = stage.identity
         stale = False
         with contextlib.suppress(CorruptArtifact):
             stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
+from memlib.running.freezing import followed, said_of_plan
 from memlib.runs import ledger
 from memlib.runs.erasures import erasures, still_read
 from memlib.runs.index import (
@@ -31,7 +32,8 @@ from memlib.runs.index import (
     refs_of,
     results_path,
 )
-from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, Publication, RunRecord, VerdictRecord
+from memlib.runs.plans import PLAN, content_of, parse_plan
+from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, PlanFile, Publication, RunRecord, VerdictRecord
 from memlib.specs import Resources
 from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Store
@@ -49,6 +51,7 @@ class Work:
         started: start time, in seconds since 1970.
         computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
         look: id of the sweep whose cell the run is; "" for a run of its own.
+        plan: the frozen plan that the run was given, if any.
     """
 
     resources: Resources = field(default_factory=Resources)
@@ -56,6 +59,7 @@ class Work:
     computed: list[str] = field(default_factory=list)
     reused: list[str] = field(default_factory=list)
     look: str = ""
+    plan: PlanFile | None = None
 
 
 def publish_audit(
@@ -86,30 +90,9 @@ def publish_audit(
     if done and (before := publish_again(store, work, run, recipe, cells)) is not None:
         return before
     named = {**artifacts, "scores": scores, "report": report}
-    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": VERSION}
-    results: dict[str, str] = {}
-    pages, published = {}, {}
-    with scratch("publish") as folder:
-        for name, schema in tables_of(recipe.audit).items():
-            if schema.optional and not scores.content.has(name):
-                continue
-            for number, source in enumerate(scores.content.paths(name)):
-                part = folder / f"{name}.parquet"
-                copy_table(source, schema, part, metadata=metadata)
-                path = results_path(name, recipe.audit, run, number)
-                place, published[path] = store.publish(path, part), file_digest(part)
-                results.setdefault(name, place)
+    results, published = _publish_tables(store, recipe.audit, run, scores)
     table = scores.content["summary"]
-    summary, findings = table.to_pylist(), Findings.read(table)
-    looked = _ledger(store, work, run, recipe, named.values())
-    for name, file in report.files.items():
-        path, content = f"runs/{run}/{name}", None
-        if name == REPORT_FILE and (said := said_of_looks(recipe.audit, looked, findings, done)):
-            from memlib.report.page import said_on_page
-
-            content = said_on_page(report.path(name).read_bytes(), said)
-        pages[name] = store.publish(path, report.path(name) if content is None else content, secret=True)
-        published[path] = file.sha256 if content is None else hashlib.sha256(content).hexdigest()
+    findings = Findings.read(table)
     record = RunRecord(
         run=run,
         audit=recipe.audit,
@@ -117,10 +100,9 @@ def publish_audit(
         finished=time.time(),
         recipe=recipe.model_dump(mode="json"),
         verdict=VerdictRecord(**asdict(findings.verdict)),
-        ledger=looked,
-        findings=[FindingRecord(**row) for row in findings_of(summary)],
+        ledger=_ledger(store, work, run, recipe, named.values()),
+        findings=[FindingRecord(**row) for row in findings_of(table.to_pylist())],
         results=results,
-        report=pages[REPORT_FILE],
         artifacts={f"{cell}: {name}": ref for cell, one in done.items() for name, ref in one.artifacts.items()}
         | {name: str(artifact) for name, artifact in named.items()},
         scores=str(scores),
@@ -129,9 +111,90 @@ def publish_audit(
         problems={cell: one for cell, one in cells.items() if isinstance(one, str)},
         computed=_all("computed", work, done),
         reused=_all("reused", work, done),
-        published=published,
+        software=dict(software()),
+        source=dict(source_state()),
     )
-    return publish_run(store, work, record)
+    record = _with_plan(store, work, record, done)
+    pages, digests = _publish_page(store, run, report, said_at_publication(record, findings, done))
+    if (file := _plan_of(store, work, run)) is not None:
+        store.publish(f"runs/{run}/{PLAN}", content_of(file), secret=True)
+        digests[f"runs/{run}/{PLAN}"] = hashlib.sha256(content_of(file)).hexdigest()
+    return publish_run(store, work, record.model_copy(update={"published": published | digests, "report": pages}))
+
+
+def _publish_tables(store: Store, audit: str, run: str, scores: Artifact[Tables]) -> tuple[dict[str, str], dict[str, str]]:
+    """Publish the tables of a run; return the URI of each by name, and the digest of each file by path."""
+    metadata = {"memlib.run": run, "memlib.stage_key": scores.key, "memlib.software": VERSION}
+    results: dict[str, str] = {}
+    published: dict[str, str] = {}
+    with scratch("publish") as folder:
+        for name, schema in tables_of(audit).items():
+            if schema.optional and not scores.content.has(name):
+                continue
+            for number, source in enumerate(scores.content.paths(name)):
+                part = folder / f"{name}.parquet"
+                copy_table(source, schema, part, metadata=metadata)
+                path = results_path(name, audit, run, number)
+                place, published[path] = store.publish(path, part), file_digest(part)
+                results.setdefault(name, place)
+    return results, published
+
+
+def _publish_page(store: Store, run: str, report: Artifact[Path], said: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Publish the page of a run, with notes below its verdict, and its figures; return its URI, and digests by path."""
+    place, published = "", {}
+    for name, file in report.files.items():
+        path, content = f"runs/{run}/{name}", None
+        if name == REPORT_FILE and said:
+            from memlib.report.page import said_on_page
+
+            content = said_on_page(report.path(name).read_bytes(), *said)
+        uri = store.publish(path, report.path(name) if content is None else content, secret=True)
+        published[path] = file.sha256 if content is None else hashlib.sha256(content).hexdigest()
+        place = uri if name == REPORT_FILE else place
+    return place, published
+
+
+def _with_plan(store: Store, work: Work, run: RunRecord, cells: Mapping[str, RunRecord]) -> RunRecord:
+    """Return a run's manifest with the frozen plan that the run was given, and its departures from it."""
+    file, before = _plan_of(store, work, run.run), _published_before(store, run.run)
+    if file is None:
+        return run
+    plan = followed(file, store, run, cells, before=before, started=work.started)
+    return run.model_copy(update={"plan": plan})
+
+
+def _plan_of(store: Store, work: Work, run: str) -> PlanFile | None:
+    """Return the frozen plan of a run: that of its first publication with one, else the given one.
+
+    Raises:
+        RunError: when the plan of an earlier publication is missing or damaged.
+    """
+    before = _published_before(store, run)
+    if before is None or before.plan is None:
+        return work.plan
+    if work.plan is not None and work.plan.plan[DIGEST] == before.plan.digest:
+        return work.plan
+    path = f"runs/{run}/{PLAN}"
+    with contextlib.suppress(Unreadable):
+        file = parse_plan(store.published(path) or b"")
+        if file.plan[DIGEST] == before.plan.digest:
+            return file
+    raise RunError(
+        f"{path}, the plan of run {run}, is missing or damaged; run again with --plan and the plan {before.plan.digest}"
+    )
+
+
+def said_at_publication(run: RunRecord, findings: Findings, cells: Mapping[str, RunRecord]) -> list[str]:
+    """Return the notes that a page and a terminal add to a run's verdict, and which depend on the store and on its plan.
+
+    Args:
+        run: manifest of the run.
+        findings: findings of the run.
+        cells: runs of its cells.
+    """
+    said = said_of_looks(run.audit, run.ledger, findings, cells), said_of_plan(run)
+    return [text for text in said if text]
 
 
 def said_of_erased(store: Store, artifacts: Iterable[AnyArtifact]) -> str:
@@ -178,7 +241,9 @@ def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended
         the manifest, or None.
     """
     run = _published_before(store, name)
-    if run is None or run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
+    if run is None or (run.plan is None and work.plan is not None):
+        return None
+    if run.recipe != recipe.model_dump(mode="json") or not _are_pinned(store, run):
         return None
     if run.problems or run.cell_digests != _digests(cells):
         return None
@@ -246,7 +311,7 @@ def _published_before(store: Store, run: str) -> RunRecord | None:
 
 
 def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
-    """Complete a run's manifest with its history, pins, machines and software, publish it, and return it."""
+    """Complete a run's manifest with its history, pins and machines, publish it, and return it."""
     whole = run.model_copy(
         update={
             "asks": asks_digest(run.recipe),
@@ -255,8 +320,6 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
             "history": _history(store, work, run.run),
             "seconds": round(time.time() - work.started, 1),
             "finished": time.time(),
-            "software": dict(software()),
-            "source": dict(source_state()),
         }
     )
     written = sealed(whole.model_dump())

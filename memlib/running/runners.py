@@ -16,7 +16,7 @@ from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells
 from memlib.running.precision import be_exact
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
-from memlib.runs.records import RunRecord
+from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
 
@@ -31,6 +31,7 @@ class PlainRunner:
         store: store of the artifacts.
         device: device to compute on; the CPU by default.
         resources: machines and limits, recorded in the run's manifest.
+        plan: the frozen plan that the run was given, if any.
 
     Attributes:
         warnings: warnings for the user.
@@ -38,9 +39,15 @@ class PlainRunner:
         old_code: stages whose artifacts were reused although their code has changed.
     """
 
-    def __init__(self, store: Store, device: torch.device | None = None, resources: Resources = Resources()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        device: torch.device | None = None,
+        resources: Resources = Resources(),
+        plan: PlanFile | None = None,
+    ) -> None:
         self._store, self._device = store, device
-        self._known, self._work = Known(), Work(resources)
+        self._known, self._work = Known(), Work(resources, plan=plan)
         self._stages: dict[Ref, AnyStage] = {}
         self.warnings: list[str] = []
         self.old_code = OldCode()

@@ -4,14 +4,12 @@ Anyone with write access to a store can consistently change a run and everything
 with a key that is kept outside the store reveals such changes.
 """
 
-import base64
 import contextlib
 import hashlib
 import math
 import re
-import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +25,7 @@ from memlib.identity import KEY_LENGTH, canonical_json
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
+from memlib.running.freezing import departures, said_of_plan
 from memlib.running.publishing import said_of_looks
 from memlib.runs import ledger
 from memlib.runs.erasures import erased_part, erasures, in_words
@@ -46,7 +45,9 @@ from memlib.runs.index import (
     results_path,
     rows_of,
 )
-from memlib.runs.records import ErasedRunRecord, Pin, RunRecord, SignatureRecord
+from memlib.runs.plans import PLAN, frozen_in, parse_plan
+from memlib.runs.records import Departure, ErasedRunRecord, Pin, PlanFile, RunRecord, SignatureRecord
+from memlib.runs.signatures import is_signed, private_key, public_key, sign_text
 from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable, parse
@@ -83,12 +84,14 @@ class Verification:
         artifacts, runs: numbers of artifacts and runs that were checked.
         of_no_run: number of these artifacts that belong to no run; 0 if one run was verified.
         problems: deviations from the committed state, and items that cannot be checked.
+        plans: what each run says of the frozen plan that it was given, by run.
     """
 
     artifacts: int
     runs: int
     of_no_run: int
     problems: list[Problem]
+    plans: dict[str, str] = field(default_factory=dict)
 
     @property
     def outcome(self) -> Literal["unchanged", "changed", "unchecked"]:
@@ -105,13 +108,16 @@ class Verification:
         return asdict(self)
 
 
-def verified(store: Store, run: str | None = None, *, trust: Path | None = None) -> Verification:
+def verified(
+    store: Store, run: str | None = None, *, trust: Path | None = None, plan: PlanFile | None = None
+) -> Verification:
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     Args:
         store: the store to verify.
         run: name of a run, or a unique prefix of it; by default all runs and artifacts are checked.
         trust: file with an Ed25519 public key (PEM) from outside the store; runs must be signed with its private key.
+        plan: a frozen plan from outside the store that the runs must have been given.
 
     Raises:
         UserError: when there is nothing to verify, no run or more than one matches, or the key cannot be used.
@@ -138,7 +144,18 @@ def verified(store: Store, run: str | None = None, *, trust: Path | None = None)
     for one in runs:
         problems += check_run(store, one, rows, known=known, made=trust is not None)
         problems += check_signature(store, one, trust) if trust is not None else ()
-    return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems)
+        problems += check_plan(one, plan) if plan is not None else ()
+    plans = {one.run: said_of_plan(one) for one in runs if one.plan is not None}
+    return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems, plans)
+
+
+def check_plan(run: RunRecord, plan: PlanFile) -> Iterator[Problem]:
+    """Check that a run was given a frozen plan."""
+    wanted, given = frozen_in(plan).digest, run.plan
+    if given is None:
+        yield Problem(f"run {run.run}", "was given no frozen plan")
+    elif given.digest != wanted:
+        yield Problem(f"run {run.run}", f"was given another plan ({given.digest}) than this one ({wanted})")
 
 
 def check_artifacts(store: Store, refs: Iterable[Ref]) -> Iterator[Problem]:
@@ -229,6 +246,7 @@ def check_run(
     known = known_of(committed(store)) if known is None else known
     yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
     yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
+    yield from (Problem(name, problem) for problem in _unlike_its_plan(store, run))
     if run.cells or run.audit == SWEEP:
         yield from _unlike_its_cells(store, run)
     yield from _check_pins(store, run, run.pins, made=made)
@@ -408,7 +426,7 @@ def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdi
 
 
 def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
-    """Yield the published files of a page that differ from the report artifact, apart from the line about looks."""
+    """Yield the published files of a page that differ from the report artifact, apart from the lines about looks and plan."""
     report = Ref.parse(run.artifacts.get("report", run.scores or ""))
     try:
         manifest = store.artifacts.manifest(report)
@@ -420,11 +438,43 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
                 page = store.artifacts.local_path(report, name).read_bytes()
                 said = said_of_looks(run.audit, run.ledger, Findings.of_run(run), cells_of(store, run))
                 for text in ("", said, ledger.formerly_in_words(run.ledger, run.audit)):
-                    expected.add(hashlib.sha256(said_on_page(page, text)).hexdigest())
+                    expected.add(hashlib.sha256(said_on_page(page, text, said_of_plan(run))).hexdigest())
             if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
                 yield f"runs/{run.run}/{name} differs from its report"
     except (CorruptArtifact, KeyError):  # reported by check_artifacts
         return
+
+
+def _unlike_its_plan(store: Store, run: RunRecord) -> Iterator[str]:
+    """Yield the contradictions between a run and the frozen plan that it was given."""
+    path, said = f"runs/{run.run}/{PLAN}", run.plan
+    if said is None:
+        return
+    if path not in run.published:
+        yield f"does not name {path}, the plan that it was given, among its published files"
+        return
+    try:
+        file = parse_plan(store.published(path) or b"")
+        plan = frozen_in(file)
+    except Unreadable as error:
+        yield f"the plan that it was given cannot be read ({error})"
+        return
+    known = {"digest": plan.digest, "frozen": plan.frozen, "earlier": plan.earlier, "fixes_data": bool(plan.data)}
+    if known != {name: getattr(said, name) for name in known} or file.signatures != said.signatures:
+        yield "it names another plan than the one that it was given"
+    if said.began > min((one.started for one in run.history), default=math.inf):
+        yield "its plan is said to be older than the run, which had begun before"
+    try:
+        found = departures(plan, store, run, cells_of(store, run))
+    except (KeyError, TypeError, ValueError) as error:
+        yield f"cannot be compared with its plan ({type(error).__name__})"
+        return
+    if not _alike(_as_json(said.departures), _as_json(found)):
+        yield "its departures from its plan are not those that it records"
+
+
+def _as_json(listed: Iterable[Departure]) -> list[dict[str, Any]]:
+    return [one.model_dump() for one in listed]
 
 
 def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
@@ -518,26 +568,9 @@ def sign(store: Store, run: RunRecord, key: Path) -> str:
         UserError: when the file does not hold such a key, or others can read it.
         RunError: for a run whose manifest records too little to be signed.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     if not is_checkable(run):
         raise RunError(f"run {run.run} has a manifest without pins or digest and cannot be signed; run its audit again")
-    try:
-        mode, content = key.stat().st_mode, key.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the key {key} ({error.strerror})") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UserError(f"others can read the key {key} (mode {stat.S_IMODE(mode):o}); run chmod 600 {key}")
-    try:
-        private = load_pem_private_key(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        problem = f"{key} holds no private key (PEM, without a password); openssl genpkey -algorithm ed25519 creates one"
-        raise UserError(problem) from error
-    if not isinstance(private, Ed25519PrivateKey):
-        raise UserError(f"{key} holds a private key that is not Ed25519; openssl genpkey -algorithm ed25519 creates one")
-    signature = base64.b64encode(private.sign(_signed(run))).decode()
+    signature = sign_text(_signed(run), private_key(key))
     record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
     return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
 
@@ -553,33 +586,20 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     Raises:
         UserError: when the file does not hold such a key, or lies in the store.
     """
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
     if store.is_local and trusted.resolve().is_relative_to(Path(store.root).resolve()):
         raise UserError(f"{trusted} lies in the store that is verified with it; keep the public key elsewhere")
-    try:
-        public = load_pem_public_key(trusted.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read the public key {trusted} ({error.strerror})") from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{trusted} holds no public key in PEM format; openssl pkey -in KEY -pubout prints it") from error
-    if not isinstance(public, Ed25519PublicKey):
-        raise UserError(f"{trusted} holds a public key that is not Ed25519; give an Ed25519 key")
+    public = public_key(trusted)
     name, content = f"run {run.run}", store.published(f"runs/{run.run}/{SIGNATURE}")
     if content is None:
         yield Problem(name, "is not signed")
         return
     try:
-        record = parse(SignatureRecord, content)
-        public.verify(base64.b64decode(record.signature, validate=True), _signed(run))
+        if not is_signed(_signed(run), parse(SignatureRecord, content).signature, public):
+            yield Problem(name, "differs from what was signed, or was signed with another key")
     except (Unreadable, ValueError) as error:
         yield Problem(name, f"has a signature that cannot be read ({error})")
-    except InvalidSignature:
-        yield Problem(name, "differs from what was signed, or was signed with another key")
 
 
-def _signed(run: RunRecord) -> bytes:
-    """Return the bytes to sign: a fixed prefix, the run's id, and the manifest's digest, which covers all other fields."""
-    return f"memlib run {run.run} {run.digest}".encode()
+def _signed(run: RunRecord) -> str:
+    """Return the text to sign: a fixed prefix, the run's id, and the manifest's digest, which covers all other fields."""
+    return f"memlib run {run.run} {run.digest}"

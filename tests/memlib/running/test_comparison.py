@@ -35,7 +35,7 @@ SECOND = FIRST | {
 
 def test_comparison_lists_changed_recipe_keys_findings_and_artifacts() -> None:
     first, second = RunRecord(**FIRST), RunRecord(**SECOND)
-    assert recipe_changes(first, second) == [
+    assert recipe_changes(first.recipe, second.recipe) == [
         {"key": "training.epochs", "first": 5, "second": 9},
         {"key": "training.privacy.noise", "first": None, "second": 1.0},
     ]
@@ -51,7 +51,7 @@ def test_comparison_lists_changed_recipe_keys_findings_and_artifacts() -> None:
     assert shared_artifacts(first, second) == {
         "same": ["corpus"], "differ": ["model 0"], "first only": ["old"], "second only": ["young"]
     }  # fmt: skip
-    assert recipe_changes(first, first) == []
+    assert recipe_changes(first.recipe, first.recipe) == []
     assert all(row.difference == 0 and row.is_same for row in finding_changes(first, first))
 
 
