@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -33,9 +34,11 @@ from memlib.audits.arrangement import check_stages
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.files import load_recipe, overridden, printed_recipe, shipped_recipes, validate
 from memlib.recipes.request import AuditRequest
+from memlib.running.planning import Plan
 from memlib.runs.erasures import check_recipe, erased_part
 from memlib.runs.journal import log_as_asked
-from memlib.runs.records import RunRecord
+from memlib.runs.plans import content_of, read_plan, recipe_of, with_signature, write_plan
+from memlib.runs.records import PlanFile, RunRecord
 from memlib.sanitize import brief, plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
@@ -74,11 +77,12 @@ console = Console(highlight=False, markup=False)
 
 
 def run(
-    what: What,
+    what: What | None = None,
     /,
     *,
     recipe: RecipeOption = None,
     set_: SetOption = (),
+    plan: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     cascade: CascadeOption = False,
@@ -97,6 +101,9 @@ def run(
     set_
         Override a value of the recipe, as in --set training.epochs=50; may be given several times.
         Machine settings are overridden likewise, as in --set resources.workers_per_model=2.
+    plan
+        A plan that was frozen before (memlib plan --freeze): the run's manifest and page say whether the run follows it or
+        where it departs. Without a recipe, that of the plan is run; locations of data are not part of it (use --set).
     store
         Folder or s3:// prefix for artifacts, results and reports.
     force_stage
@@ -116,9 +123,17 @@ def run(
         from memlib.data.examples import REHASH  # loads Pillow
 
         os.environ[REHASH] = "1"
-    request = AuditRequest.of_command(what, recipe, set_)
+    file = None if plan is None else read_plan(plan)
+    if what is None:
+        if file is None:
+            raise UserError("name a recipe (memlib recipes lists the shipped ones), or a frozen plan with --plan")
+        request = AuditRequest.read(recipe_of(file), set_)
+    else:
+        request = AuditRequest.of_command(what, recipe, set_)
     request.allow_code()
-    _carry_out(request, store, RunOptions(quiet or json_, verbose, tuple(force_stage), cascade), as_json=json_)
+    given = "" if file is None else content_of(file).decode()
+    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
+    _carry_out(request, store, options, as_json=json_)
 
 
 def _carry_out(request: AuditRequest, store: str, options: RunOptions, *, as_json: bool) -> None:
@@ -141,9 +156,14 @@ def plan(
     set_: SetOption = (),
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
+    freeze: Path | None = None,
+    key: Path | None = None,
     json_: JsonOption = False,
 ) -> None:
     """Show what a run would do: each stage with its key, whether the store already holds it, and its estimated cost.
+
+    With --freeze, also write it down before the run, for memlib run --plan: recipe, thresholds, looks, digests of data and
+    code, and the date. Give the file's digest to somebody else, or let them sign it (memlib sign --plan), before you run.
 
     Costs are estimated from the most similar artifacts in the store. Keys that depend on artifacts not yet computed cannot
     be shown. Nothing is computed, and nothing is written to the store; a data set that the recipe says to download is
@@ -157,18 +177,37 @@ def plan(
         Folder or s3:// prefix.
     force_stage
         A stage to recompute even if the store holds its result.
+    freeze
+        A new file for the frozen plan.
+    key
+        A file with your private key (see memlib sign), to sign the frozen plan.
     json_
-        Print the plan as JSON.
+        Print the plan as JSON; with --freeze, the frozen one.
     """
+    if key is not None and freeze is None:
+        raise UserError("--key signs a frozen plan: name its file with --freeze")
     request = AuditRequest.of_command(what, recipe, set_)
     check_stages(request.audit, [*force_stage, *request.resources.stages])
     from memlib.running.finished import plan as planned
 
     steps = planned(request.audit, request.recipe, store, request.resources, force=force_stage)
+    file = None if freeze is None else _frozen(request, steps, freeze, key)
     if json_:
-        print(json.dumps(steps.as_json(), indent=1))
-    else:
-        stored.print_plan(steps)
+        print(json.dumps(steps.as_json() if file is None else file.model_dump(), indent=1))
+        return
+    stored.print_plan(steps)
+    if file is not None:
+        stored.print_frozen(file, named=f"frozen in {freeze}")
+
+
+def _frozen(request: AuditRequest, steps: Plan, path: Path, key: Path | None) -> PlanFile:
+    """Write a frozen plan, signed if there is a key, and return it."""
+    from memlib.running.freezing import freeze as frozen
+
+    file = frozen(request.audit, request.recipe, steps)
+    file = file if key is None else with_signature(file, key)
+    write_plan(path, file)
+    return file
 
 
 def resume(
@@ -216,7 +255,9 @@ def resume(
     elsewhere = any(setting.startswith("resources.ray_address=") for setting in set_)
     machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
     request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))
-    _carry_out(request, store, RunOptions(quiet or json_, verbose, tuple(force_stage), cascade), as_json=json_)
+    given = "" if not isinstance(record.plan, PlanFile) else content_of(record.plan).decode()  # a finished run keeps its own
+    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
+    _carry_out(request, store, options, as_json=json_)
 
 
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:

@@ -28,12 +28,14 @@ from memlib.report.format import (
     format_setting,
     format_settings,
     format_value,
+    in_words,
     varying_params,
 )
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
+from memlib.running.freezing import MOST_SHOWN, departure_in_words
 from memlib.running.planning import Plan, in_time
-from memlib.running.publishing import said_of_looks
+from memlib.running.publishing import said_at_publication
 from memlib.runs import garbage, ledger
 from memlib.runs.erasures import erased_on, erased_part, erased_runs
 from memlib.runs.index import (
@@ -48,9 +50,11 @@ from memlib.runs.index import (
     rows_of,
     run_names,
 )
-from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
+from memlib.runs.plans import frozen_in, on, read_plan, rewrite_plan, with_signature
+from memlib.runs.records import PlanFile, RequestRecord, RunRecord, StatusRecord
 from memlib.runs.requests import unfinished
 from memlib.runs.run import ListedRun, Run
+from memlib.runs.signatures import public_key, shown_key
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
 
@@ -271,6 +275,28 @@ def print_plan(found: Plan) -> None:
         console.print(line, soft_wrap=True)
 
 
+def print_frozen(file: PlanFile, *, named: str) -> None:
+    """Print what a frozen plan fixes, and what it could not know."""
+    plan = frozen_in(file)
+    console.print(f"\n{named} on {on(plan.frozen)}: {plan.audit}, {plan.title}", soft_wrap=True)
+    console.print(f"digest {plan.digest}")
+    for one in file.signatures:
+        console.print(f"signed on {on(one.signed)} with the key {one.key}", soft_wrap=True)
+    levels = ", ".join(f"{name} {in_words(value)}" for name, value in plan.thresholds.items())
+    console.print(f"thresholds: {levels or 'none'}; planned looks at the data: {plan.looks}", soft_wrap=True)
+    for name, digests in plan.reads.items():
+        console.print(f"data: {name} {', '.join(digests)}", soft_wrap=True)
+    if not plan.data:
+        console.print("data: no digest of the data is known before the run, so the plan does not fix them", soft_wrap=True)
+    if plan.unknown:
+        stages = ", ".join(plan.unknown)
+        console.print(f"not known before the run: what {stages} will read", soft_wrap=True)
+    if plan.earlier:
+        count, names = count_of(len(plan.earlier), "audit"), ", ".join(plan.earlier)
+        line = f"{count} of the same data existed in the store when the plan was frozen: {names}"
+        console.print(line, soft_wrap=True)
+
+
 def _table(title: str, *headings: str) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for heading in headings:
@@ -331,9 +357,7 @@ def _print_comparison(found: Comparison) -> None:
     """Print one column per run, headed by the values of its recipe that differ, and the findings that differ."""
     runs, changed = (found.first, found.second), [change for change in found.findings if not change.is_same]
     heading = [("", *(run.run for run in runs), "difference" if changed else "")]
-    heading += [
-        (plain(change["key"]), _in_words(change["first"]), _in_words(change["second"]), "") for change in found.recipe
-    ]
+    heading += [(plain(change["key"]), in_words(change["first"]), in_words(change["second"]), "") for change in found.recipe]
     if any(run.verdict is not None for run in runs):
         heading.append(("verdict", *("" if run.verdict is None else run.verdict.word for run in runs), ""))
     params = [_both_params(change) for change in changed]
@@ -398,19 +422,8 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
 def _both_params(change: FindingChange) -> dict[str, Any]:
     """Return the params of a finding in two runs; a param that differs has both values, as text."""
     a, b = ({} if row is None else row.params for row in (change.first, change.second))
-    both = {name: f"{format_setting(name, a[name])} / {_in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
+    both = {name: f"{format_setting(name, a[name])} / {in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
     return {**a, **b, **both}
-
-
-def _in_words(value: Any) -> str:
-    """Return a value of a recipe without brackets and quotes; "-" for null, and for a key that the recipe lacks."""
-    if value is None:
-        return "-"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{plain(str(name))} {_in_words(inner)}" for name, inner in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(_in_words(inner) for inner in value) or "none"
-    return str(value).lower() if isinstance(value, bool) else plain(str(value))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -430,14 +443,16 @@ def verify(
     /,
     *,
     trust: Path | None = None,
+    plan: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> int:
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     The artifacts, tables, report, findings, verdict, recipe and name of a run are checked against each other. Damaged
-    artifacts are recomputed by the next run that needs them. Files that belong to no run are named, too. Exits with status
-    2 if anything has changed, with 3 if nothing has but something cannot be checked.
+    artifacts are recomputed by the next run that needs them. Files that belong to no run are named, too. What a run says of
+    the frozen plan that it was given is checked as well, and repeated. Exits with status 2 if anything has changed, with 3 if
+    nothing has but something cannot be checked.
 
     Parameters
     ----------
@@ -445,18 +460,26 @@ def verify(
         Id of the run, or a unique prefix of it; by default all runs and artifacts are checked.
     trust
         A public key (Ed25519, PEM) from outside the store; runs must be signed with its private key, see memlib sign.
+    plan
+        A file with a frozen plan (memlib plan --freeze), as it was given to you before the run: the run must have been given
+        this plan. Without a run, the file itself is checked and printed; --trust then names the key that must have signed it.
     store
         Folder or s3:// prefix.
     json_
         Print the findings as JSON.
     """
+    file = None if plan is None else read_plan(plan)
+    if file is not None and run_id is None:
+        return _verify_plan(file, str(plan), trust, as_json=json_)
     from memlib.running.verification import verified  # loads scipy
 
-    found = verified(opened_store(store), run_id, trust=trust)
+    found = verified(opened_store(store), run_id, trust=trust, plan=file)
     if json_:
         print(json.dumps(found.as_json(), indent=1))
     for problem in found.problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
+    for name, said in found.plans.items() if not json_ else ():
+        console.print(f"run {name}: {said}", soft_wrap=True)
     runs = count_of(found.runs, "run")
     checked = f"{count_of(found.artifacts, 'artifact')} and {runs} were checked"
     if found.outcome == "changed":
@@ -476,8 +499,21 @@ def verify(
     return 0
 
 
-def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> None:
-    """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged.
+def _verify_plan(file: PlanFile, named: str, trust: Path | None, *, as_json: bool) -> int:
+    """Print a frozen plan, whose digest and signatures have been checked; refuse it if a trusted key has not signed it."""
+    if trust is not None and all(one.key != shown_key(public_key(trust)) for one in file.signatures):
+        raise RunError(f"the plan {named} is not signed with the key of {trust}")
+    if as_json:
+        print(json.dumps(file.model_dump(), indent=1))
+    else:
+        print_frozen(file, named=f"{named}, frozen")
+    return 0
+
+
+def sign(run_id: str | None = None, /, *, key: Path, plan: Path | None = None, store: StoreOption = DEFAULT_STORE) -> None:
+    """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged; or a frozen plan.
+
+    A plan is signed before the run, by whoever froze it and by others who are to vouch that they had it then.
 
     Requesting the same audit again changes nothing that is signed, as long as nothing has to be computed again.
 
@@ -488,9 +524,18 @@ def sign(run_id: str, /, *, key: Path, store: StoreOption = DEFAULT_STORE) -> No
     key
         A file with your private key, readable by you only. Create it with openssl genpkey -algorithm ed25519 -out key.pem;
         openssl pkey -in key.pem -pubout prints the public key.
+    plan
+        A file with a frozen plan to sign in place of a run (memlib plan --freeze); the signature is added to the file.
     store
         Folder or s3:// prefix.
     """
+    if plan is not None or run_id is None:
+        if plan is None or run_id is not None:
+            raise UserError("name either a run or, with --plan, the file of a frozen plan to sign")
+        file = with_signature(read_plan(plan), key)
+        rewrite_plan(plan, file)
+        console.print(f"signed with the key {file.signatures[-1].key}: {plan}", soft_wrap=True)
+        return
     from memlib.running import verification  # loads scipy
 
     opened = opened_store(store)
@@ -566,8 +611,11 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     _print_findings(rows)
     if verdict is not None:
         console.print(f"\n{verdict.word.capitalize()}. {verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
-    if said := said_of_looks(run.audit, run.ledger, findings, cells_of(store, run)):
+    for said in said_at_publication(run, findings, cells_of(store, run)):
         console.print(f"\n{said}", soft_wrap=True)
+    if whole and run.plan is not None:
+        for departure in run.plan.departures[MOST_SHOWN:]:
+            console.print(departure_in_words(departure), soft_wrap=True)
     if earlier := run.ledger.earlier:
         console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
     if (part := erased_part(store, run.run)) is not None:

@@ -12,9 +12,13 @@ from memlib.audits.exposure.recipe import Recipe
 from memlib.errors import ResourcesError, RunError, UserError
 from memlib.recipes.files import load_recipe, validate
 from memlib.running.publishing import Work, _history
+from memlib.runs.plans import given_plan
+from memlib.runs.records import PlanFile
 from memlib.runs.requests import announced, unfinished
 from memlib.specs import Resources
 from memlib.store import Store
+from memlib.store.records import sealed
+from tasks.runtime import Context
 
 FINDING = {"metric": "m", "params": "{}", "value": 1.0, "p_value": None}
 
@@ -117,6 +121,27 @@ def test_a_failed_run_is_listed_and_resumed_with_its_settings(
     assert "changes the recipe; resume can change only resources" in capsys.readouterr().err
     assert main(["resume", "zzz", *where]) == 2
     assert "no run" in capsys.readouterr().err
+
+
+def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_given(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"audit": "exposure", "title": "t", "frozen": 1.0, "recipe": {}, "asks": "a" * 64, "looks": 1}
+    file = PlanFile(format=1, plan=sealed(plan))
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(), [], plan=file):
+        raise RunError("lost")
+    (note,) = unfinished(store)
+    asked: list[Any] = []
+    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
+    assert main(["resume", note.run, "--store", store.uri]) == 0
+    assert given_plan(asked[0][2]) == file
+    context = Context(store, options=asked[0][2])
+    assert context.work.plan == file
+    (path,) = Path(store.root).glob("requests/*.json")
+    path.write_text(path.read_text().replace('"looks": 1', '"looks": 2'))
+    monkeypatch.undo()
+    assert main(["resume", note.run, "--store", store.uri]) == 2
+    assert "the plan that the run was given is not intact" in capsys.readouterr().err
 
 
 def test_a_store_reserves_no_more_for_a_stage_than_the_machine_has(
