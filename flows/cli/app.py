@@ -22,7 +22,7 @@ from flows.cli import start
 from flows.cli import store as stored
 from flows.cli.canaries import canaries
 from flows.cli.forget import forget
-from flows.cli.gate import check
+from flows.cli.gate import check, gate, margins_of
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
 from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
@@ -154,6 +154,8 @@ def plan(
     *,
     recipe: RecipeOption = None,
     set_: SetOption = (),
+    policy: Path | None = None,
+    baseline: str | None = None,
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     freeze: Path | None = None,
@@ -173,6 +175,11 @@ def plan(
     ----------
     set_
         Override a value of the recipe, as in --set training.epochs=50.
+    policy
+        A policy of memlib gate: show, for its comparisons with the baseline, which margins the planned number of trainings
+        can decide.
+    baseline
+        Id of the baseline's run, or a unique prefix of it.
     store
         Folder or s3:// prefix.
     force_stage
@@ -187,10 +194,14 @@ def plan(
     if key is not None and freeze is None:
         raise UserError("--key signs a frozen plan: name its file with --freeze")
     request = AuditRequest.of_command(what, recipe, set_)
+    if (policy is None) != (baseline is None):
+        raise UserError("give --policy and --baseline together: the baseline shows by how much trainings differ")
     check_stages(request.audit, [*force_stage, *request.resources.stages])
     from memlib.running.finished import plan as planned
 
     steps = planned(request.audit, request.recipe, store, request.resources, force=force_stage)
+    if policy is not None and baseline is not None:
+        steps.limits += margins_of(request, policy, opened_store(store), baseline)
     file = None if freeze is None else _frozen(request, steps, freeze, key)
     if json_:
         print(json.dumps(steps.as_json() if file is None else file.model_dump(), indent=1))
@@ -393,7 +404,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "Run": {"plan": plan, "run": run, "resume": resume, "status": stored.status},
     "Read": {
         "runs": stored.runs, "show": stored.show, "open": stored.open_page,
-        "diff": stored.diff, "check": check, **dossiers.COMMANDS,
+        "diff": stored.diff, "check": check, "gate": gate, **dossiers.COMMANDS,
     },
     "Share": {"export": export, "ids": ids, "canaries": canaries, "sign": stored.sign, "verify": stored.verify},
     "Operate": {"gc": stored.gc, "forget": forget, "completion": completion},

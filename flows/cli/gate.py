@@ -1,7 +1,10 @@
-"""A run as a gate in a build: the build passes only if a model remembers no more than agreed limits."""
+"""Finished runs as gates in a build: it passes only if a model remembers no more than agreed limits."""
 
+import html
 import json
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from xml.etree import ElementTree
@@ -12,10 +15,14 @@ from rich.console import Console
 from flows.cli.store import JsonOption, StoreOption, opened_store
 from memlib.audits.gates import Judged, Outcome, decide
 from memlib.errors import UserError
+from memlib.recipes.request import AuditRequest
+from memlib.running.baseline import planned_margins
+from memlib.running.gate import AuditDecision, GateDecision, read_policy
+from memlib.running.gate import gate as decide_by_policy
 from memlib.runs.index import find_run
-from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
-from memlib.store import DEFAULT_STORE
+from memlib.sanitize import plain
+from memlib.store import DEFAULT_STORE, Store
 
 STATUS: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "undecided": 3}
 console = Console(highlight=False, markup=False)
@@ -57,10 +64,7 @@ def check(
     run = Run(opened, find_run(opened, run_id))
     decision = decide(run, fail_above=fail_above, fail_on=fail_on)
     if junit is not None:
-        try:
-            junit.write_bytes(_junit(run.record, decision.findings))
-        except OSError as error:
-            raise UserError(f"cannot write {junit} ({error.strerror})") from error
+        _write(junit, _xml(_suite(f"memlib {run.audit} {run.id}", run.audit, decision.findings)))
     if json_:
         print(json.dumps(decision.as_json(), indent=1))
     for judged in decision.findings if not json_ else ():
@@ -68,17 +72,111 @@ def check(
     return STATUS[decision.outcome]
 
 
-def _junit(run: RunRecord, found: Sequence[Judged]) -> bytes:
-    """Return the outcome as JUnit XML; undecided findings become errors, so that no build takes them for a pass."""
+def gate(
+    *run_ids: str,
+    policy: Path,
+    baseline: str | None = None,
+    data: str | None = None,
+    junit: Path | None = None,
+    summary: Path | None = None,
+    store: StoreOption = DEFAULT_STORE,
+    json_: JsonOption = False,
+) -> int:
+    """Decide by a policy whether a build passes: required audits and their power, ceilings, no more memory than a baseline.
+
+    Exits with status 0 if every rule is passed, 1 if one is failed, 3 if one is undecided, and 2 for a mistake. An audit that
+    is missing, stale or underpowered is undecided. Only manifests and published tables are read; nothing is computed again.
+
+    Parameters
+    ----------
+    run_ids
+        Ids of the runs to judge, or unique prefixes; by default the newest run of each audit that the policy requires.
+    policy
+        The policy, a YAML file; docs/recipes.md lists its keys.
+    baseline
+        Id of the run with which the policy's non_inferiority rules compare, or a unique prefix of it. Runs of its audit must
+        have the same data.
+    data
+        Digest of the data, or its first digits, on which the newest runs are looked for; by default, that of the policy.
+    junit
+        Also write the outcome to this file, as JUnit XML.
+    summary
+        Also write the outcome to this file, as Markdown.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    json_
+        Print the outcome as JSON.
+    """
+    rules, opened = read_policy(policy), opened_store(store)
+    decision = decide_by_policy(rules, opened, now=time.time(), runs=run_ids, data=data, baseline=baseline)
+    if junit is not None:
+        suites = ElementTree.Element("testsuites", name=f"memlib {rules.title}")
+        for audit in decision.audits:
+            suites.append(_suite(f"memlib {_named(audit)}", audit.rules.audit, audit.findings))
+        _write(junit, _xml(suites))
+    if summary is not None:
+        _write(summary, "\n".join(_markdown(decision)).encode())
+    if json_:
+        print(json.dumps(decision.as_json(), indent=1))
+        return STATUS[decision.outcome]
+    for audit in decision.audits:
+        console.print(f"{_named(audit)}: {audit.outcome}", style="bold", soft_wrap=True)
+        for judged in audit.findings:
+            console.print(f"  {judged.outcome}: {judged.gate}: {judged.reason}", soft_wrap=True)
+    console.print(decision.outcome, style="bold")
+    return STATUS[decision.outcome]
+
+
+def margins_of(request: AuditRequest, policy: Path, store: Store, baseline: str) -> list[str]:
+    """Return a line for each comparison of a policy: which margins the planned trainings can decide."""
+    return [*planned_margins(request, read_policy(policy), Run(store, find_run(store, baseline)))]
+
+
+def _named(audit: AuditDecision) -> str:
+    """Return the audit with its run and title, or as the policy names it if the run is missing."""
+    run = audit.run
+    return audit.rules.named if run is None else plain(f"{audit.rules.audit} {run.run} {run.title}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror})") from error
+
+
+def _suite(name: str, audit: str, found: Sequence[Judged]) -> ElementTree.Element:
+    """Return the outcome as a JUnit suite; undecided findings become errors, so that no build takes them for a pass."""
     counts = {kind: str(sum(judged.outcome == kind for judged in found)) for kind in STATUS}
     suite = ElementTree.Element(
-        "testsuite", name=f"memlib {run.audit} {run.run}", tests=str(len(found)), failures=counts["failed"],
-        errors=counts["undecided"],
-    )  # fmt: skip
+        "testsuite", name=name, tests=str(len(found)), failures=counts["failed"], errors=counts["undecided"]
+    )
     for judged in found:
         name = f"{judged.gate} {json.dumps(judged.params)}"
-        case = ElementTree.SubElement(suite, "testcase", classname=f"memlib.{run.audit}", name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=f"memlib.{audit}", name=name)
         if judged.outcome != "passed":
             kind = "failure" if judged.outcome == "failed" else "error"
             ElementTree.SubElement(case, kind, message=judged.reason, type=judged.outcome)
-    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
+    return suite
+
+
+def _xml(element: ElementTree.Element) -> bytes:
+    return bytes(ElementTree.tostring(element, encoding="utf-8", xml_declaration=True))
+
+
+def _markdown(decision: GateDecision) -> Iterator[str]:
+    """Yield the lines of a summary in Markdown: the outcome, and a table of all rules."""
+    yield f"# {_escaped(decision.policy.title)}: {decision.outcome}"
+    yield ""
+    yield "| audit | rule | outcome | reason |"
+    yield "|---|---|---|---|"
+    for audit in decision.audits:
+        for judged in audit.findings:
+            cells = (_named(audit), judged.gate, judged.outcome, judged.reason)
+            yield f"| {' | '.join(map(_escaped, cells))} |"
+    yield ""
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Markdown and HTML find nothing to interpret."""
+    return re.sub(r"([\\`*_{}\[\]|~#!@:])", r"\\\1", html.escape(" ".join(plain(text).split()), quote=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +54,22 @@ class Judgement:
     reason: str
 
 
+@dataclass(frozen=True)
+class Trainings:
+    """Values of a finding by training: the sample on which a comparison of two runs rests.
+
+    Attributes:
+        values: (num_trainings,) the finding's value in each independent training; their mean is the finding's value.
+        setting: params by which another run's finding is the same quantity.
+        audited: the units that were audited. Runs of other units cannot be compared, because all trainings of a run share
+            its units: the spread of the trainings does not show how the choice of the units moves the value.
+    """
+
+    values: NDArray[np.float64]
+    setting: Params
+    audited: Hashable
+
+
 Revealed = dict[str, list[dict[str, Any]]]
 
 
@@ -71,6 +87,10 @@ def _unmeasured(findings: Findings) -> None:
 
 def _unranked(tables: Tables, findings: Findings) -> Sequence[Ranking]:
     return ()
+
+
+def _untrained(recipe: Any) -> int:
+    return 0
 
 
 def _no_rule(run: Run, row: Finding, limit: float) -> None:
@@ -124,6 +144,9 @@ class Audit:
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
         rankings: function that returns the records of a run in the order of its scores: takes the run's tables and findings.
+        trainings: function that returns the values of a finding by training: takes the finished run and the finding; returns
+            None for findings without such values. None for audits whose tables hold none of independent trainings.
+        planned_trainings: function that returns the number of these trainings from a recipe.
 
     Example:
         >>> from memlib.audits import AUDITS
@@ -150,6 +173,8 @@ class Audit:
     variant_of: Callable[[Params], str] = _recipe_itself
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
     rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
+    trainings: Callable[[Run, Finding], Trainings | None] | None = None
+    planned_trainings: Callable[[Any], int] = _untrained
 
     @property
     def field(self) -> str:

@@ -2,19 +2,18 @@
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.base import Judgement
+from memlib.audits.base import Audit, Judgement
+from memlib.audits.policy import Ceiling, RunRules, Selected
 from memlib.errors import UserError
-from memlib.findings import Finding, Findings
+from memlib.findings import SHOWN, Finding, Findings
 from memlib.runs.run import Run
 
 Outcome = Literal["passed", "failed", "undecided"]
-GATE = re.compile(r"(?P<metric>\w+)(\[(?P<params>[^\]]*)\])?=(?P<value>[^=]+)")
 
 
 class Judged(NamedTuple):
@@ -42,16 +41,23 @@ class Decision:
     @property
     def outcome(self) -> Outcome:
         """Outcome of the build: failed if any gate failed, passed if all gates passed, otherwise undecided."""
-        outcomes = {judged.outcome for judged in self.findings}
-        return "failed" if "failed" in outcomes else "undecided" if "undecided" in outcomes else "passed"
+        return joint_outcome(judged.outcome for judged in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         """Return the decision as plain JSON."""
         return {"run": self.run, "findings": [judged._asdict() for judged in self.findings]}
 
 
+def joint_outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return failed if any outcome is, passed if all are, otherwise undecided."""
+    found = set(outcomes)
+    return "failed" if "failed" in found else "undecided" if "undecided" in found else "passed"
+
+
 def decide(run: Run, *, fail_above: Sequence[str] = (), fail_on: Literal["shown"] | None = None) -> Decision:
     """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
+
+    This is a policy for one run that accepts the verdict `bounded`, or sets ceilings, and takes no account of earlier looks.
 
     Args:
         run: the run.
@@ -63,20 +69,74 @@ def decide(run: Run, *, fail_above: Sequence[str] = (), fail_on: Literal["shown"
     """
     if not fail_above and fail_on is None:
         raise UserError("no gate is given; add --fail-on shown, or --fail-above METRIC=VALUE")
-    judgements = [_of_verdict(run)] if fail_on is not None else []
-    judgements += [_of_finding(run, gate, row, value) for gate, rows, value in _selected(run, fail_above) for row in rows]
-    return Decision(run.id, judgements)
+    try:
+        for gate in fail_above:
+            Ceiling.of(gate)
+    except ValueError as error:
+        raise UserError(f"--fail-above {error}") from error
+    rules = RunRules(verdicts=() if fail_on is None else ("bounded",), ceilings=tuple(fail_above))
+    return Decision(run.id, list(judged_by(run, rules, is_lost=False, on_verdict="--fail-on shown")))
 
 
-def _of_verdict(run: Run) -> Judged:
-    outcomes: Mapping[str, Outcome] = {"shown": "failed", "bounded": "passed"}
-    return Judged("--fail-on shown", "verdict", {}, outcomes.get(run.verdict.word, "undecided"), run.verdict.sentence)
+def judged_by(run: Run, rules: RunRules, *, is_lost: bool, on_verdict: str = "") -> Iterator[Judged]:
+    """Yield the decision of every rule about a run: its verdict, its power, and its ceilings.
+
+    Args:
+        run: the run.
+        rules: the rules.
+        is_lost: whether the run shows something only because earlier looks at its data are not allowed for; it then fails
+            no rule.
+        on_verdict: name of the rule on the verdict; by default the accepted verdicts.
+
+    Raises:
+        UserError: if a ceiling matches no finding of the run.
+    """
+    needed = is_lost or rules.ceilings or rules.detectable is not None or rules.n is not None
+    findings = findings_of(run) if needed else Findings([])
+    if rules.verdicts:
+        yield _of_verdict(run, rules, findings, is_lost=is_lost, name=on_verdict or f"verdicts={','.join(rules.verdicts)}")
+    yield from _of_power(run, rules, findings)
+    for ceiling in map(Ceiling.of, rules.ceilings):
+        for row in selected(run, findings, ceiling.selected):
+            judged = _of_finding(run, ceiling, row)
+            yield _withheld(run, judged, findings) if is_lost and judged.outcome == "failed" else judged
 
 
-def _of_finding(run: Run, gate: str, row: Finding, limit: float) -> Judged:
-    audit = AUDITS[audit_of(run.audit)]
-    found = audit.gate(run, row, limit) or judge(row, limit, decides=row.family in audit.headlines)
-    return Judged(gate, row.metric, row.params, found.outcome, f"{_said(row)}; {found.reason}")
+def _of_verdict(run: Run, rules: RunRules, findings: Findings, *, is_lost: bool, name: str) -> Judged:
+    word = run.verdict.word
+    outcome: Outcome = "passed" if word in rules.verdicts else "failed" if word == SHOWN else "undecided"
+    judged = Judged(name, "verdict", {}, outcome, run.verdict.sentence)
+    return _withheld(run, judged, findings) if is_lost else judged
+
+
+def _withheld(run: Run, judged: Judged, findings: Findings) -> Judged:
+    """Return a decision about a run whose result is lost by earlier looks: undecided, with the reason."""
+    said = audit_by(run).said_of_look(run.record.ledger, findings)
+    return judged._replace(outcome="undecided", reason=f"{judged.reason} {said}")
+
+
+def _of_power(run: Run, rules: RunRules, findings: Findings) -> Iterator[Judged]:
+    """Yield whether every headline test has the required power, and whether the headline rests on enough units."""
+    heads = findings.tests(*audit_by(run).headlines) if audit_by(run).headlines else Findings([])
+    if rules.detectable is not None:
+        lacking = [row for row in heads if row.detectable is None or row.detectable > rules.detectable]
+        said = "; ".join(_power_of(row) for row in (lacking or heads)) or "the run tests nothing"
+        yield Judged(f"detectable={rules.detectable:g}", "power", {}, "undecided" if lacking or not heads else "passed", said)
+    if rules.n is not None:
+        fewest = min((row.n for row in heads), default=findings.head.n)
+        outcome: Outcome = "undecided" if fewest < rules.n else "passed"
+        yield Judged(f"n={rules.n}", "power", {}, outcome, f"the headline rests on {fewest} units")
+
+
+def _power_of(row: Finding) -> str:
+    found = "no effect would have been found" if row.detectable is None else f"finds effects from {row.detectable:.4g} up"
+    return f"{row.metric} {json.dumps(row.params)}: {found}"
+
+
+def _of_finding(run: Run, ceiling: Ceiling, row: Finding) -> Judged:
+    audit = audit_by(run)
+    found = audit.gate(run, row, ceiling.limit) or judge(row, ceiling.limit, decides=row.family in audit.headlines)
+    return Judged(ceiling.text, row.metric, row.params, found.outcome, f"{_said(row)}; {found.reason}")
 
 
 def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
@@ -98,40 +158,33 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
     return Judgement("undecided", "neither a bound below the limit nor a shown effect above it")
 
 
-def _selected(run: Run, gates: Sequence[str]) -> list[tuple[str, list[Finding], float]]:
-    """Return each gate with the findings to which it applies and its limit.
+def selected(run: Run, findings: Findings, wanted: Selected) -> list[Finding]:
+    """Return the findings of a run that a rule names: the headlines of the metric, or those with the given params.
 
     Raises:
-        UserError: if a gate is malformed or matches no finding of the run.
+        UserError: if there are none.
     """
-    selected = []
-    every = _findings(run) if gates else Findings([])
-    for gate in gates:
-        match = GATE.fullmatch(gate)
-        try:
-            value = float(match["value"]) if match else math.nan
-        except ValueError:
-            value = math.nan
-        if match is None or not math.isfinite(value):
-            raise UserError(f"--fail-above {gate!r} is not METRIC=VALUE or METRIC[PARAM=...]=VALUE with a finite number")
-        wanted = [part.partition("=") for part in (match["params"] or "").split(",") if part]
-        rows = every.all(match["metric"])
-        chosen = [row for row in rows if all(str(row.params.get(key)) == text for key, _, text in wanted)]
-        if not wanted:
-            heads = [row for row in rows if row.family in AUDITS[audit_of(run.audit)].headlines]
-            chosen = heads or list(rows[:1])
-        if not chosen:
-            metrics = ", ".join(dict.fromkeys(row.metric for row in every))
-            shown = "; ".join(json.dumps(row.params) for row in rows[:3])
-            hint = f" at these params; it has {shown}" if rows else f"; it has {metrics}"
-            raise UserError(f"run {run.id} has no {match['metric']}{hint}")
-        selected.append((gate, chosen, value))
-    return selected
+    rows = findings.all(wanted.metric)
+    chosen = [row for row in rows if all(str(row.params.get(key)) == text for key, text in wanted.params.items())]
+    if not wanted.params:
+        heads = [row for row in rows if row.family in audit_by(run).headlines]
+        chosen = heads or list(rows[:1])
+    if not chosen:
+        metrics = ", ".join(dict.fromkeys(row.metric for row in findings))
+        shown = "; ".join(json.dumps(row.params) for row in rows[:3])
+        hint = f" at these params; it has {shown}" if rows else f"; it has {metrics}"
+        raise UserError(f"run {run.id} has no {wanted.metric}{hint}")
+    return chosen
 
 
-def _findings(run: Run) -> Findings:
+def findings_of(run: Run) -> Findings:
     """Return the findings of a run's summary; for a sweep, the headlines of its cells, read from its manifest."""
     return Findings.read(run.summary) if "summary" in run.tables else Findings.of_run(run.record)
+
+
+def audit_by(run: Run) -> Audit:
+    """Return the audit that a run carries out."""
+    return AUDITS[audit_of(run.audit)]
 
 
 def _said(row: Finding) -> str:

@@ -186,25 +186,48 @@ def _part(name_or_file: str) -> tuple[_Part, str | None]:
         if Path(name_or_file).suffix in (".yaml", ".yml"):
             raise UserError(f"there is no file {name_or_file}; memlib recipes lists the shipped recipes")
         raise UserError(f"no recipe {name_or_file!r}{hint}")
+    text, content = _read(path, "recipe")
+    cells = content.get("cells")
+    for naming in (content, *(cell for cell in (cells if isinstance(cells, list) else ()) if isinstance(cell, dict))):
+        if isinstance(naming.get("recipe"), str):
+            naming["recipe"] = beside(path, naming["recipe"])
+    base = content.pop("extends", None)
+    return _Part(name_or_file, text, content), None if base is None else beside(path, str(base))
+
+
+def _read(path: Path, what: str) -> tuple[str, dict[str, Any]]:
+    """Return the text of a YAML file, and the mapping that it holds, which must be plain; `what` names it in messages."""
     try:
         text = read_plain(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except OSError as error:
-        raise UserError(f"cannot read the recipe {path} ({error})") from error
+        raise UserError(f"cannot read the {what} {path} ({error})") from error
     content = read_yaml(text, str(path))
     if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a recipe (a YAML mapping)")
+        raise UserError(f"{path} does not hold a {what} (a YAML mapping)")
     _check_plain(content, str(path))
-    cells = content.get("cells")
-    for naming in (content, *(cell for cell in (cells if isinstance(cells, list) else ()) if isinstance(cell, dict))):
-        if isinstance(naming.get("recipe"), str):
-            naming["recipe"] = _beside(path, naming["recipe"])
-    base = content.pop("extends", None)
-    return _Part(name_or_file, text, content), None if base is None else _beside(path, str(base))
+    return text, content
 
 
-def _beside(path: Path, named: str) -> str:
+def read_spec(path: Path, model: type[Model], what: str) -> Model:
+    """Read and validate a YAML file that is no recipe, such as a policy.
+
+    Args:
+        path: the file.
+        model: class of its content.
+        what: name of this kind of file in messages.
+
+    Raises:
+        UserError: if there is no such file, or its content is not valid.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no {what} {path}; give the path of a YAML file")
+    content = inherited({}, _read(path, what)[1], str(path))
+    return validate(model, content, origin=lambda place: str(path), what=what)
+
+
+def beside(path: Path, named: str) -> str:
     """Return the recipe named in a file; a path is relative to the folder of that file."""
     beside = path.parent / named
     return str(beside) if named not in shipped_recipes() and beside.is_file() else named
@@ -239,7 +262,11 @@ def _with_credentials(content: Any, key: str = "") -> str:
 
 
 def validate(
-    model: type[Model], content: Mapping[str, Any], *, origin: Callable[[Sequence[str]], str] = lambda place: ""
+    model: type[Model],
+    content: Mapping[str, Any],
+    *,
+    origin: Callable[[Sequence[str]], str] = lambda place: "",
+    what: str = "recipe",
 ) -> Model:
     """Validate the content as a spec.
 
@@ -247,6 +274,7 @@ def validate(
         model: class of the spec.
         content: plain values; `audit` may be the name on the command line or the name in recipes.
         origin: function that returns the origin of a value, see `origin_of`.
+        what: name of the file's kind in messages.
 
     Raises:
         UserError: with the first two problems and their origins, and the most similar valid key for an unknown key.
@@ -264,24 +292,24 @@ def validate(
             place = list(_without_tags(model, [str(part) for part in problem["loc"]]))
             source = origin(place)
             places.append((".".join(place), source))
-            problems.append(_in_words(model, problem) + (f" (in {source})" if source else ""))
+            problems.append(_in_words(model, problem, what) + (f" (in {source})" if source else ""))
         more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
         raise RecipeError("; ".join(problems[:2]) + more, *places[0]) from error
 
 
-def _in_words(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+def _in_words(model: type[BaseModel], problem: Mapping[str, Any], what: str) -> str:
     place = [str(part) for part in problem["loc"]]
     shown = ".".join(part for part in _without_tags(model, place))
     if problem["type"] == "extra_forbidden":
         known = list(_fields_at(model, place[:-1]))
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-        return f"unknown recipe key {shown}; {hint}"
+        return f"unknown {what} key {shown}; {hint}"
     if problem["type"] == "missing":
-        return f"the recipe lacks {shown}"
+        return f"the {what} lacks {shown}"
     message = problem["msg"].removeprefix("Value error, ")
     seen = "" if isinstance(problem["input"], dict) else f" (seen: {problem['input']!r})"
-    return f"{shown or 'recipe'}: {message[0].lower() + message[1:]}{seen}"
+    return f"{shown or what}: {message[0].lower() + message[1:]}{seen}"
 
 
 def _without_tags(model: type[BaseModel], place: Sequence[str]) -> Iterator[str]:

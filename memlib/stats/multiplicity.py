@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 
@@ -65,6 +64,8 @@ def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
     """
     if not len(p_values):
         return np.zeros(0)
+    import scipy  # imported late, as gates, which read findings, do without
+
     adjusted: NDArray[np.float64] = scipy.stats.false_discovery_control(np.asarray(p_values, dtype=np.float64), method="bh")
     return adjusted
 
@@ -115,5 +116,7 @@ def combined_p(p_values: Sequence[float]) -> float:
         >>> round(combined_p([0.5]), 2), combined_p([0.01, 0.01]) < 0.01
         (0.5, True)
     """
+    import scipy
+
     total = -float(np.log(np.asarray(p_values, dtype=np.float64)).sum())
     return float(scipy.stats.gamma.sf(total, len(p_values)))

@@ -25,6 +25,7 @@ from memlib.audits.deja_vu.exposed import rankings
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.tables import UNITS
+from memlib.audits.deja_vu.trainings import trainings
 from memlib.pipeline.stage import Runner
 from memlib.tables import COMMON
 
@@ -100,4 +101,6 @@ AUDIT = Audit(
     exported=_exported,
     gate=_gate,
     rankings=rankings,
+    trainings=trainings,
+    planned_trainings=lambda recipe: 0 if recipe.encoders else recipe.num_pairs,
 )

@@ -19,18 +19,15 @@ that the text does not contain; without these there is no test.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memlib.audits.base import Audit, Judgement
+from memlib.audits.base import Audit
 from memlib.audits.exposure.exposed import rankings
+from memlib.audits.exposure.gate import judge
 from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.store import Store
 from memlib.tables import COMMON
-
-if TYPE_CHECKING:
-    from memlib.findings import Finding
-    from memlib.runs.run import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -66,12 +63,6 @@ def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, s
     return revealed(store, recipe, artifacts)
 
 
-def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
-    from memlib.audits.exposure.gate import judge  # loads scipy
-
-    return judge(run, row, limit)
-
-
 AUDIT = Audit(
     name="exposure",
     question="How many bits of a secret in its training text does a sequence model give away?",
@@ -81,6 +72,6 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     revealed=_revealed,
-    gate=_gate,
+    gate=judge,
     rankings=rankings,
 )

@@ -16,6 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.scores import TINY, Scored, canary_p, last_checkpoints, sampled_p, upper_exposure
 from memlib.specs.text import GIVEN, INSERTED, UNSEEN
 from memlib.stats.multiplicity import combined_p
@@ -81,12 +82,6 @@ class Held:
         """Compute an upper bound of the canary's exposure in all of its models; log2 |R| if no reference is as likely."""
         bounds = [_upper(net, self.canary, place, size, level / len(self.nets)) for net, place in self.nets]
         return largest(bounds)
-
-
-def largest(bounds: Sequence[float | None]) -> float | None:
-    """Return the largest of some bounds; None if any of them is unknown."""
-    known = [bound for bound in bounds if bound is not None]
-    return max(known) if len(known) == len(bounds) else None
 
 
 def _upper(net: Scored, canary: int, place: int, size: int, level: float) -> float | None:

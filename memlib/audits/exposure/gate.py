@@ -3,7 +3,7 @@
 import math
 
 from memlib.audits.base import Judgement
-from memlib.audits.exposure.evidence import largest
+from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.format import percent, say_p

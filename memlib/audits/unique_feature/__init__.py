@@ -24,6 +24,7 @@ from memlib.audits.base import Audit
 from memlib.audits.unique_feature.exposed import rankings
 from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
+from memlib.audits.unique_feature.trainings import planned, trainings
 from memlib.tables import COMMON
 
 
@@ -48,4 +49,6 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     rankings=rankings,
+    trainings=trainings,
+    planned_trainings=planned,
 )
