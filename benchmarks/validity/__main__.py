@@ -8,6 +8,7 @@ from benchmarks.validity.harness import Part, carry_out, heading
 MODULES = (
     "smoke",
     "gate",
+    "baseline",
     "deja_vu",
     "deja_vu_alone",
     "persons",

@@ -179,4 +179,4 @@ def _markdown(decision: GateDecision) -> Iterator[str]:
 
 def _escaped(text: str) -> str:
     """Return a text in which Markdown and HTML find nothing to interpret."""
-    return re.sub(r"([\\`*_{}\[\]|~#!@:])", r"\\\1", html.escape(" ".join(plain(text).split()), quote=False))
+    return re.sub(r"([\\`*_\[\]|~#!@:])", r"\\\1", html.escape(" ".join(plain(text).split()), quote=False))

@@ -138,7 +138,7 @@ class Policy(Spec):
 
     title: str = "Policy"
     """Heading of the summary."""
-    audits: tuple[AuditRules, ...] = Field(min_length=1)
+    audits: tuple[AuditRules, ...]
     """Required audits, each with its rules."""
     max_age_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Largest age of a run in days; an older run is stale, and undecided."""
@@ -147,3 +147,10 @@ class Policy(Spec):
     data: Annotated[str, Field(pattern=r"[0-9a-f]{6,64}")] | None = None
     """Digest of the audited data, or its first digits; `memlib show RUN --json` prints it. A run on other data is stale, and
     undecided."""
+
+    @field_validator("audits")
+    @classmethod
+    def _some(cls, value: tuple[AuditRules, ...]) -> tuple[AuditRules, ...]:
+        if not value:
+            raise ValueError("a policy needs the rules of at least one audit")
+        return value

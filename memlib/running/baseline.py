@@ -120,7 +120,9 @@ def planned_margins(recipe: AuditRequest, policy: Policy, baseline: Run) -> Iter
         UserError: if the policy compares the audit with a baseline of another one.
     """
     planned = recipe.audit.planned_trainings(recipe.recipe)
-    own = policy.model_copy(update={"audits": tuple(rules for rules in policy.audits if rules.audit == recipe.audit.name)})
+    title = recipe.recipe.model_dump()["title"]
+    applied = [rules for rules in policy.audits if rules.audit == recipe.audit.name and rules.title in (None, title)]
+    own = policy.model_copy(update={"audits": tuple(applied)})
     check_baseline(own, baseline)
     for rule in (rule for rules in own.audits for rule in rules.non_inferiority):
         for row in selected(baseline, findings_of(baseline), Selected.of(rule.metric)):
@@ -135,5 +137,5 @@ def _plannable(theirs: Trainings, planned: int, baseline: Run, rule: NonInferior
     can = "can" if rule.margin >= margin else "cannot"
     return (
         f"{planned} trainings, against {count} of the baseline {baseline.id}, decide margins from {margin:.4g} up with a "
-        f"power of 90 %, so the policy's {rule.margin:g} {can} be passed"
+        f"power of 95 %, so the policy's {rule.margin:g} {can} be passed"
     )

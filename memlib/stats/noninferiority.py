@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.05  # of each of the two one-sided limits
-PASSES = 0.9  # probability with which a model like the baseline passes at the margin that can be decided
+PASSES = 0.95  # probability with which a model like the baseline passes at the margin that can be decided
 FEWEST = 3  # values on each side
 _NODES = 60  # of each standard deviation in a numerical integral, and of the degrees of freedom
 _TINY = 1e-300
@@ -69,11 +69,11 @@ def welch_difference(first: NDArray[np.float64], second: NDArray[np.float64]) ->
 
 
 def decidable_margin(deviation: float, count: int, planned: int) -> float:
-    """Return the margin at which a sample of the baseline's own distribution passes with a probability of 90 %.
+    """Return the margin at which a sample of the baseline's own distribution passes with a probability of 95 %.
 
     It depends on the baseline and on the number of new values alone, so that it is known before the new values are. Both
     samples are taken as normal with one standard deviation, of which the given one is an estimate: the probability is over
-    both samples, and over the error of this estimate. It is about 3 standard errors for many values, and more for few.
+    both samples, and over the error of this estimate. It is 3.3 standard errors for many values, and more for few.
 
     Args:
         deviation: standard deviation of the baseline's values.
