@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from memlib.audits import AUDITS, published_tables
+from memlib.audits.policy import Policy
 from memlib.recipes.files import models_in
 from memlib.report.glossary import terms
 from memlib.specs import Resources, limits
@@ -67,6 +68,8 @@ def recipe_page() -> str:
         for name, variant in audit.variants.items():
             lines += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *_section("", variant)]
     lines += ["## resources", "", *_section("resources", Resources)]
+    lines += ["## policy", "", "A policy of `memlib gate` is a YAML file of its own, read as strictly as a recipe.", ""]
+    lines += _section("", Policy)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -74,7 +77,7 @@ def _section(place: str, model: type[BaseModel]) -> list[str]:
     rows, inner = [], []
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
-        if name in ("kind", "audit"):  # already in the heading
+        if name == "kind" or (name == "audit" and not place):  # already in the heading
             continue
         members = list(models_in(field.annotation))
         if not members and name != "parts":  # whose sources have sections of their own

@@ -102,10 +102,10 @@ class RunRules(Spec):
 
 
 class AuditRules(RunRules):
-    """Rules for the runs of one audit, named by `audit`, such as deja-vu. The newest run that matches is judged; a missing
-    run is undecided."""
+    """Rules for the runs of one audit. The newest run that matches is judged; a missing run is undecided."""
 
     audit: str
+    """Name of the audit, such as deja-vu."""
     title: str | None = None
     """Title of the run, as in its recipe; by default any."""
     recipe: str | None = None

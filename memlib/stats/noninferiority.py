@@ -81,7 +81,7 @@ def decidable_margin(deviation: float, count: int, planned: int) -> float:
 
     Example:
         >>> [round(decidable_margin(1.0, n, n) / (2 / n) ** 0.5, 1) for n in (3, 10, 1000)]  # in standard errors
-        [6.5, 3.3, 2.9]
+        [9.6, 3.9, 3.3]
     """
     assert min(count, planned) >= FEWEST
     (theirs, weights), (ours, other) = _deviations(count - 1), _deviations(planned - 1)

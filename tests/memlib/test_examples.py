@@ -38,6 +38,7 @@ MODULES = {
     "memlib.stats.likeness": ("likeness", "utility"),
     "memlib.stats.multiplicity": ("holm", "holm_over_families", "benjamini_hochberg", "max_t_p", "combined_p"),
     "memlib.stats.neighbors": ("nearest_neighbors", "vote"),
+    "memlib.stats.noninferiority": ("decidable_margin", "t_cdf", "t_quantile", "welch_difference"),
     "memlib.stats.randomization": ("Design", "attributable_bound", "detectable", "smallest_two_class_p", "two_sided_p"),
     "memlib.stats.structure": ("output_classes", "structural_risk"),
     "memlib.stats.tails": ("SkewNormal", "fit_skew_normal", "goodness_of_fit"),
