@@ -5,56 +5,105 @@ Both runs of a comparison are trained nets, scored by the audit's own code, and 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, rate, table, upper_limit
-from benchmarks.validity.unique_feature import CONFIG, LETTER, Draw, draw_of, shown, trained
 from memlib.audits.gates import findings_of
 from memlib.audits.policy import NonInferiority
-from memlib.audits.unique_feature.scoring import Net, score
+from memlib.audits.unique_feature.recipe import Config
+from memlib.audits.unique_feature.scoring import Net, Shown, score
 from memlib.audits.unique_feature.tables import with_column
 from memlib.audits.unique_feature.trainings import trainings
 from memlib.data.canaries import build_feature, training_rows
+from memlib.data.two_moons import TwoMoons
 from memlib.identity import derive_seed
+from memlib.models.classifiers import build_classifier
+from memlib.observe.outputs import class_scores
 from memlib.running.baseline import compared
 from memlib.runs.records import FindingRecord, RunRecord
 from memlib.runs.run import Run
-from memlib.specs import CanarySpec
+from memlib.specs import CanarySpec, ClassifierSpec, ScalarFeature, TrainingSpec, TwoMoonsSource
 from memlib.stats.noninferiority import decidable_margin
-from memlib.training.stacked import NetJob
+from memlib.training.stacked import Examples, NetJob, StackedNet, train_nets
 
-TRAININGS, NULLS, LEAKS, COPIES, EXAMPLES = 10, 100, 20, 10, 200
+TRAININGS, NULLS, LEAKS, POINTS = 10, 100, 20, 80
+EPOCHS, MORE_EPOCHS = 10, 60
+CPU, CONFIG = torch.device("cpu"), Config()
+FEATURE = ScalarFeature(kind="scalar", value=4)
+MODEL = ClassifierSpec(architecture="mlp", widths=(8,))
+TRAINING = TrainingSpec.model_validate(
+    {
+        "objective": {"kind": "supervised"},
+        "epochs": EPOCHS,
+        "batch_size": None,
+        "augment": None,
+        "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+    }
+)
 PARAMS = {"metric": "m_white", "output": "probability", "group": "canary - control", "statistic": "mean"}
-KINDS = ("at the margin", "at half the margin", "more copies")
+KINDS = ("at the margin", "at half the margin", "more epochs")
 
 
-def small_draw(seed: int) -> Draw:
-    """Draw 200 digits for training, the canary among them, and 200 others."""
-    whole = draw_of(5000 + seed)
-    others = np.random.default_rng(derive_seed(seed, "few")).permutation(np.setdiff1d(whole.members, [whole.canary]))
-    return replace(whole, members=np.sort(np.append(others[: EXAMPLES - 1], whole.canary)))
+@dataclass(frozen=True)
+class Draw:
+    """A draw of the data: points, their classes, and the row of the canary."""
+
+    points: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    canary: int
+
+    @property
+    def label(self) -> int:
+        return int(self.labels[self.canary])
 
 
-def units_of(draw: Draw, name: str, copies: int) -> pa.Table:
-    """Train the nets of one run, which saw the feature in some copies of the canary, and controls; return their scores."""
-    feature, spec = build_feature(LETTER, (24, 28, 1)), CanarySpec(feature=LETTER, mode="append", repeats=copies)
+def draw_of(seed: int) -> Draw:
+    """Draw two moons; the canary is a point of the first."""
+    moons = TwoMoons(TwoMoonsSource(kind="two_moons", num_examples=POINTS, seed=seed))
+    points, labels = (
+        np.stack([moons[row].image for row in range(POINTS)]),
+        np.array([moons[row].label for row in range(POINTS)]),
+    )
+    return Draw(points, labels, int(np.flatnonzero(labels == 0)[0]))
+
+
+def units_of(draw: Draw, name: str, epochs: int) -> pa.Table:
+    """Train the nets of one run, half of which saw the feature in the canary; return their scores."""
+    spec, training = CanarySpec(feature=FEATURE), TRAINING.model_copy(update={"epochs": epochs})
+    feature, members = build_feature(FEATURE, draw.points[0].shape), np.arange(POINTS)
     nets = [Net(i, 0, control, derive_seed(0, name, i), draw.label) for control in (False, True) for i in range(TRAININGS)]
-    rows = [training_rows(draw.members, draw.canary, spec, with_feature=not net.control) for net in nets]
-    forward = trained(draw, feature, [NetJob(net.seed, of_net) for net, of_net in zip(nets, rows, strict=True)])
-    units = score(nets, shown(draw, forward, feature, len(nets), without=[draw.canary], random=True), CONFIG)
+    rows = [training_rows(members, draw.canary, spec, with_feature=not net.control) for net in nets]
+    jobs = [NetJob(net.seed, of_net) for net, of_net in zip(nets, rows, strict=True)]
+    results = train_nets(
+        MODEL, training, Examples(draw.points, draw.labels, feature), jobs, 2, stack_size=len(jobs), device=CPU
+    )
+    net = build_classifier(MODEL, draw.points[0].shape, 2, seed=0)
+    assert isinstance(net, torch.nn.Sequential)
+    state = {key: torch.stack([result.state[key] for result in results]) for key in results[0].state}
+    stacked = StackedNet.load(net, state, CPU)
+    others = draw.points[np.setdiff1d(np.flatnonzero(draw.labels == draw.label), [draw.canary])]
+    with torch.inference_mode():
+        pair = [
+            class_scores(lambda inputs: stacked.forward(inputs[None]), seen, num_nets=len(nets), device=CPU)
+            for seen in (feature.clean(others), feature.insert(others))
+        ]
+    shown = Shown([draw.label], {draw.label: (pair[0], pair[1])}, (pair[0], pair[1]), {}, [])
+    units = score(nets, shown, CONFIG, random=False)
     for column, value in (("variant", ""), ("data_seed", 0), ("example_id", "x"), ("epoch", 1)):
         units = with_column(units, column, [value] * units.num_rows)
     return units
 
 
-def run_of(draw: Draw, name: str, *, copies: int = 1) -> Run:
+def run_of(draw: Draw, name: str, *, epochs: int = EPOCHS) -> Run:
     """Return the finished run of an audit as far as the gate reads it: its tables, and the stage that trained its nets."""
-    units, key = units_of(draw, name, copies), f"{derive_seed(0, name):064x}"
+    units, key = units_of(draw, name, epochs), f"{derive_seed(0, name):064x}"
     record = RunRecord(
         run=key[-12:], audit="unique_feature", title=name, finished=0.0, computed=[f"train_nets/{key}"],
         findings=[FindingRecord(metric="m_white", params=json.dumps(PARAMS))],
@@ -63,8 +112,8 @@ def run_of(draw: Draw, name: str, *, copies: int = 1) -> Run:
 
 
 def compute(unit: str) -> Row:
-    """Compare a run with a baseline of the same recipe, and at times one whose nets saw more copies of the canary."""
-    draw = small_draw(int(unit))
+    """Compare a run with a baseline of the same recipe, and at times one whose nets were trained longer."""
+    draw = draw_of(int(unit))
     baseline, again = run_of(draw, f"{unit} baseline"), run_of(draw, f"{unit} again")
     found = trainings(baseline, findings_of(baseline).head)
     assert found is not None
@@ -73,7 +122,7 @@ def compute(unit: str) -> Row:
         "at the margin": outcome(again, baseline, margin * 1.000001), "at half the margin": outcome(again, baseline, margin / 2),
     }  # fmt: skip
     if int(unit) < LEAKS:
-        outcomes["more copies"] = outcome(run_of(draw, f"{unit} more", copies=COPIES), baseline, margin * 1.000001)
+        outcomes["more epochs"] = outcome(run_of(draw, f"{unit} more", epochs=MORE_EPOCHS), baseline, margin * 1.000001)
     return {"margin": margin, "outcomes": outcomes}
 
 
@@ -85,10 +134,10 @@ def outcome(run: Run, baseline: Run, margin: float) -> str:
 
 def report(rows: Sequence[Row]) -> Iterator[str]:
     yield (
-        f"Unique feature on {EXAMPLES} digits, {TRAININGS} nets and their controls per run, one draw of the data per pair of runs. The "
+        f"Unique feature on two moons of {POINTS} points, {TRAININGS} small nets and their controls per run, one draw of the data per pair of runs. The "
         f"margin is the smallest that the baseline's spread lets {TRAININGS} trainings decide (median "
-        f"{sorted(row['margin'] for row in rows)[len(rows) // 2]:.3f}); with more copies, the canary occurs {COPIES} times "
-        "instead of once."
+        f"{sorted(row['margin'] for row in rows)[len(rows) // 2]:.3f}). More epochs: {MORE_EPOCHS} instead of {EPOCHS}, after "
+        "which the nets remember more."
     )
     yield ""
     lines = []

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from memlib.findings import Verdict as Said
 from memlib.runs.index import results_path
 from memlib.store import Store
 from memlib.store.records import sealed
+from tests.memlib.running.policy_runs import publish
 
 
 def ends(
@@ -172,3 +175,85 @@ def test_check_passes_or_leaves_gates_undecided_and_refuses_malformed_ones(
         assert said in capsys.readouterr().err
     assert check() == 2
     assert "--fail-on shown" in capsys.readouterr().err
+
+
+# -- policies -----------------------------------------------------------------------------------------
+
+POLICY = """
+title: "Release | <b>now</b>"
+audits:
+  - audit: unique-feature
+    title: new
+    verdicts: [bounded]
+    ceilings: [m_white=0.05]
+    detectable: 0.2
+    non_inferiority: [{metric: m_white, margin: 0.2}]
+"""
+LOADED = """
+import sys
+from flows.cli.app import main
+status = main(sys.argv[1:])
+heavy = {name.partition(".")[0] for name in sys.modules} & {"torch", "scipy", "prefect", "ray", "pandas", "matplotlib", "sklearn"}
+print(status, *sorted(heavy), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    """A store with a baseline, a run like it, and one that remembers more; and a policy beside it."""
+    store = Store(str(tmp_path / "store"))
+    publish(store, "base", [0.10, 0.12, 0.14, 0.16])
+    publish(store, "new", [0.15, 0.13, 0.11, 0.13])
+    publish(store, "worse", [0.55, 0.53, 0.51, 0.53], word="shown", title="<i>worse</i>\x1b[31m | x")
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    return tmp_path
+
+
+def gate(folder: Path, *arguments: str) -> int:
+    policy = ("--policy", str(folder / "policy.yaml"))
+    return main(["gate", *arguments, *policy, "--store", str(folder / "store"), "--baseline", "base"])
+
+
+def test_the_gate_reads_finished_runs_without_torch_scipy_and_prefect(released: Path) -> None:
+    arguments = ["gate", "--policy", "policy.yaml", "--store", "store", "--baseline", "base"]
+    command = [sys.executable, "-c", LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=released, check=False)
+    assert done.stderr.splitlines()[-1] == "0"
+    assert done.stdout.splitlines()[-1] == "passed"
+
+
+def test_the_gate_exits_with_the_status_of_its_outcome(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(released, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["outcome"], found["audits"][0]["run"]) == ("passed", "new")
+    (released / "policy.yaml").write_text(POLICY.replace("title: new", "title: gone"))
+    assert gate(released) == 3
+    (released / "policy.yaml").write_text(POLICY.replace("    title: new\n", ""))
+    assert gate(released, "worse") == 1
+    capsys.readouterr()
+    (released / "policy.yaml").write_text(POLICY.replace("verdicts", "verdict"))
+    assert gate(released) == 2
+    assert "unknown policy key audits.0.verdict; did you mean verdicts?" in capsys.readouterr().err
+    (released / "policy.yaml").unlink()
+    assert gate(released) == 2
+    assert "there is no policy" in capsys.readouterr().err
+
+
+def test_junit_and_the_summary_list_every_rule_and_interpret_no_title(released: Path) -> None:
+    (released / "policy.yaml").write_text(POLICY.replace("    title: new\n", ""))
+    junit, summary = released / "gate.xml", released / "gate.md"
+    assert gate(released, "worse", "new", "--junit", str(junit), "--summary", str(summary)) == 1
+    suites = ElementTree.parse(junit).getroot()
+    counts = [[suite.get(name) for name in ("tests", "failures", "errors")] for suite in suites]
+    assert sorted(counts) == [["6", "0", "0"], ["6", "2", "0"]]
+    lines = summary.read_text().splitlines()
+    assert lines[0] == r"# Release \| &lt;b&gt;now&lt;/b&gt;: failed"
+    rows = [line for line in lines if line.startswith("| unique-feature")]
+    assert len(rows) == 12
+    assert all(len(row.replace(r"\|", "").split("|")) == 6 for row in rows)
+    assert not any(mark in "".join(lines) for mark in ("<", "\x1b"))
+
+
+def test_a_plan_with_a_policy_needs_a_baseline(released: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smoke", "--policy", str(released / "policy.yaml"), "--store", str(released / "store")]) == 2
+    assert "give --policy and --baseline together" in capsys.readouterr().err
