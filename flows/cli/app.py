@@ -23,8 +23,10 @@ from flows.cli import store as stored
 from flows.cli.canaries import canaries
 from flows.cli.forget import forget
 from flows.cli.gate import check, gate, margins_of
+from flows.cli.hooks import NO_HOOKS, Event, Hooks, reported
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
+from flows.cli.sharing import card, croissant, mlflow
 from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN
 from flows.environment import prepare_environment
@@ -62,6 +64,7 @@ RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first ar
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False)]
 CascadeOption = Annotated[bool, Parameter(negative="")]
 VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
+HooksOption = Annotated[Hooks, Parameter(name="*")]  # one option per hook
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="", show_default=False)]
 
 MOMENT_SECONDS = 0.01
@@ -90,6 +93,7 @@ def run(
     quiet: bool = False,
     verbose: VerboseOption = False,
     json_: JsonOption = False,
+    hooks: HooksOption = NO_HOOKS,
 ) -> None:
     """Run an audit: split, train, observe, score, report. Results that the store already holds are reused.
 
@@ -133,15 +137,21 @@ def run(
     request.allow_code()
     given = "" if file is None else content_of(file).decode()
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
-    _carry_out(request, store, options, as_json=json_)
+    _carry_out(request, store, options, hooks, as_json=json_)
 
 
-def _carry_out(request: AuditRequest, store: str, options: RunOptions, *, as_json: bool) -> None:
+def _carry_out(request: AuditRequest, store: str, options: RunOptions, hooks: Hooks, *, as_json: bool) -> None:
     from flows.api import carry_out  # loads the audits
 
+    hooks.check()
     log_as_asked()
     opened = Store(store)
-    run = carry_out(request, opened, options, say=lambda line: _say(f"warning: {line}"))
+    event = Event(request.audit.name, str(getattr(request.recipe, "title", "")), opened.uri)
+    with reported(hooks, event) as ending:
+        run = carry_out(request, opened, options, say=lambda line: _say(f"warning: {line}"))
+        ending.learn(run=run.run)
+        if run.verdict is not None:
+            ending.learn(verdict=run.verdict.word, sentence=run.verdict.sentence)
     if as_json:
         print(json.dumps(run.model_dump(), indent=1))
     else:
@@ -232,6 +242,7 @@ def resume(
     quiet: bool = False,
     verbose: VerboseOption = False,
     json_: JsonOption = False,
+    hooks: HooksOption = NO_HOOKS,
 ) -> None:
     """Resume a run that was killed or failed, or rebuild the missing and damaged artifacts of a finished one.
 
@@ -268,7 +279,7 @@ def resume(
     request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))
     given = "" if not isinstance(record.plan, PlanFile) else content_of(record.plan).decode()  # a finished run keeps its own
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
-    _carry_out(request, store, options, as_json=json_)
+    _carry_out(request, store, options, hooks, as_json=json_)
 
 
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
@@ -406,7 +417,10 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "runs": stored.runs, "show": stored.show, "open": stored.open_page,
         "diff": stored.diff, "check": check, "gate": gate, **dossiers.COMMANDS,
     },
-    "Share": {"export": export, "ids": ids, "canaries": canaries, "sign": stored.sign, "verify": stored.verify},
+    "Share": {
+        "card": card, "mlflow": mlflow, "croissant": croissant, "export": export, "ids": ids, "canaries": canaries,
+        "sign": stored.sign, "verify": stored.verify,
+    },
     "Operate": {"gc": stored.gc, "forget": forget, "completion": completion},
 }  # fmt: skip
 """The commands by group, in the order in which a user needs them."""

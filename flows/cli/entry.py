@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 
-from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, supervised, tell
+from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, hand_over, is_supervised, supervised, tell
 
 LONG = ("run", "resume")
 FAILED = 2
@@ -38,10 +38,12 @@ def _work() -> int:
         from memlib.store.settings import waiting  # after the fork: numpy starts threads, and forking is then unsafe
 
         os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
+        from flows.cli import hooks
         from flows.cli.app import main
         from memlib.runs import requests
 
         requests.listeners[:] = [tell]
+        hooks.handed_over[:] = [hand_over] if is_supervised() else []
 
         status = main()
     except SystemExit as error:  # from --help, or invalid arguments

@@ -73,6 +73,18 @@ def tell(store: str, run: str) -> None:
             os.write(_told, json.dumps([store, run]).encode() + b"\n")
 
 
+def hand_over(line: str) -> None:
+    """Hand a line about hooks over to the command, which calls them when the computing process has ended."""
+    if _told is not None:
+        with contextlib.suppress(OSError):
+            os.write(_told, line.encode() + b"\n")
+
+
+def is_supervised() -> bool:
+    """Return whether this is the computing process of a command."""
+    return _told is not None
+
+
 def _in_child(work: Callable[[], int], guard: int, writing: int) -> int:
     global _told
     _told = writing
@@ -100,17 +112,18 @@ def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
     last = messages.splitlines()[-1].decode() if messages else ""
     ended = int(last.removeprefix(END)) if last.startswith(END) else None
     if was_stopped and ended != 0:
-        _mark(messages, "stopped", "KeyboardInterrupt")
+        _conclude(messages, "stopped", "KeyboardInterrupt")
         if ended != STOPPED:  # Ray, which the same signal has ended, may take the computing process with it
             _say(STOPPED_LINE)
         return STOPPED
     if ended is not None:
+        _call_hooks(messages)
         return ended
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     cause = signal.Signals(code - 128).name if code > 128 else f"status {code}"
     problem = f"the computing process was lost ({cause}): a server of Ray or Prefect died, or memory ran out"
-    _mark(messages, "failed", problem)
     _say(f"memlib: {problem}; run the same command again")
+    _conclude(messages, "failed", problem)
     return TRY_AGAIN
 
 
@@ -138,7 +151,7 @@ def _guard(command: int, child: int, reading: int, watched: set[signal.Signals])
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         _end_leftovers()
-        _mark(_read(reading), "failed", "the memlib command was killed")
+        _conclude(_read(reading), "failed", "the memlib command was killed")
     return TRY_AGAIN if status is None else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
@@ -175,6 +188,21 @@ def _read(reading: int) -> bytes:
             content += part
     os.close(reading)
     return content
+
+
+def _conclude(said: bytes, state: Literal["failed", "stopped"], problem: str) -> None:
+    """Record how the runs under way have ended, which they could not do themselves, and call the hooks."""
+    _mark(said, state, problem)
+    _call_hooks(said, state)
+
+
+def _call_hooks(said: bytes, state: str | None = None) -> None:
+    """Call the hooks that the computing process handed over last, if any."""
+    lines = [line for line in said.splitlines() if line.startswith(b"hooks ")]
+    if lines:
+        from flows.cli.hooks import fire_line
+
+        fire_line(lines[-1].decode(), state)
 
 
 def _mark(said: bytes, state: Literal["failed", "stopped"], problem: str) -> None:

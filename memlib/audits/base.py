@@ -147,6 +147,7 @@ class Audit:
         trainings: function that returns the values of a finding by training: takes the finished run and the finding; returns
             None for findings without such values. None for audits whose tables hold none of independent trainings.
         planned_trainings: function that returns the number of these trainings from a recipe.
+        not_shown: what the audit does not show, whatever its result, in sentences for pages and model cards.
 
     Example:
         >>> from memlib.audits import AUDITS
@@ -175,6 +176,7 @@ class Audit:
     rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
     trainings: Callable[[Run, Finding], Trainings | None] | None = None
     planned_trainings: Callable[[Any], int] = _untrained
+    not_shown: Sequence[str] = ()
 
     @property
     def field(self) -> str:

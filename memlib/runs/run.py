@@ -86,7 +86,7 @@ class Run:
     @property
     def tables(self) -> Mapping[str, pa.Table]:
         """All published tables by name; each is read from the store when it is looked up."""
-        return _Tables(self.store, self.record)
+        return _Tables(self)
 
     @property
     def summary(self) -> pa.Table:
@@ -120,6 +120,22 @@ class Run:
         page.unlink(missing_ok=True)
         write_file(page, content, PRIVATE.file)
         return page
+
+    def published(self, path: str) -> bytes:
+        """Return a published file, checked against the digest in the run's manifest.
+
+        Args:
+            path: path below the root of the store, as in the manifest.
+
+        Raises:
+            RunError: when the file is missing, or is not the one that was published.
+        """
+        content, expected = self.store.published(path), self.record.published.get(path)
+        if content is None or hashlib.sha256(content).hexdigest() != expected:
+            problem = "is missing from" if content is None else "differs from what was published in"
+            why = _why(self.store, self.id) if content is None else ""
+            raise RunError(f"{path} {problem} {self.store.uri}{why}; run the audit of run {self.id} again")
+        return content
 
     def __repr__(self) -> str:
         sentence = "" if self.record.verdict is None else f": {self.record.verdict.sentence}"
@@ -170,8 +186,8 @@ class ListedRun:
 class _Tables(Mapping[str, "pa.Table"]):
     """Published tables of a run, each read when it is looked up."""
 
-    def __init__(self, store: Store, record: RunRecord) -> None:
-        self._store, self._record = store, record
+    def __init__(self, run: Run) -> None:
+        self._run, self._record = run, run.record
 
     def __getitem__(self, name: str) -> pa.Table:
         import pyarrow as pa
@@ -183,16 +199,7 @@ class _Tables(Mapping[str, "pa.Table"]):
         paths = [path for path in self._record.published if path.rpartition("/")[0] == folder]
         if not paths:
             raise RunError(f"the manifest of run {self._record.run} does not list the files of {name}; run its audit again")
-        return pa.concat_tables(pq.ParquetFile(pa.BufferReader(self._content(path))).read() for path in paths)
-
-    def _content(self, path: str) -> bytes:
-        """Return a published file, checked against the digest in the run's manifest."""
-        content = self._store.published(path)
-        if content is None or hashlib.sha256(content).hexdigest() != self._record.published[path]:
-            problem = "is missing from" if content is None else "differs from what was published in"
-            why = _why(self._store, self._record.run) if content is None else ""
-            raise RunError(f"{path} {problem} {self._store.uri}{why}; run the audit of run {self._record.run} again")
-        return content
+        return pa.concat_tables(pq.ParquetFile(pa.BufferReader(self._run.published(path))).read() for path in paths)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._record.results)

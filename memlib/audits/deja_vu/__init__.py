@@ -87,6 +87,14 @@ def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
     return judge(run, row, limit)
 
 
+NOT_SHOWN = (
+    "What a stronger attacker would find: this attack uses only the nearest public images.",
+    "What anyone could guess: an object that its background gives away (a boat on water) is not counted as memory.",
+    "Memory of images outside the audit, or memory that only parts of an image other than the crop would bring out.",
+    "Anything about other models: the verdict applies to these trained models or, with several pairs of models, to models "
+    "trained in the same way.",
+)
+
 AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
@@ -103,4 +111,5 @@ AUDIT = Audit(
     rankings=rankings,
     trainings=trainings,
     planned_trainings=lambda recipe: 0 if recipe.encoders else recipe.num_pairs,
+    not_shown=NOT_SHOWN,
 )

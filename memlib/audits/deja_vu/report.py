@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlib.audits.deja_vu import NOT_SHOWN
 from memlib.audits.deja_vu.beyond_section import BEYOND_TERMS, beyond_section
 from memlib.audits.deja_vu.curves import HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.gains import CHANGE
@@ -59,13 +60,6 @@ _TERMS = (
     "target model", "reference model", "A, B, C, X", "crop", "kNN", "déjà vu score", "share excess", "SSLMem", "probe gap",
     "named by neighbours (knn_accuracy)",
 )  # fmt: skip
-_NOT_SHOWN = (
-    "What a stronger attacker would find: this attack uses only the nearest public images.",
-    "What anyone could guess: an object that its background gives away (a boat on water) is not counted as memory.",
-    "Memory of images outside the audit, or memory that only parts of an image other than the crop would bring out.",
-    "Anything about other models: the verdict applies to these trained models or, with several pairs of models, to models "
-    "trained in the same way.",
-)
 
 
 @dataclass(frozen=True)
@@ -124,7 +118,7 @@ def compose(
             if recipe.encoders
             else "",
         ),
-        limits=_NOT_SHOWN,
+        limits=NOT_SHOWN,
         terms=_TERMS if recipe.beyond is None else (*_TERMS, *BEYOND_TERMS),
         model=", ".join(next(iter(_model_facts(recipe).items()))),
         numbers=_numbers(here, recipe, names),

@@ -63,6 +63,15 @@ def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, s
     return revealed(store, recipe, artifacts)
 
 
+NOT_SHOWN = (
+    "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
+    "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
+    "What people can learn from generated text alone: the audit uses the likelihoods of texts. Where a greedy search "
+    "extracted a secret, generated text may reveal it, too.",
+    "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
+    "results.",
+)
+
 AUDIT = Audit(
     name="exposure",
     question="How many bits of a secret in its training text does a sequence model give away?",
@@ -74,4 +83,5 @@ AUDIT = Audit(
     revealed=_revealed,
     gate=judge,
     rankings=rankings,
+    not_shown=NOT_SHOWN,
 )

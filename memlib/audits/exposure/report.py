@@ -13,6 +13,7 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from memlib.audits.exposure import NOT_SHOWN
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, PRIVACY, Recipe
@@ -32,14 +33,6 @@ MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
 _TERMS = ("canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon")
-_NOT_SHOWN = (
-    "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
-    "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
-    "What people can learn from generated text alone: the audit uses the likelihoods of texts. Where a greedy search "
-    "extracted a secret, generated text may reveal it, too.",
-    "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
-    "results.",
-)
 
 
 def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Content:
@@ -85,7 +78,7 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
             before=_CAREFUL if read_out else "",
             more="" if recipe.trained is None else "add secrets of the same kind that it never saw (canaries.unseen)",
         ),
-        limits=_NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""), numbers=_numbers(rows, listed=listed),
+        limits=NOT_SHOWN, terms=_TERMS, model=facts.get("model", ""), numbers=_numbers(rows, listed=listed),
     )  # fmt: skip
 
 

@@ -58,6 +58,13 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 
 
+NOT_SHOWN = (
+    "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
+    "Whether other data of the same owner were used: only D_Q was tested.",
+    "That an unlearning method works in general: the verdict is about these models and this data set.",
+    "Anything about other models: that the tested model is the one in use has to be established by other means.",
+)
+
 AUDIT = Audit(
     name="forgetting",
     question="Has a model used, or forgotten, a data set (D_Q)?",
@@ -67,4 +74,5 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     queried=_queried,
+    not_shown=NOT_SHOWN,
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.forgetting import NOT_SHOWN
 from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
 from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, trained_on, trains_all
@@ -55,12 +56,6 @@ _METHOD = (
     "D_Q and H; the null distribution comes from redraws of both. rho: Liu and Tsaftaris 2020, Have you forgotten? (Eqs. 2 "
     "to 4). Likelihood ratios of single examples: LiRA (Carlini et al. 2022) with query and calibration models."
 )
-_NOT_SHOWN = (
-    "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
-    "Whether other data of the same owner were used: only D_Q was tested.",
-    "That an unlearning method works in general: the verdict is about these models and this data set.",
-    "Anything about other models: that the tested model is the one in use has to be established by other means.",
-)
 
 
 def compose(
@@ -94,7 +89,7 @@ def compose(
             "leave.",
         ),
         advice=_advice(word, findings, recipe),
-        limits=_NOT_SHOWN, terms=_TERMS, model=facts["model"], lead=lead, numbers=_numbers(findings),
+        limits=NOT_SHOWN, terms=_TERMS, model=facts["model"], lead=lead, numbers=_numbers(findings),
         sections=[
             Section("How the verdict comes about", rest) if rest else None,
             _trace_section(findings, recipe),

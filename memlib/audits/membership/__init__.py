@@ -68,6 +68,13 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 
 
+NOT_SHOWN = (
+    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
+    "with the stated share of false alarms.",
+    "That nobody can do better: only the listed attacks were tried.",
+    "Anything about other models: that the audited model is the one in use has to be established by other means.",
+)
+
 AUDIT = Audit(
     name="membership",
     question="Who was in the training set of a model?",
@@ -82,4 +89,5 @@ AUDIT = Audit(
     variants={"documents": DocumentsRecipe},
     variant_of=lambda content: "documents" if is_of_texts(content) else "",
     rankings=rankings,
+    not_shown=NOT_SHOWN,
 )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlib.audits.membership import NOT_SHOWN
 from memlib.audits.membership.recipe import MEMBERS, Recipe
 from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
 from memlib.audits.membership.verdict import BLIND, NAMES
@@ -52,12 +53,6 @@ _OF_TEXTS = (
     "statistics of the non-members. Tests redraw the target's coins; all attacks share one level (max-T, Westfall and Young "
     "1993)."
 )
-_NOT_SHOWN = (
-    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
-    "with the stated share of false alarms.",
-    "That nobody can do better: only the listed attacks were tried.",
-    "Anything about other models: that the audited model is the one in use has to be established by other means.",
-)
 _ADVICE = (
     "Treat the model's answers as personal data of its training examples: limit who can query it and how exact its answers "
     "are, or retrain it with more data, fewer epochs or differential privacy, and audit the new model."
@@ -92,7 +87,7 @@ def compose(
             bounded="Anyone who attacks the model as was done here tells members hardly better than by guessing.",
         ),
         advice=_advice(word, recipe),
-        limits=_NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
+        limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
         sections=[
             Section("How the verdict was reached", rest) if rest else None,
             _attacks_section(findings, tables["curves"], folder),

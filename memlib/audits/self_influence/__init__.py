@@ -24,6 +24,12 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     return "class" not in params
 
 
+NOT_SHOWN = (
+    "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
+    "large values too.",
+    "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
+)
+
 AUDIT = Audit(
     name="self-influence",
     question="Which training examples most strongly influence a classifier's predictions for those same examples?",
@@ -31,4 +37,5 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     rankings=rankings,
+    not_shown=NOT_SHOWN,
 )

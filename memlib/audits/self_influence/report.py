@@ -7,17 +7,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.self_influence import NOT_SHOWN
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.findings import Finding, Findings, Verdict
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.format import format_interval, percent
 from memlib.report.page import Content, FigureView, PicturesView, Section, TableView, facts_table
-
-_NOT_SHOWN = (
-    "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
-    "large values too.",
-    "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
-)
 
 _MEANING = (
     "The predictions for the examples at the top of the list depend most on the examples themselves. They are the first "
@@ -55,7 +50,7 @@ def compose(
     return Content(
         meaning=_MEANING if top else _NOT_COMPARED,
         advice=_ADVICE if top else _AGAIN,
-        limits=_NOT_SHOWN,
+        limits=NOT_SHOWN,
         terms=("self-influence",),
         lead=_lead(findings.verdict, top),
         numbers=[

@@ -22,6 +22,11 @@ def _run_of(recipe: Mapping[str, Any], scores: str) -> str:
     return run_of(Recipe.model_validate(recipe))
 
 
+NOT_SHOWN = (
+    "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
+    "apart. Where no difference is tested above, the cells give no reason to prefer one.",
+)
+
 AUDIT = Audit(
     name="sweep",
     question="How do the results of many audits compare across epochs, regularization, architectures, seeds or audits?",
@@ -29,4 +34,5 @@ AUDIT = Audit(
     tables={"sweep": SWEEP},
     in_brief=_in_brief,
     run_of=_run_of,
+    not_shown=NOT_SHOWN,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.outcomes import Outcome
+from memlib.audits.sweep import NOT_SHOWN
 from memlib.audits.sweep.recipe import EQUAL_UTILITY
 from memlib.audits.sweep.scores import verdict
 from memlib.audits.sweep.trends import Trend
@@ -78,10 +79,7 @@ def compose(
             shown="Read the page of each cell that is listed as shown. Prefer one cell to another only where a difference "
             "between them is shown below.",
         ),
-        limits=(
-            "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
-            "apart. Where no difference is tested above, the cells give no reason to prefer one.",
-        ),
+        limits=NOT_SHOWN,
         terms=tuple(terms()),
         lead=f"{result.explanation} {lead}".strip(),
         numbers=[(str(len(outcomes)), "cells", ""), (str(len({o.run.run for o in done if o.run})), "runs", "")],

@@ -40,6 +40,12 @@ def _limits(recipe: Recipe) -> Iterable[str]:
     return limits(recipe)
 
 
+NOT_SHOWN = (
+    "Whether the model remembers other features: only this one was tested, as it was inserted here.",
+    "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
+    "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
+)
+
 AUDIT = Audit(
     name="unique-feature",
     question="Does a classifier remember something that appeared in a single training example?",
@@ -51,4 +57,5 @@ AUDIT = Audit(
     rankings=rankings,
     trainings=trainings,
     planned_trainings=planned,
+    not_shown=NOT_SHOWN,
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from memlib.audits.unique_feature import NOT_SHOWN
 from memlib.audits.unique_feature.analysis import counting
 from memlib.audits.unique_feature.comparisons import CHANGE
 from memlib.audits.unique_feature.page_content import Material
@@ -59,11 +60,6 @@ _BOUNDED_OF_MANY = (
     "Models trained like these change their answers to the feature by at most the stated amount more than models that never "
     "saw it. This is a mean over trainings: a rare one may remember more."
 )
-_NOT_SHOWN = (
-    "Whether the model remembers other features: only this one was tested, as it was inserted here.",
-    "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
-    "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
-)
 
 
 def compose(
@@ -93,7 +89,7 @@ def compose(
             f"2022, 2023){_tested_here(findings)}: audit every changed training again.",
             more="compare the feature with more others of its kind (score.null_features)" if own else "",
         ),
-        limits=_NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
+        limits=NOT_SHOWN, terms=_TERMS, model=material.facts.get("model", ""),
         numbers=_numbers_of_external(findings) if own else _numbers(findings),
         sections=[
             nulls_section(units.to_pandas(), findings, folder) if own else nets_section(scores, findings, folder),

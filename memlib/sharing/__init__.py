@@ -1,0 +1,1 @@
+"""Findings of finished runs for other tools: model cards, MLflow, Croissant and webhooks; by default aggregates alone."""
