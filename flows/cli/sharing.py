@@ -67,8 +67,10 @@ def card(
 
     Parameters
     ----------
-    run_id, others
-        Ids of one or more runs, or unique prefixes of them.
+    run_id
+        Id of the run, or a unique prefix of it.
+    others
+        Further runs to put into the same section.
     store
         Folder or s3:// prefix that the runs were written to.
     json_

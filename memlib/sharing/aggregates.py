@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from memlib.findings import Finding, Findings
+from memlib.findings import Findings
 from memlib.runs.records import RunRecord
 from memlib.specs.asks import asks
 
@@ -17,8 +17,8 @@ WITHHELD = frozenset({
     "nulls", "path", "pattern", "prefix", "recipe", "root", "sets", "state", "text", "unseen", "weights",
 })  # fmt: skip
 """Keys of recipes whose texts locate files or code, or may quote data; a mapping under such a key is searched instead."""
-OPAQUE = frozenset({"canaries", "class_names", "classes", "options", "where"})
-"""Keys of recipes that are withheld as a whole: they may hold anything, describe secrets, or name persons."""
+OPAQUE = frozenset({"canaries", "class_names", "classes", "options", "report", "title", "where"})
+"""Keys of recipes that are withheld as a whole: they may hold anything, describe secrets, name persons, or present results."""
 
 
 def shared_findings(run: RunRecord) -> Findings:
@@ -84,13 +84,8 @@ def _distinct(rows: Findings, keys: list[str]) -> int:
 
 def _setting(key: str, value: Any) -> str:
     """Return a param as it is part of a name: a text alone, other values with their key."""
-    return value if isinstance(value, str) else f"{key} {_brief(value)}"
+    return value.replace("=", " ") if isinstance(value, str) else f"{key} {_brief(value)}"
 
 
 def _brief(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-
-def tested_rows(findings: Findings, headlines: tuple[str, ...]) -> list[Finding]:
-    """Return the tests that decide the verdict of a run, or its headline where nothing is tested."""
-    return list(findings.tests(*headlines)) if headlines and findings.tests(*headlines) else [findings.head]

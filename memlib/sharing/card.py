@@ -8,14 +8,14 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import UserError
-from memlib.findings import Finding
-from memlib.report.format import format_interval, format_settings, format_value, say_p, varying_params
+from memlib.findings import Finding, Findings
+from memlib.report.format import format_interval, format_value, say_p
 from memlib.report.glossary import defined
 from memlib.running.publishing import said_of_looks
 from memlib.runs.index import cells_of
 from memlib.runs.run import Run
 from memlib.sanitize import plain
-from memlib.sharing.aggregates import shared_findings, tested_rows
+from memlib.sharing.aggregates import names_of, shared_findings
 from memlib.specs.asks import asks_digest
 
 FORMAT = 1  # of the JSON
@@ -33,7 +33,7 @@ class Row:
         finding: metric and setting.
         value, interval: the value and its 95 % interval.
         p: its p-value, adjusted for the number of tests; "" for an estimate.
-        bound: its upper bound, and the bound of the recipe.
+        bound: its upper bound, and the limit in the recipe below which the verdict is "bounded".
         n: number of units on which it is based.
     """
 
@@ -94,7 +94,7 @@ def card_of(run: Run) -> Card:
         sentence=run.verdict.sentence,
         explanation=run.verdict.explanation,
         looks=said_of_looks(record.audit, record.ledger, findings, cells_of(run.store, record)) if findings else "",
-        numbers=_rows(tested_rows(findings, audit.headlines)),
+        numbers=_rows(findings, audit.headlines),
         not_shown=audit.not_shown,
         finished=f"{datetime.fromtimestamp(record.finished, tz=UTC):%Y-%m-%d}",
         memlib=str(record.software.get("memlib", "")),
@@ -103,25 +103,28 @@ def card_of(run: Run) -> Card:
     )
 
 
-def _rows(findings: Sequence[Finding]) -> list[Row]:
-    varying = varying_params([row.params for row in findings])
+def _rows(findings: Findings, headlines: Sequence[str]) -> list[Row]:
+    """Return the tests that decide the verdict of a run, or its headline where nothing is tested."""
+    tests = findings.tests(*headlines) if headlines else ()
+    named = zip(names_of(findings), findings, strict=True)
     return [
         Row(
-            finding=" ".join(filter(None, [row.metric, format_settings(varying, row.params)])),
+            finding=name,
             value=format_value(row.value),
             interval=format_interval(row),
             p=say_p(row.p_adjusted) if row.p_adjusted is not None else "",
             bound=_bound(row),
             n=f"{row.n:,}",
         )
-        for row in findings
+        for name, row in named
+        if row in (tests or findings[:1])
     ]
 
 
 def _bound(row: Finding) -> str:
     if row.upper_bound is None:
         return ""
-    allowed = "" if row.bound is None else f" (bounded below {format_value(row.bound)})"
+    allowed = "" if row.bound is None else f" (limit {format_value(row.bound)})"
     return f"{format_value(row.upper_bound)}{allowed}"
 
 

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlencode
 
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
-from memlib.report.format import finding_rows
 from memlib.runs.index import page_path
 from memlib.runs.run import Run
 from memlib.sanitize import brief, plain
@@ -106,6 +105,8 @@ def share(run: Run, uri: str, *, experiment: str = "memlib", extra: Sequence[Ext
 def content_of(run: Run, extra: Sequence[Extra] = ()) -> Shared:
     """Return the content of a run in MLflow: by default findings, recipe, summary and model card, without single records."""
     record, findings = run.record, shared_findings(run.record)
+    if not findings:
+        raise UserError(f"run {run.id} has findings about single records alone, which are not shared")
     card = card_of(run)
     files = {"summary.csv": _summary(findings), "card.md": markdown_of([card]).encode()}
     if "page" in extra:
@@ -129,15 +130,14 @@ def content_of(run: Run, extra: Sequence[Extra] = ()) -> Shared:
         finished=round(1000 * record.finished),
         metrics=_metrics(findings),
         params={valid_name(key): _cut(value, LONGEST_PARAM) for key, value in shared_recipe(record.recipe).items()},
-        tags={name: _cut(plain(value), LONGEST_TAG) for name, value in tags.items()},
+        tags={name: _cut(plain(value), LONGEST_TAG) for name, value in tags.items() if value},
         files={f"{FOLDER}/{name}": content for name, content in files.items()},
     )
 
 
 def _metrics(findings: Findings) -> dict[str, float]:
     """Return value, interval, p-values and bound of each finding, and those of the headline under a name of their own."""
-    named = {"headline": findings.head} if findings else {}
-    named |= dict(zip(names_of(findings), findings, strict=True))
+    named = {"headline": findings.head} | dict(zip(names_of(findings), findings, strict=True))
     return {
         valid_name(name, f"/{part}"): value
         for name, row in named.items()
@@ -170,11 +170,12 @@ def _cut(text: str, most: int) -> str:
 
 
 def _summary(findings: Findings) -> bytes:
-    """Return findings as CSV, with the columns that the terminal shows."""
-    rows, text = finding_rows(findings), io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    """Return findings as CSV, by the names of their metrics."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["finding", *_numbers(findings.head), "n", "verdict"])
+    for name, row in zip(names_of(findings), findings, strict=True):
+        writer.writerow([name, *_numbers(row).values(), row.n, row.verdict])
     return text.getvalue().encode()
 
 

@@ -19,10 +19,17 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     return True
 
 
+NOT_SHOWN = (
+    "Other attacks than those listed as run. A stronger one, or one with more queries, may find what these missed.",
+    "Other models: weights from another training, or another checkpoint, may remember more or less.",
+    "Whether the use of the data was lawful, or the model is anonymous in the sense of a law.",
+)
+
 AUDIT = Audit(
     name="dossier",
     question="What does this model remember, who is at risk, and what was not tested?",
     recipe=Recipe,
     tables={SUMMARY.name: SUMMARY, AUDITS.name: AUDITS, RISK.name: RISK},
     in_brief=_in_brief,
+    not_shown=NOT_SHOWN,
 )

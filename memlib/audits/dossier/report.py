@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from memlib.audits.dossier import NOT_SHOWN
 from memlib.audits.dossier.listed import NOT_APPLICABLE, NOT_RUN, RUN
 from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
@@ -50,11 +51,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             "epochs, deduplicated data, private training), without the persons at the top of the list where they object, and "
             "audit again; or restrict the access, and say which of the attacks below it rules out.",
         ),
-        limits=(
-            "Other attacks than those listed as run. A stronger one, or one with more queries, may find what these missed.",
-            "Other models: weights from another training, or another checkpoint, may remember more or less.",
-            "Whether the use of the data was lawful, or the model is anonymous in the sense of a law.",
-        ),
+        limits=NOT_SHOWN,
         terms=tuple(terms()),
         numbers=[
             (str(sum(bool(row["shown"]) and row["counts"] for row in runs)), "audits show memory, adjusted", ""),

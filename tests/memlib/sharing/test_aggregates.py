@@ -30,7 +30,7 @@ def test_a_sweep_shares_no_location_of_its_cells() -> None:
     recipe = {
         "audit": "sweep", "title": "t", "recipe": "/home/ann/base.yaml", "set": {"data.source.path": "/home/ann/x", "training.epochs": 3},
         "grid": {"data.source.path": ["/home/ann/1", "/home/ann/2"], "training.epochs": [1, 2]},
-        "cells": [{"name": "a", "recipe": {"split": {"sets": "/home/ann/s"}, "model": "ann.code:net"}}],
+        "cells": [{"name": "a", "recipe": {"title": "Ann", "report": {"examples": 9}, "split": {"sets": "/home/ann/s"}, "model": "ann.code:net"}}],
     }  # fmt: skip
     assert shared_recipe(recipe) == {
         "audit": "sweep", "set.training.epochs": "3", "grid.training.epochs": "[1, 2]", "cells.0.name": "a",

@@ -20,7 +20,7 @@ MARKDOWN = pytest.importorskip("markdown_it")  # which the documentation and ric
 def test_a_card_has_verdict_numbers_limits_and_how_to_check(run: Run) -> None:
     text = markdown_of(cards_of([run]))
     assert "**Shown.** Members \\| are \\<b\\>found\\</b\\>" in text
-    assert "| auc | 0.750 | 0.700 to 0.800 | p = 0.001 | 0.790 (bounded below 0.550) | 400 |" in text
+    assert "| auc lira | 0.750 | 0.700 to 0.800 | p = 0.001 | 0.790 (limit 0.550) | 400 |" in text
     for limit in AUDITS["membership"].not_shown:
         assert f"- {escaped(limit)}" in text
     assert f"`memlib verify {run.id}`" in text
