@@ -18,7 +18,7 @@ WITHHELD = frozenset({
 })  # fmt: skip
 """Keys of recipes whose texts locate files or code, or may quote data; a mapping under such a key is searched instead."""
 OPAQUE = frozenset({"canaries", "class_names", "classes", "options", "report", "title", "where"})
-"""Keys of recipes that are withheld as a whole: they may hold anything, describe secrets, name persons, or present results."""
+"""Keys of recipes that are withheld whole: they may hold anything, describe secrets, name persons, or present results."""
 
 
 def shared_findings(run: RunRecord) -> Findings:
