@@ -169,7 +169,7 @@ def test_a_dossier_leaves_out_a_run_whose_scores_are_gone(tmp_path: Path) -> Non
     place = str(tmp_path / "store")
     kept, lost = (memlib.run(MOONS, store=place, changes={"training.seed": seed}, quiet=True) for seed in (0, 1))
     lost.store.drop(f"artifacts/{lost.record.scores}")
+    warnings.simplefilter("always")
     with pytest.warns(UserWarning, match=f"run {lost.id} is left out of the dossier"):
-        warnings.simplefilter("always")
         run = memlib.run({"audit": "dossier", "subject": {"runs": [kept.id, lost.id]}}, store=place, quiet=True)
     assert set(run.record.cells) == {kept.id}
