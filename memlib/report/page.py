@@ -6,10 +6,9 @@ A new kind of block needs a class here, with `kind` and `words`, and a macro of 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import ClassVar
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from memlib.findings import Verdict
@@ -254,10 +253,16 @@ def first_words(text: str, most: int) -> tuple[str, str]:
 
 def render(page: Page) -> str:
     """Return the page as HTML; all text is escaped, and only SVG from `save_figure` is inserted as markup."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["described"] = _described
-    template = environment.from_string(files("memlib.report").joinpath("page.html.j2").read_text())
+    template = environment().get_template("page.html.j2")
     return template.render(page=page, content=page.content, terms=_used(page), columns=_columns(len(page.content.numbers)))
+
+
+def environment() -> Environment:
+    """Return the environment of this package's templates, in which all text is escaped."""
+    loader = PackageLoader("memlib.report", "")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["described"] = _described
+    return made
 
 
 def _used(page: Page) -> list[tuple[str, str]]:
