@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from memlib.audits.ranking import Ranking
 from memlib.findings import Finding, Findings
-from memlib.runs.ledger import is_lost, look_in_words
-from memlib.runs.records import Ledger, RunRecord
+from memlib.runs.ledger import Look
+from memlib.runs.records import RunRecord
 from memlib.specs import Spec
 from memlib.specs.asks import run_name
 from memlib.store import Store
@@ -197,15 +197,15 @@ class Audit:
         tests = findings.tests(*self.headlines) if self.headlines else Findings([])
         return tests.strongest() if tests else findings.head
 
-    def said_of_look(self, ledger: Ledger, findings: Findings) -> str:
+    def said_of_look(self, look: Look, findings: Findings) -> str:
         """Return a sentence on repeated looks at a run's data and their effect on its result.
 
         The sentence is "" for a first look if no further looks were planned, and for a run without a test.
         """
         test = self.decisive(findings)
-        return look_in_words(ledger, self.field, test.p_adjusted, test.alpha) if test.is_test else ""
+        return look.in_words(test.p_adjusted, test.alpha) if test.is_test else ""
 
-    def is_lost(self, run: RunRecord) -> bool:
+    def is_lost(self, look: Look, findings: Findings) -> bool:
         """Return whether a run shows something only because earlier looks at its data are not allowed for."""
-        test = self.decisive(Findings.of_run(run))
-        return test.is_test and is_lost(run.ledger, self.field, test.p_adjusted, test.alpha)
+        test = self.decisive(findings)
+        return test.is_test and look.is_lost(test.p_adjusted, test.alpha)

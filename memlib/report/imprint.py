@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
-from typing import Any
 
 from memlib.findings import Verdict
 from memlib.identity import VERSION
@@ -11,6 +9,7 @@ from memlib.pipeline.provenance import source_state, who
 from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
 from memlib.report.page import Content, Page
+from memlib.runs.subjects import data_name
 from memlib.specs import Spec
 from memlib.store import Store
 
@@ -35,7 +34,7 @@ def signed(
     """
     state, digest = source_state(), data_digest(read)
     commit = f", commit {str(state['commit'])[:DIGITS]}" + (", code changed since" if state["dirty"] else "") if state else ""
-    data = ", ".join(filter(None, [_source_name(recipe), f"digest {digest[:DIGITS]}" if digest else ""]))
+    data = ", ".join(filter(None, [data_name(recipe.model_dump(mode="json")), f"digest {digest[:DIGITS]}" if digest else ""]))
     lines = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
@@ -48,12 +47,3 @@ def signed(
     }
     title = str(recipe.model_dump()["title"])
     return Page(title, audit, run, question, verdict, content, [(name, text) for name, text in lines.items() if text], level)
-
-
-def _source_name(recipe: Spec) -> str:
-    """Return a name for the data: the kind of source, and the name of its file or folder."""
-    source: Any = getattr(getattr(recipe, "data", None), "source", None)
-    if source is None:
-        return ""
-    path = getattr(source, "path", None)
-    return source.kind if path is None else f"{source.kind} {PurePath(str(path)).name}"

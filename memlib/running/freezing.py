@@ -202,7 +202,7 @@ def _beyond(texts: Sequence[str], others: Sequence[str]) -> list[str]:
 
 def _of_looks(plan: FrozenPlan, run: RunRecord) -> Iterator[Departure]:
     is_test = AUDITS[audit_of(run.audit)].decisive(Findings.of_run(run)).is_test
-    number = ledger.look_number(run.ledger, run.audit) if is_test else 0
+    number = ledger.look_of(run.ledger, run.audit).number if is_test else 0
     if number > plan.looks:
         yield Departure(what="looks at the data", planned=plan.looks, found=number)
 

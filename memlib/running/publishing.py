@@ -205,22 +205,31 @@ def said_of_erased(store: Store, artifacts: Iterable[AnyArtifact]) -> str:
     return still_read(store, {name: sources.ids_in(artifact) for name, artifact in decoded.items()})
 
 
-def said_of_looks(audit: str, ledger: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:
+def said_of_looks(audit: str, looked: Ledger, findings: Findings, cells: Mapping[str, RunRecord]) -> str:
     """Return the note on repeated looks at the data, for page and terminal; for a sweep, the cells whose results they void.
 
     Args:
         audit: the audit's name in recipes.
-        ledger, findings: those of the run.
+        looked, findings: ledger and findings of the run.
         cells: runs of its cells.
     """
     if not cells:
-        return AUDITS[audit_of(audit)].said_of_look(ledger, findings)
-    lost = [cell for cell, one in cells.items() if AUDITS[audit_of(one.audit)].is_lost(one)]
-    if not lost:
+        return AUDITS[audit_of(audit)].said_of_look(ledger.look_of(looked, audit), findings)
+    return lost_in_words([cell for cell, one in cells.items() if _is_lost(one)])
+
+
+def _is_lost(run: RunRecord) -> bool:
+    look = ledger.look_of(run.ledger, run.audit)
+    return AUDITS[audit_of(run.audit)].is_lost(look, Findings.of_run(run))
+
+
+def lost_in_words(cells: Sequence[str]) -> str:
+    """Describe the effect of earlier looks at the data on cells of a sweep that they leave without a result."""
+    if not cells:
         return ""
     return (
-        f"Not the first looks at their data: {', '.join(lost)}. Allowing for the earlier looks, as their own pages do, these "
-        "cells show nothing."
+        f"Not the first looks at their data: {', '.join(cells)}. Allowing for the earlier looks, as their own pages do, "
+        "these cells show nothing."
     )
 
 

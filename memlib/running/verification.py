@@ -124,7 +124,7 @@ def verified(
     """
     problems: list[Problem] = []
     listed, whole = list_runs(store, indexed=False), committed(store)
-    if list_runs(store) != listed:
+    if list_runs(store, described=True) != listed:
         problems.append(Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
     if run is None:
         problems += [Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]

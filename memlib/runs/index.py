@@ -17,7 +17,9 @@ import pyarrow as pa
 from memlib.errors import RunError, UserError
 from memlib.identity import canonical_json
 from memlib.runs import NoSuchRun
-from memlib.runs.records import DamagedEntry, IndexedRun, Pin, RunEntry, RunRecord, parse_index
+from memlib.runs.ledger import look_of
+from memlib.runs.records import DamagedEntry, FindingRecord, Headline, IndexedRun, Pin, RunEntry, RunRecord, parse_index
+from memlib.runs.subjects import data_name, model_name
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.records import NAME, ArtifactRecord, Unreadable, parse
@@ -53,13 +55,21 @@ class Runs:
         return f"the manifest of run {name}{others} cannot be read ({problem})"
 
 
-def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple[int, float]] | None = None) -> Runs:
+def list_runs(
+    store: Store,
+    *,
+    indexed: bool = True,
+    listing: Mapping[str, tuple[int, float]] | None = None,
+    described: bool = False,
+) -> Runs:
     """Return all finished runs, and the runs whose manifests cannot be read.
 
     Args:
         store: the store to list.
         indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
         listing: the store's listing of "runs", if the caller already has it.
+        described: whether all entries must have a subject, intervals and looks; manifests whose entries were written by an
+            earlier version are then read again.
     """
     files = store.listing("runs") if listing is None else listing
     marks = {path.split("/")[1]: facts for path, facts in files.items() if _is_manifest(path)}
@@ -67,7 +77,8 @@ def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple
     entries: dict[str, RunEntry | DamagedEntry] = {}
     for name, mark in marks.items():
         entry = known.get(name)
-        if entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS:
+        is_current = entry is not None and tuple(entry["mark"]) == mark and mark[1] < written - SETTLING_SECONDS
+        if entry is not None and is_current and (not described or "problem" in entry or "subject" in entry):
             entries[name] = entry
     missing = [name for name in marks if name not in entries]
     for start in range(0, len(missing), BATCH):
@@ -77,7 +88,7 @@ def list_runs(store: Store, *, indexed: bool = True, listing: Mapping[str, tuple
             entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, marks[name])
     if indexed and (missing or len(known) != len(entries)):
         _write_index(store, entries)
-    whole = [entry for entry in entries.values() if "problem" not in entry]
+    whole = [entry for entry in (entries[name] for name in marks) if "problem" not in entry]
     damaged = {name: entry["problem"] for name, entry in sorted(entries.items()) if "problem" in entry}
     return Runs(sorted(whole, key=lambda entry: -entry["finished"]), damaged)
 
@@ -97,27 +108,22 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
         return {"problem": str(error), "mark": mark}
     if run.run != name:
         return {"problem": f"it belongs to run {run.run}", "mark": mark}
-    first = run.findings[0]
+    look = look_of(run.ledger, run.audit)
     return {
         "run": run.run,
         "audit": run.audit,
         "title": run.title,
         "finished": run.finished,
         "verdict": None if run.verdict is None else {"word": run.verdict.word, "sentence": run.verdict.sentence},
-        "findings": [
-            {
-                "metric": first.metric,
-                "params": first.params,
-                "value": first.value,
-                "p_value": first.p_value,
-                "verdict": first.verdict,
-            }
-        ],
+        "subject": {"data": data_name(run.recipe), "model": model_name(run.recipe)},
+        "findings": [_headline(run.findings[0]), *map(_headline, _strongest(run))],
         "ledger": {
             "data": run.ledger.data,
             "examples": run.ledger.examples,
             "look": run.ledger.look,
             "planned": run.ledger.planned,
+            "number": look.number,
+            "is_paid_for": look.is_paid_for,
         },
         "cells": run.cells,
         "scores": run.scores,
@@ -126,6 +132,33 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
         "refs": sorted(map(str, refs_of(run))),
         "mark": mark,
     }
+
+
+def _headline(row: FindingRecord) -> Headline:
+    return {
+        "metric": row.metric,
+        "params": row.params,
+        "value": row.value,
+        "p_value": row.p_value,
+        "verdict": row.verdict,
+        "role": row.role,
+        "ci_low": row.ci_low,
+        "ci_high": row.ci_high,
+        "family": row.family,
+        "p_adjusted": row.p_adjusted,
+        "alpha": row.alpha,
+    }
+
+
+def _strongest(run: RunRecord) -> list[FindingRecord]:
+    """Return the test with the smallest adjusted p-value of each family; none of a sweep, whose cells are runs."""
+    strongest: dict[str, FindingRecord] = {}
+    for row in run.findings if not run.cells else ():
+        if row.family is not None and row.p_adjusted is not None:
+            best = strongest.setdefault(row.family, row).p_adjusted
+            if best is not None and row.p_adjusted < best:
+                strongest[row.family] = row
+    return list(strongest.values())
 
 
 def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float]:

@@ -1,6 +1,7 @@
 """Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memlib.runs.records import EarlierAudit, Ledger, RunEntry
@@ -64,66 +65,78 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
     )
 
 
-def look_in_words(ledger: Ledger, audit: str, p_value: float | None = None, alpha: float | None = None) -> str:
-    """Describe the number of a run's look at its data, and its effect on the result; "" for a first, unplanned look.
+@dataclass(frozen=True)
+class Look:
+    """A run's look at its data, among all looks that ask the same question.
+
+    Attributes:
+        number: number of the look, from 1.
+        planned: number of looks that the recipe plans.
+        is_paid_for: whether the level allows for all looks so far.
+    """
+
+    number: int
+    planned: int
+    is_paid_for: bool
+
+    def is_lost(self, p_value: float | None, alpha: float | None) -> bool:
+        """Return whether a result is shown only because earlier looks at the data are not allowed for."""
+        if self.is_paid_for or p_value is None or alpha is None:
+            return False
+        return p_value <= alpha < self.number * p_value
+
+    def in_words(self, p_value: float | None = None, alpha: float | None = None) -> str:
+        """Describe the number of the look, and its effect on the result; "" for a first, unplanned look.
+
+        Args:
+            p_value, alpha: the smallest adjusted p-value of the run's headline tests, and their level.
+        """
+        if self.is_paid_for:
+            return _planned(self)
+        more = f", of which {self.planned} were planned now" if self.planned > 1 else ""
+        line = f"Look {self.number} at these data in this store{more}; the verdict does not allow for the earlier ones."
+        if p_value is None or alpha is None or p_value > alpha:
+            return line
+        whole = min(1.0, self.number * p_value)
+        if self.is_lost(p_value, alpha):
+            return (
+                f"Shown only if this were the first look at these data: {line[0].lower()}{line[1:]} Allowing for "
+                f"{self.number} looks, p is {whole:.2g}, above the level of {alpha:g}. Treat the result as inconclusive, and "
+                "repeat it on other data, or with looks that are planned beforehand (looks in the recipe of the first)."
+            )
+        return f"{line} Allowing for {self.number} looks, p is {whole:.2g}, still at most the level of {alpha:g}."
+
+
+def look_of(ledger: Ledger, audit: str) -> Look:
+    """Return a run's look at its data.
 
     Args:
-        ledger: ledger of a run that tests something.
-        audit: name of its audit; other audits ask other questions.
-        p_value, alpha: the smallest adjusted p-value of its headline tests, and their level.
+        ledger: ledger of the run.
+        audit: name of its audit, as in recipes; other audits ask other questions.
     """
-    number, planned, is_paid_for = _look(ledger, audit)
-    if is_paid_for:
-        return _planned(number, planned)
-    more = f", of which {planned} were planned now" if planned > 1 else ""
-    line = f"Look {number} at these data in this store{more}; the verdict does not allow for the earlier ones."
-    if p_value is None or alpha is None or p_value > alpha:
-        return line
-    whole = min(1.0, number * p_value)
-    if is_lost(ledger, audit, p_value, alpha):
-        return (
-            f"Shown only if this were the first look at these data: {line[0].lower()}{line[1:]} Allowing for {number} looks, "
-            f"p is {whole:.2g}, above the level of {alpha:g}. Treat the result as inconclusive, and repeat it on other data, "
-            "or with looks that are planned beforehand (looks in the recipe of the first)."
-        )
-    return f"{line} Allowing for {number} looks, p is {whole:.2g}, still at most the level of {alpha:g}."
-
-
-def is_lost(ledger: Ledger, audit: str, p_value: float | None, alpha: float | None) -> bool:
-    """Return whether a result is shown only because earlier looks at the data are not allowed for."""
-    number, _, is_paid_for = _look(ledger, audit)
-    if is_paid_for or p_value is None or alpha is None:
-        return False
-    return p_value <= alpha < number * p_value
+    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
+    before.pop(ledger.look, None)
+    number, planned = len(before) + 1, ledger.planned
+    return Look(number, planned, number <= planned and all(others >= planned for others in before.values()))
 
 
 def formerly_in_words(ledger: Ledger, audit: str) -> str:
     """Return the line about looks in its earlier wording, without the effect on the result, for pages of that time."""
-    number, planned, is_paid_for = _look(ledger, audit)
-    if is_paid_for:
-        return _planned(number, planned)
-    more = f", of which {planned} were planned now" if planned > 1 else ""
+    look = look_of(ledger, audit)
+    if look.is_paid_for:
+        return _planned(look)
+    more = f", of which {look.planned} were planned now" if look.planned > 1 else ""
     return (
-        f"Look {number} at these data in this store{more}; unadjusted for earlier looks: whoever looks often enough finds "
-        "something by chance. Looks count as planned only if the recipe of the first states their number (looks)."
+        f"Look {look.number} at these data in this store{more}; unadjusted for earlier looks: whoever looks often enough "
+        "finds something by chance. Looks count as planned only if the recipe of the first states their number (looks)."
     )
 
 
-def look_number(ledger: Ledger, audit: str) -> int:
-    """Return the number of a run's look at its data, among the tests of the same audit in its store."""
-    return _look(ledger, audit)[0]
-
-
-def _look(ledger: Ledger, audit: str) -> tuple[int, int, bool]:
-    """Return the number of the look, the number of planned looks, and whether the level allows for all of them."""
-    before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
-    before.pop(ledger.look, None)
-    number, planned = len(before) + 1, ledger.planned
-    return number, planned, number <= planned and all(others >= planned for others in before.values())
-
-
-def _planned(number: int, planned: int) -> str:
-    return "" if planned == 1 else f"Look {number} of {planned} planned at these data: each is tested at alpha / {planned}."
+def _planned(look: Look) -> str:
+    planned = look.planned
+    if planned == 1:
+        return ""
+    return f"Look {look.number} of {planned} planned at these data: each is tested at alpha / {planned}."
 
 
 def planned_looks(recipe: Mapping[str, Any]) -> int:

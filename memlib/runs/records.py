@@ -242,13 +242,19 @@ class RunRecord(Record):
 
 
 class Headline(TypedDict):
-    """A run's first finding, as stored in the index of runs."""
+    """A finding of a run, as stored in the index of runs; earlier versions stored no interval and no adjusted p-value."""
 
     metric: Shown
     params: JsonObject
     value: float | None
     p_value: float | None
     verdict: Shown | None
+    role: NotRequired[str | None]
+    ci_low: NotRequired[float | None]
+    ci_high: NotRequired[float | None]
+    family: NotRequired[str | None]
+    p_adjusted: NotRequired[float | None]
+    alpha: NotRequired[float | None]
 
 
 class VerdictEntry(TypedDict):
@@ -259,19 +265,33 @@ class VerdictEntry(TypedDict):
 
 
 class LedgerEntry(TypedDict):
-    """A run's data from the ledger, as stored in the index of runs."""
+    """A run's data from the ledger, as stored in the index of runs.
+
+    `number` and `is_paid_for` are those of its `memlib.runs.ledger.Look`, without the list of all earlier audits.
+    """
 
     data: str
     examples: NotRequired[list[str]]
     look: NotRequired[str]
     planned: NotRequired[int]
+    number: NotRequired[int]
+    is_paid_for: NotRequired[bool]
+
+
+class SubjectEntry(TypedDict):
+    """The names of a run's data and model, see memlib.runs.subjects, as stored in the index of runs."""
+
+    data: str
+    model: str
 
 
 @final
 class RunEntry(TypedDict):
     """An entry of the list of runs, with the fields that listings and garbage collection need.
 
-    `refs` holds the addresses of all artifacts of the run; `mark` is the size and modification time of the run's manifest.
+    `findings` holds the first finding, and then the strongest test of each family. Entries without a `subject` were written
+    by an earlier version, and hold the first finding alone. `refs` holds the addresses of all artifacts of the run;
+    `mark` is the size and modification time of the run's manifest.
     """
 
     run: Name
@@ -287,6 +307,7 @@ class RunEntry(TypedDict):
     memlib: str
     refs: list[Address]
     mark: tuple[int, FiniteFloat]
+    subject: NotRequired[SubjectEntry]
 
 
 @final
@@ -306,6 +327,7 @@ class IndexedRun(TypedDict):
     memlib: str
     refs: list[Annotated[int, Field(ge=0, strict=True)]]
     mark: tuple[int, FiniteFloat]
+    subject: NotRequired[SubjectEntry]
 
 
 @final

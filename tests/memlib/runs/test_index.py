@@ -117,3 +117,61 @@ def test_list_runs_does_not_wait_for_a_pipe_in_place_of_a_manifest(tmp_path: Pat
     with pytest.raises(RunError):
         read_run(store, "r3")
     assert time.monotonic() - started < 10
+
+
+def test_an_index_of_an_earlier_version_is_read_and_completed_only_on_request(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "SETTLING_SECONDS", -60.0)
+    for name in ("r1", "r2"):
+        put(store, name, manifest(name, recipe={"data": {"source": {"kind": "digits"}}}))
+    whole = list_runs(store)
+    written = json.loads(store.published(INDEX) or b"")
+    old = {
+        "run",
+        "audit",
+        "title",
+        "finished",
+        "verdict",
+        "findings",
+        "ledger",
+        "cells",
+        "scores",
+        "asks",
+        "memlib",
+        "refs",
+        "mark",
+    }
+    entry = {name: value for name, value in written["entries"]["r1"].items() if name in old}
+    entry["findings"] = [{name: entry["findings"][0][name] for name in ("metric", "params", "value", "p_value", "verdict")}]
+    entry["ledger"] = {name: entry["ledger"][name] for name in ("data", "examples", "look", "planned")}
+    written["entries"]["r1"] = entry
+    store.publish(INDEX, json.dumps(written).encode())
+    asked: list[str] = []
+    reading = Store.published_together
+    monkeypatch.setattr(Store, "published_together", lambda self, paths: asked.extend(paths) or reading(self, paths))
+    found = {run["run"]: run for run in list_runs(store).entries}
+    assert asked == []
+    assert "subject" not in found["r1"]
+    assert found["r2"].get("subject") == {"data": "digits", "model": ""}
+    assert list_runs(store, described=True) == whole
+    assert asked == ["runs/r1/manifest.json"]
+    assert list_runs(store) == whole  # the index is complete now
+    assert len(asked) == 1
+
+
+def test_an_entry_holds_the_first_finding_the_strongest_test_of_each_family_and_the_look(store: Store) -> None:
+    first = {"metric": "m", "params": "{}", "value": 1.0, "role": "estimate", "ci_low": 0.5, "ci_high": None}
+    tests = [
+        {"metric": name, "params": "{}", "role": "test", "family": family, "p_adjusted": p, "alpha": 0.05}
+        for name, family, p in (("a", "f", 0.3), ("b", "f", 0.1), ("c", "g", 0.2), ("d", "f", 0.1))
+    ]
+    earlier = [{"run": "before", "audit": "exposure", "p_value": 0.5}]
+    ledger = {"data": "d", "look": "r1", "earlier": earlier}
+    put(store, "r1", manifest("r1", findings=[first, *tests], ledger=ledger))
+    put(store, "r2", manifest("r2", findings=[first, *tests], cells={"one": "r1"}))
+    by_run = {run["run"]: run for run in list_runs(store).entries}
+    assert [row["metric"] for row in by_run["r1"]["findings"]] == ["m", "b", "c"]
+    assert by_run["r1"]["findings"][0].get("ci_low") == 0.5
+    assert (by_run["r1"]["ledger"].get("number"), by_run["r1"]["ledger"].get("is_paid_for")) == (2, False)
+    assert [row["metric"] for row in by_run["r2"]["findings"]] == ["m"]  # a sweep's cells have entries of their own

@@ -7,7 +7,7 @@ from memlib.audits.arrangement import stages_of
 from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.audits.deja_vu.reconstruction.judging import TrainJudge
 from memlib.audits.membership.shadows import FitEstimators
-from memlib.runs.ledger import TRAINED, entry, formerly_in_words, in_words, look_in_words, planned_looks, trained_in
+from memlib.runs.ledger import TRAINED, entry, formerly_in_words, in_words, look_of, planned_looks, trained_in
 from memlib.runs.records import Ledger, RunEntry
 from memlib.training.fit import Train
 
@@ -30,8 +30,8 @@ def test_ledger_records_earlier_audits_of_the_same_data() -> None:
     assert "3 earlier audits of the same data in this store: 2 with a test, 1 with the verdict 'shown'" in in_words(
         made.earlier
     )
-    assert look_in_words(made, "a").startswith("Look 3 at these data in this store; the verdict does not allow")
-    assert look_in_words(made, "another question") == ""
+    assert look_of(made, "a").in_words().startswith("Look 3 at these data in this store; the verdict does not allow")
+    assert look_of(made, "another question").in_words() == ""
 
 
 def test_the_same_examples_in_another_file_are_the_same_data() -> None:
@@ -42,19 +42,19 @@ def test_the_same_examples_in_another_file_are_the_same_data() -> None:
 
 def test_cells_of_one_sweep_count_as_one_look() -> None:
     cells = [run(name, "d", number, look="sweep") for number, name in enumerate("xyz")]
-    assert look_in_words(entry(cells, "w", Ledger(data="d", look="sweep")), "a") == ""
+    assert look_of(entry(cells, "w", Ledger(data="d", look="sweep")), "a").in_words() == ""
     after = entry(cells, "new", Ledger(data="d", look="new"))
-    assert look_in_words(after, "a").startswith("Look 2 at these data")
+    assert look_of(after, "a").in_words().startswith("Look 2 at these data")
 
 
 def test_the_ledger_allows_for_planned_looks_but_not_for_further_ones() -> None:
     store = [run("first", "d", 1.0, planned=2)]
     made = entry(store, "new", Ledger(data="d", look="new", planned=2))
-    assert look_in_words(made, "a") == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
+    assert look_of(made, "a").in_words() == "Look 2 of 2 planned at these data: each is tested at alpha / 2."
     third = entry([*store, run("second", "d", 2.0)], "new", Ledger(data="d", look="new", planned=2))
-    assert "Look 3 at these data in this store, of which 2 were planned now; the verdict" in look_in_words(third, "a")
+    assert "Look 3 at these data in this store, of which 2 were planned now; the verdict" in look_of(third, "a").in_words()
     late = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new", planned=2))
-    assert "does not allow" in look_in_words(late, "a")  # the first look spent all of alpha
+    assert "does not allow" in look_of(late, "a").in_words()  # the first look spent all of alpha
     assert planned_looks({"decode": {"looks": 3}, "title": "t"}) == 3
     assert planned_looks({"decode": {"k": [3]}}) == 1
 
@@ -70,7 +70,7 @@ def test_the_ledger_allows_for_planned_looks_but_not_for_further_ones() -> None:
 )
 def test_the_text_of_a_further_look_states_its_effect_on_the_p_value(p_value: float, said: str) -> None:
     made = entry([run("first", "d", 1.0)], "new", Ledger(data="d", look="new"))
-    text = look_in_words(made, "a", p_value, 0.05)
+    text = look_of(made, "a").in_words(p_value, 0.05)
     assert said in text
     assert ("Allowing for" in text) == bool(said)
     assert "unadjusted for earlier looks" in formerly_in_words(made, "a")  # pages published before are still verified
