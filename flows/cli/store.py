@@ -346,7 +346,7 @@ def diff(
         Print the differences as JSON.
     """
     opened = opened_store(store)
-    found = comparison.compare(find_run(opened, first), find_run(opened, second))
+    found = comparison.compare(*(Run(opened, find_run(opened, run)) for run in (first, second)))
     if json_:
         print(json.dumps(found.as_json(), indent=1))
     else:
@@ -364,7 +364,8 @@ def _print_comparison(found: Comparison) -> None:
     varying, groups = varying_params(params), dict[str, list[tuple[str, ...]]]()
     for change, at in zip(changed, params, strict=True):
         setting = format_settings(varying, at)
-        groups.setdefault(setting, []).extend(_finding_lines(change))
+        p_value = format_p(found.headlines.row.p_value) if found.headlines.row and found.tests(change) else "not tested"
+        groups.setdefault(setting, []).extend(_finding_lines(change, p_value))
     widths = _widths([*heading, *(line for group in groups.values() for line in group)])
     for number, (setting, lines) in enumerate([("", heading), *groups.items()]):
         if setting or number == 1:
@@ -380,7 +381,7 @@ def _print_comparison(found: Comparison) -> None:
         console.print()
         if same := len(found.findings) - len(changed):
             console.print(f"{count_of(same, 'further finding')} {'is' if same == 1 else 'are'} the same in both runs")
-        console.print(f"The differences are not tested, not even where intervals lie apart{_test_of(found)}.", soft_wrap=True)
+        console.print(found.in_words(), soft_wrap=True)
     counts = ", ".join(f"{len(names)} {how}" for how, names in found.artifacts.items() if names)
     console.print(f"artifacts: {counts}")
 
@@ -395,15 +396,13 @@ def _widths(lines: Sequence[Sequence[str]]) -> dict[str, int]:
     return {"metric": metric, "first": first, "second": second, "difference": longest["difference"]}
 
 
-def _test_of(found: Comparison) -> str:
-    """Return a clause about the test that a sweep makes of two of its cells; "" if the audit has none."""
-    name = audit_of(found.first.audit)
-    has_test = name in AUDITS and AUDITS[name].compare is not None
-    return "; a sweep with both recipes as cells can test the difference of their headlines" if has_test else ""
+def _finding_lines(change: FindingChange, p_value: str) -> Iterator[tuple[str, ...]]:
+    """Yield the lines about one finding: value, interval, p-values and verdict, as far as either run has them.
 
-
-def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
-    """Yield the lines about one finding: value, interval, p-values and verdict, as far as either run has them."""
+    Args:
+        change: the finding in both runs.
+        p_value: that of the difference, or "not tested".
+    """
 
     def line(name: str, text: Callable[[Finding], str], said: str = "") -> tuple[str, ...]:
         return name, *("-" if row is None else text(row) for row in (change.first, change.second)), said
@@ -411,7 +410,7 @@ def _finding_lines(change: FindingChange) -> Iterator[tuple[str, ...]]:
     yield line(change.metric, lambda row: format_value(row.value), format_value(change.difference))
     for other in (
         line("  95 % interval", format_interval, "apart" if change.apart else ""),
-        line("  p", lambda row: format_p(row.p_value), "not tested"),
+        line("  p", lambda row: format_p(row.p_value), p_value),
         line("  p adjusted", lambda row: format_p(row.p_adjusted)),
         line("  verdict", lambda row: row.verdict or ""),
     ):

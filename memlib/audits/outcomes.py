@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.base import Cell
 from memlib.findings import Finding, Findings, verdict_of
 from memlib.pipeline.tables import Tables
 from memlib.runs.index import findings_of
@@ -45,6 +46,15 @@ class Outcome:
         """The test with the smallest p-value in the headline families, else the first finding; only for completed cells."""
         assert self.run is not None
         return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
+
+
+def cell_of(store: Store, name: str, run: RunRecord) -> Cell:
+    """Return a run as `Audit.compare` takes it, with the units of its scores.
+
+    Raises:
+        CorruptArtifact: when the store lacks the scores, or they are damaged.
+    """
+    return Cell(name, run, next(Tables(store, Ref.parse(run.artifacts["scores"])).parts("units")))
 
 
 def scored(store: Store, outcome: Outcome) -> Outcome:

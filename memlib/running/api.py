@@ -141,7 +141,8 @@ def list_runs(*, store: str | None = None) -> list[ListedRun]:
 def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Comparison:
     """Compare the recipes, findings and artifacts of two finished runs of the same audit.
 
-    Findings are matched by metric and by those params that do not differ with the recipes. Their differences are not tested.
+    Findings are matched by metric and by those params that do not differ with the recipes. Only the difference of the
+    headlines is tested, as between two cells of a sweep, where the audit and the design allow it (`headlines`).
 
     Args:
         first, second: runs, or names of runs or unique prefixes of the names.
@@ -157,7 +158,7 @@ def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Co
         >>> comparison.recipe, max(abs(change.difference) for change in comparison.findings)
         ([], 0.0)
     """
-    return compare(_run_of(first, store).record, _run_of(second, store).record)
+    return compare(_run_of(first, store), _run_of(second, store))
 
 
 def check(

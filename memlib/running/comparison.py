@@ -1,4 +1,4 @@
-"""Differences between two runs: recipes, findings, and artifacts."""
+"""Differences between two runs: recipes, findings and artifacts; that of the headlines is tested where the design allows."""
 
 import json
 import math
@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from memlib.audits import audit_of
-from memlib.errors import UserError
-from memlib.findings import Finding, Findings
+from memlib.audits import AUDITS, audit_of
+from memlib.audits.base import Cell
+from memlib.audits.outcomes import cell_of, scores_of
+from memlib.errors import CorruptArtifact, UserError
+from memlib.findings import SHOWN, Finding, Findings
 from memlib.identity import flat
+from memlib.report.format import format_interval, say_p
 from memlib.runs.records import RunRecord
+from memlib.runs.run import Run
 
 Key = tuple[str, frozenset[tuple[str, str | None]]]  # metric, and params with their values
 
@@ -75,12 +79,43 @@ def _as_json(row: Finding) -> dict[str, Any]:
     return row.row() | {"params": row.params, "value": None if math.isnan(row.value) else row.value}
 
 
+@dataclass(frozen=True)
+class HeadlineDifference:
+    """The difference between the headlines of two runs.
+
+    Attributes:
+        row: the second headline minus the first; None if the runs cannot be compared example by example.
+        reason: reason why the difference is not tested; "" if it is.
+    """
+
+    row: Finding | None
+    reason: str = ""
+
+    def in_words(self, first: str, second: str) -> str:
+        """Return a sentence on the difference between two runs of these names, and on its test."""
+        row, said = self.row, ""
+        if row is not None:
+            said = f"{row.metric} ({second} minus {first}) {row.value:.3f}, 95 % interval {format_interval(row)}"
+        if row is None or self.reason:
+            return f"The difference of the headlines is not tested: {self.reason}." + (
+                f" {said[:1].upper()}{said[1:]}." if said else ""
+            )
+        more, less = (second, first) if row.value > 0 else (first, second)
+        outcome = (
+            f"{more} is shown to memorize more than {less}"
+            if row.verdict == SHOWN
+            else "neither run is shown to memorize more"
+        )
+        return f"Tested: {outcome}: {said}, {say_p(row.p_value)} (level {row.alpha:g})."
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two runs of the same audit. Their differences are described, and not tested.
+    """Two runs of the same audit. Only the difference of their headlines is tested, where the design allows it.
 
     Attributes:
         first, second: manifests of the runs.
+        headlines: the difference of the headlines, see `headline_difference`.
         recipe: values of the recipes that differ.
         findings: findings of either run, matched, see `finding_changes`.
         artifacts: names of artifacts, see `shared_artifacts`.
@@ -88,6 +123,7 @@ class Comparison:
 
     first: RunRecord
     second: RunRecord
+    headlines: HeadlineDifference
     recipe: list[RecipeChange]
     findings: list[FindingChange]
     artifacts: dict[str, list[str]]
@@ -101,20 +137,80 @@ class Comparison:
         """Return the comparison as plain JSON."""
         runs = [run.model_dump(include={"run", "title", "finished", "verdict"}) for run in (self.first, self.second)]
         findings = [change.as_json() for change in self.findings]
-        return {"runs": runs, "recipe": self.recipe, "findings": findings, "tested": False, "artifacts": self.artifacts}
+        row = self.headlines.row
+        return {
+            "runs": runs, "recipe": self.recipe, "findings": findings, "tested": row is not None and row.is_test,
+            "difference": None if row is None else _as_json(row), "not_tested": self.headlines.reason,
+            "artifacts": self.artifacts,
+        }  # fmt: skip
+
+    def tests(self, change: FindingChange) -> bool:
+        """Return whether the difference of a finding is the one that is tested."""
+        heads = [Findings.of_run(run).head for run in (self.first, self.second)]
+        return not self.headlines.reason and [change.first, change.second] == heads
+
+    def in_words(self) -> str:
+        """Return sentences on the tests of the differences."""
+        said, others = self.headlines.in_words(self.first.run, self.second.run), "The differences"
+        if not self.headlines.reason:
+            said += " This is the test of one pair; a sweep adjusts for the number of pairs that it compares."
+            others = "The other differences"
+        return f"{said} {others} of findings are not tested, not even where intervals lie apart."
 
 
-def compare(first: RunRecord, second: RunRecord) -> Comparison:
-    """Compare the recipes, findings and artifacts of two runs.
+def compare(one: Run, other: Run) -> Comparison:
+    """Compare the recipes, findings and artifacts of two runs, and test the difference of their headlines if possible.
 
     Raises:
         UserError: for runs of different audits.
     """
+    first, second = one.record, other.record
     if first.audit != second.audit:
         named = " and ".join(f"{run.run} ({audit_of(run.audit)})" for run in (first, second))
         raise UserError(f"cannot compare runs of different audits: {named}")
     parts = recipe_changes(first.recipe, second.recipe), finding_changes(first, second), shared_artifacts(first, second)
-    return Comparison(first, second, *parts)
+    return Comparison(first, second, headline_difference(one, other), *parts)
+
+
+def headline_difference(first: Run, second: Run) -> HeadlineDifference:
+    """Test the difference between the headlines of two runs of one audit, as a sweep tests that of two cells."""
+    name = audit_of(first.audit)
+    compare = AUDITS[name].compare if name in AUDITS else None
+    if compare is None:
+        others = ", ".join(other for other, audit in AUDITS.items() if audit.compare is not None)
+        return HeadlineDifference(None, f"only runs of {others} can be compared example by example")
+    if scores_of(first.record) == scores_of(second.record):
+        return HeadlineDifference(None, "both runs have the same scores")
+    try:
+        cells = [_cell(run) for run in (second, first)]
+    except _Incomparable as error:
+        return HeadlineDifference(None, str(error))
+    rows = compare(cells)
+    if not rows:
+        return HeadlineDifference(None, "the runs do not audit the same examples on the same sides")
+    return HeadlineDifference(rows[0], rows[0].params.get("not_ranked", ""))
+
+
+class _Incomparable(Exception):
+    """A run whose scores cannot be compared."""
+
+
+def _cell(run: Run) -> Cell:
+    """Return a run with its units.
+
+    Raises:
+        _Incomparable: when they cannot be read, or an earlier version of memlib wrote them without some of their columns.
+    """
+    if "scores" not in run.record.artifacts:
+        raise _Incomparable(f"run {run.id} does not record its scores")
+    try:
+        cell = cell_of(run.store, run.id, run.record)
+    except CorruptArtifact as error:
+        raise _Incomparable(f"the scores of run {run.id} cannot be read ({error}); run its audit again") from error
+    expected = AUDITS[audit_of(run.audit)].tables["units"].arrow.names
+    if missing := [name for name in expected if name not in cell.units.column_names]:
+        raise _Incomparable(f"run {run.id}, of an earlier version of memlib, has no {missing[0]}; run its audit again")
+    return cell
 
 
 def recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[RecipeChange]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS
-from memlib.audits.base import Cell
 from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
-from memlib.audits.outcomes import Outcome, models_of, scored
+from memlib.audits.outcomes import Outcome, cell_of, models_of, scored
 from memlib.audits.sweep.recipe import EQUAL_UTILITY, Recipe
 from memlib.audits.sweep.scores import score, summarize, verdict
 from memlib.audits.sweep.tables import SWEEP
@@ -132,7 +131,5 @@ def compare(store: Store, outcomes: Sequence[Outcome]) -> tuple[dict[str, Sequen
         named_runs = [(o.cell, o.run) for o in outcomes if o.run is not None and o.audit == audit.field]
         runs = {run.artifacts["scores"]: (name, run) for name, run in reversed(named_runs)}
         if 1 < len(runs) <= MOST_COMPARED:
-            tables = {scores: next(Tables(store, Ref.parse(scores)).parts("units")) for scores in runs}
-            cells = [Cell(name, run, tables[scores]) for scores, (name, run) in reversed(runs.items())]
-            pairs[audit.field] = audit.compare(cells)
+            pairs[audit.field] = audit.compare([cell_of(store, name, run) for name, run in reversed(runs.values())])
     return pairs, trends(outcomes)

@@ -160,8 +160,8 @@ def test_diff_prints_a_table_with_one_column_per_run(
         ["95", "%", "interval", "0.400", "to", "0.600", "0.350", "to", "0.550"],
     ]
     assert max(map(len, table.splitlines())) <= 80
-    assert "1 further finding is the same in both runs\nThe differences are not tested" in rest
-    assert "a sweep with both recipes as cells can test" in rest
+    assert "1 further finding is the same in both runs\nThe difference of the headlines is not tested: run" in rest
+    assert "does not record its scores. The differences of findings are not tested, not even where" in rest
     assert not set("{}[]") & set(said)
     assert main(["diff", "a", "b", "--json", *where]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -184,7 +184,7 @@ def test_diff_prints_differences_of_recipes_findings_and_artifacts(
     assert "apart" in said
     assert "artifacts: 1 same, 1 differ, 1 first only, 1 second only" in said
     assert "loss" not in said
-    assert "sweep" not in said
+    assert "only runs of deja-vu can be compared example by example" in said
     assert main(["diff", "a", "a", *where]) == 0
     assert "recipe: no difference\nfindings: no difference" in capsys.readouterr().out
     assert main(["diff", "a", "b", "--json", *where]) == 0
