@@ -414,7 +414,7 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     },
     "Run": {"plan": plan, "run": run, "resume": resume, "status": stored.status},
     "Read": {
-        "runs": stored.runs, "show": stored.show, "open": stored.open_page,
+        "runs": stored.runs, "index": stored.index, "show": stored.show, "open": stored.open_page,
         "diff": stored.diff, "check": check, "gate": gate, **dossiers.COMMANDS,
     },
     "Share": {

@@ -34,6 +34,7 @@ from memlib.report.format import (
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.freezing import MOST_SHOWN, departure_in_words
+from memlib.running.overview import write_overview
 from memlib.running.planning import Plan, in_time
 from memlib.running.publishing import said_at_publication
 from memlib.runs import garbage, ledger
@@ -109,6 +110,22 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         title = f"{run.title} (erased in part)" if run.id in erased else run.title
         rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, title))
     print("\n".join(_aligned(rows)))
+
+
+def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+    """Write one page over all runs of a store: by data and model, with their verdicts over time and a filter.
+
+    The page is index.html, readable by you only. It needs no server, shows no example, and links to the pages of the runs.
+    Write it again to bring it up to date.
+
+    Parameters
+    ----------
+    folder
+        Folder of the page; by default index/ below the store, or memlib-index/ in the current folder for a store on S3.
+    store
+        Folder or s3:// prefix that the runs were written to.
+    """
+    console.print(write_overview(opened_store(store), folder), soft_wrap=True)
 
 
 def show(
