@@ -25,7 +25,6 @@ from memlib.report.format import (
     finding_rows,
     format_interval,
     format_p,
-    format_setting,
     format_settings,
     format_value,
     in_words,
@@ -58,6 +57,7 @@ from memlib.runs.run import ListedRun, Run
 from memlib.runs.signatures import public_key, shown_key
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
+from memlib.store.permissions import replace_file
 
 StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
@@ -125,6 +125,7 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE) 
     store
         Folder or s3:// prefix that the runs were written to.
     """
+
     console.print(write_overview(opened_store(store), folder), soft_wrap=True)
 
 
@@ -348,15 +349,20 @@ def diff(
     second: str,
     /,
     *,
+    page: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
     """Compare the recipes, findings and artifacts of two runs of the same audit.
 
+    The difference of the headlines is tested where the audit and the design allow it; otherwise the reason is given.
+
     Parameters
     ----------
     first, second
         Ids of the runs, or unique prefixes of them.
+    page
+        Also write the comparison to this file, as a page that shows both runs side by side. Only you can read the file.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
@@ -364,10 +370,17 @@ def diff(
     """
     opened = opened_store(store)
     found = comparison.compare(*(Run(opened, find_run(opened, run)) for run in (first, second)))
+    if page is not None:
+        from memlib.report.page import render  # loads Jinja
+        from memlib.running.comparison_page import page_of
+
+        replace_file(page, render(page_of(found, opened)).encode())
     if json_:
         print(json.dumps(found.as_json(), indent=1))
     else:
         _print_comparison(found)
+        if page is not None:
+            console.print(f"page    {page}", soft_wrap=True)
 
 
 def _print_comparison(found: Comparison) -> None:
@@ -377,7 +390,7 @@ def _print_comparison(found: Comparison) -> None:
     heading += [(plain(change["key"]), in_words(change["first"]), in_words(change["second"]), "") for change in found.recipe]
     if any(run.verdict is not None for run in runs):
         heading.append(("verdict", *("" if run.verdict is None else run.verdict.word for run in runs), ""))
-    params = [_both_params(change) for change in changed]
+    params = [change.both_params for change in changed]
     varying, groups = varying_params(params), dict[str, list[tuple[str, ...]]]()
     for change, at in zip(changed, params, strict=True):
         setting = format_settings(varying, at)
@@ -433,13 +446,6 @@ def _finding_lines(change: FindingChange, p_value: str) -> Iterator[tuple[str, .
     ):
         if set(other[1:3]) - {"", "-"}:
             yield other
-
-
-def _both_params(change: FindingChange) -> dict[str, Any]:
-    """Return the params of a finding in two runs; a param that differs has both values, as text."""
-    a, b = ({} if row is None else row.params for row in (change.first, change.second))
-    both = {name: f"{format_setting(name, a[name])} / {in_words(b[name])}" for name in a if name in b and a[name] != b[name]}
-    return {**a, **b, **both}
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

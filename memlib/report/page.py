@@ -33,7 +33,7 @@ class TableView:
     """A table.
 
     Attributes:
-        headings, rows: text of its cells.
+        headings, rows: text of its cells; or drawings from `memlib.report.intervals`, which are Markup.
         folded: title of a table that is shown on request; "" for one that is always visible.
     """
 
@@ -44,7 +44,8 @@ class TableView:
 
     def words(self) -> str:
         """Return the text of the table."""
-        return f"{self.folded} {' '.join(self.headings)} {' '.join(cell for row in self.rows for cell in row)}"
+        cells = (cell for row in self.rows for cell in row if not isinstance(cell, Markup))
+        return f"{self.folded} {' '.join(self.headings)} {' '.join(cells)}"
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def first_words(text: str, most: int) -> tuple[str, str]:
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML; all text is escaped, and only SVG from `save_figure` is inserted as markup."""
+    """Return the page as HTML; all text is escaped, and only SVG from `save_figure` and drawings are inserted as markup."""
     template = environment().get_template("page.html.j2")
     return template.render(page=page, content=page.content, terms=_used(page), columns=_columns(len(page.content.numbers)))
 

@@ -13,7 +13,7 @@ from memlib.audits.outcomes import cell_of, scores_of
 from memlib.errors import CorruptArtifact, UserError
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.identity import flat
-from memlib.report.format import format_interval, say_p
+from memlib.report.format import format_interval, format_setting, in_words, say_p
 from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
 
@@ -45,6 +45,13 @@ class FindingChange:
         """The params on which both runs agree; all params of a finding that one run lacks."""
         a, *others = (row.params for row in (self.first, self.second) if row is not None)
         return {name: value for name, value in a.items() if all(name in b and b[name] == value for b in others)}
+
+    @property
+    def both_params(self) -> dict[str, Any]:
+        """The params in either run; a param that differs has both values, as text."""
+        a, b = ({} if row is None else row.params for row in (self.first, self.second))
+        differing = [name for name in a if name in b and a[name] != b[name]]
+        return {**a, **b, **{name: f"{format_setting(name, a[name])} / {in_words(b[name])}" for name in differing}}
 
     @property
     def difference(self) -> float | None:

@@ -27,7 +27,7 @@ from memlib.runs.requests import unfinished
 from memlib.runs.run import ListedRun
 from memlib.sanitize import count_of
 from memlib.store import Store
-from memlib.store.permissions import PRIVATE, make_folder, scratch, write_file
+from memlib.store.permissions import replace_file
 
 FOLDER, FILE = "index", "index.html"
 DIGITS = 16  # hexadecimal digits shown of a digest
@@ -62,19 +62,8 @@ def write_overview(store: Store, folder: Path | None = None) -> str:
     if path.exists() and f'content="{GENERATOR}"' not in path.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{path} was not written by memlib index; choose another folder")
     page = render(overview_of(store, _link_from(store, folder.absolute()))).encode()
-    try:
-        write_privately(path, page)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); choose another folder") from error
+    replace_file(path, page)
     return str(path)
-
-
-def write_privately(path: Path, content: bytes) -> None:
-    """Write a file that only the user can read, replacing an earlier one as a whole."""
-    make_folder(path.parent, PRIVATE.folder)
-    with scratch("page", path.parent) as folder:
-        write_file(folder / path.name, content, PRIVATE.file)
-        (folder / path.name).replace(path)
 
 
 def _link_from(store: Store, folder: Path) -> Link:

@@ -82,6 +82,21 @@ def write_file(path: Path, data: bytes, bits: int) -> None:
         file.write(data)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a private file, replacing an earlier one as a whole; missing folders are created.
+
+    Raises:
+        UserError: when it cannot be written.
+    """
+    try:
+        make_folder(path.parent, PRIVATE.folder)
+        with scratch("file", path.parent) as folder:
+            write_file(folder / path.name, data, PRIVATE.file)
+            (folder / path.name).replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror})") from error
+
+
 def copy_file(source: Path, path: Path, bits: int) -> None:
     """Copy to a new file whose permissions are set before its content."""
     write_file(path, b"", bits)
