@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.ranking import Ranking
 from memlib.findings import Finding, Findings
-from memlib.runs.ledger import Look
+from memlib.runs.ledger import Look, look_of
 from memlib.runs.records import RunRecord
 from memlib.specs import Spec
 from memlib.specs.asks import run_name
@@ -209,3 +209,7 @@ class Audit:
         """Return whether a run shows something only because earlier looks at its data are not allowed for."""
         test = self.decisive(findings)
         return test.is_test and look.is_lost(test.p_adjusted, test.alpha)
+
+    def is_lost_by_looks(self, run: RunRecord) -> bool:
+        """Return the same for a run, from the findings that its manifest repeats."""
+        return self.is_lost(look_of(run.ledger, self.field), Findings.of_run(run))

@@ -11,6 +11,7 @@ from memlib.audits.base import Audit, Judgement
 from memlib.audits.policy import Ceiling, RunRules, Selected
 from memlib.errors import UserError
 from memlib.findings import SHOWN, Finding, Findings
+from memlib.runs.ledger import look_of
 from memlib.runs.run import Run
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -111,7 +112,7 @@ def _of_verdict(run: Run, rules: RunRules, findings: Findings, *, is_lost: bool,
 
 def _withheld(run: Run, judged: Judged, findings: Findings) -> Judged:
     """Return a decision about a run whose result is lost by earlier looks: undecided, with the reason."""
-    said = audit_by(run).said_of_look(run.record.ledger, findings)
+    said = audit_by(run).said_of_look(look_of(run.record.ledger, run.audit), findings)
     return judged._replace(outcome="undecided", reason=f"{judged.reason} {said}")
 
 

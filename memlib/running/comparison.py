@@ -98,22 +98,23 @@ class HeadlineDifference:
     row: Finding | None
     reason: str = ""
 
-    def in_words(self, first: str, second: str) -> str:
-        """Return a sentence on the difference between two runs of these names, and on its test."""
-        row, said = self.row, ""
-        if row is not None:
-            said = f"{row.metric} ({second} minus {first}) {row.value:.3f}, 95 % interval {format_interval(row)}"
-        if row is None or self.reason:
-            return f"The difference of the headlines is not tested: {self.reason}." + (
-                f" {said[:1].upper()}{said[1:]}." if said else ""
-            )
-        more, less = (second, first) if row.value > 0 else (first, second)
-        outcome = (
-            f"{more} is shown to memorize more than {less}"
-            if row.verdict == SHOWN
-            else "neither run is shown to memorize more"
-        )
-        return f"Tested: {outcome}: {said}, {say_p(row.p_value)} (level {row.alpha:g})."
+    def sentence(self, first: str, second: str) -> str:
+        """Return the outcome of the test of two runs of these names, or the reason why there is none."""
+        if self.row is None or self.reason:
+            return f"The difference of the headlines is not tested: {self.reason}."
+        more, less = (second, first) if self.row.value > 0 else (first, second)
+        if self.row.verdict == SHOWN:
+            return f"Tested: {more} is shown to memorize more than {less}."
+        return "Tested: neither run is shown to memorize more than the other."
+
+    def numbers(self, first: str, second: str) -> str:
+        """Return the difference between two runs of these names with its interval and p-value; "" without one."""
+        row = self.row
+        if row is None:
+            return ""
+        metric = f"{row.metric[:1].upper()}{row.metric[1:]}"
+        value = f"{metric} ({second} minus {first}): {row.value:.3f}, 95 % interval {format_interval(row)}"
+        return f"{value}, {say_p(row.p_value)} at level {row.alpha:g}." if row.is_test else f"{value}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +159,8 @@ class Comparison:
 
     def in_words(self) -> str:
         """Return sentences on the tests of the differences."""
-        said, others = self.headlines.in_words(self.first.run, self.second.run), "The differences"
+        names, others = (self.first.run, self.second.run), "The differences"
+        said = f"{self.headlines.sentence(*names)} {self.headlines.numbers(*names)}".rstrip()
         if not self.headlines.reason:
             said += " This is the test of one pair; a sweep adjusts for the number of pairs that it compares."
             others = "The other differences"

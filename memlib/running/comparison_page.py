@@ -30,7 +30,8 @@ def page_of(found: Comparison, store: Store) -> Page:
     name = audit_of(found.first.audit)
     row = found.headlines.row if not found.headlines.reason else None
     word: Word = row.verdict if row is not None and row.verdict is not None else DESCRIPTIVE  # type: ignore[assignment]
-    verdict = Verdict(word, found.headlines.in_words(found.first.run, found.second.run), "")
+    names = (found.first.run, found.second.run)
+    verdict = Verdict(word, found.headlines.sentence(*names), found.headlines.numbers(*names))
     imprint = {
         "drawn": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "by": who(),
@@ -80,7 +81,7 @@ def _verdicts(runs: Sequence[RunRecord], store: Store) -> list[tuple[str, ...]]:
         "title": [run.title for run in runs],
         "finished": [datetime.fromtimestamp(run.finished, tz=UTC).strftime("%Y-%m-%d %H:%M UTC") for run in runs],
         "verdict": [WITHOUT if run.verdict is None else run.verdict.word for run in runs],
-        "result": ["" if run.verdict is None else f"{run.verdict.sentence} {run.verdict.explanation}" for run in runs],
+        "result": ["" if run.verdict is None else run.verdict.sentence for run in runs],
         "earlier looks": list(looks),
         "memlib": [str(run.software.get("memlib", "")) for run in runs],
     }

@@ -191,7 +191,7 @@ def _said_of_data(run: RunRecord, same: bool, who: str) -> str:
 
 
 def _of_run(run: Run, rules: AuditRules, baseline: Run | None) -> Iterator[Judged]:
-    yield from judged_by(run, rules, is_lost=audit_by(run).is_lost(run.record))
+    yield from judged_by(run, rules, is_lost=audit_by(run).is_lost_by_looks(run.record))
     for rule in rules.non_inferiority:
         assert baseline is not None, "checked before"
         yield from compared(run, baseline, rule)

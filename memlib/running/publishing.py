@@ -215,12 +215,7 @@ def said_of_looks(audit: str, looked: Ledger, findings: Findings, cells: Mapping
     """
     if not cells:
         return AUDITS[audit_of(audit)].said_of_look(ledger.look_of(looked, audit), findings)
-    return lost_in_words([cell for cell, one in cells.items() if _is_lost(one)])
-
-
-def _is_lost(run: RunRecord) -> bool:
-    look = ledger.look_of(run.ledger, run.audit)
-    return AUDITS[audit_of(run.audit)].is_lost(look, Findings.of_run(run))
+    return lost_in_words([cell for cell, one in cells.items() if AUDITS[audit_of(one.audit)].is_lost_by_looks(one)])
 
 
 def lost_in_words(cells: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]
     audit = AUDITS[audit_of(run.audit)]
     head = outcome.headline
     doubts = [STALE] if run.run in stale else []
-    doubts += [LOST] if audit.is_lost(run) else []
+    doubts += [LOST] if audit.is_lost_by_looks(run) else []
     if cannot_reject(head, families_of(outcome.findings, audit.headlines)):
         doubts.append(POWERLESS)
     if head.is_test and head.verdict == INCONCLUSIVE and head.detectable is None and POWERLESS not in doubts:

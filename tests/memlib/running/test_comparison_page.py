@@ -85,9 +85,7 @@ def test_the_difference_of_two_runs_is_tested_as_that_of_two_cells(store: Store)
     assert row is not None
     assert row.value == pytest.approx(0.35, abs=0.08)
     assert (row.verdict, found.headlines.reason, found.as_json()["tested"]) == ("shown", "", True)
-    assert found.in_words().startswith(
-        "Tested: bbb is shown to memorize more than aaa: difference in share_excess (bbb minus"
-    )
+    assert found.in_words().startswith("Tested: bbb is shown to memorize more than aaa. Difference in share_excess (bbb")
     assert "The other differences of findings are not tested" in found.in_words()
     back = compared(store, "bbb", "aaa")
     assert back.headlines.row is not None
@@ -102,7 +100,7 @@ def test_runs_with_equal_gains_are_not_shown_to_differ(store: Store) -> None:
     found = compared(store, "aaa", "bbb")
     assert found.headlines.row is not None
     assert (found.headlines.row.value, found.headlines.row.p_value) == (0.0, 1.0)
-    assert found.in_words().startswith("Tested: neither run is shown to memorize more: ")
+    assert found.in_words().startswith("Tested: neither run is shown to memorize more than the other. Difference in")
 
 
 def test_a_difference_that_cannot_be_tested_has_a_reason(store: Store) -> None:

@@ -13,7 +13,9 @@ from memlib.audits.outcomes import Outcome
 from memlib.runs.records import EarlierAudit, FindingRecord, Ledger, RunRecord, VerdictRecord
 
 
-def run_of(name: str, p: float | None, word: str, *, audit: str = "membership", earlier: int = 0, **changes: Any) -> RunRecord:
+def run_of(
+    name: str, p: float | None, word: str, *, audit: str = "membership", earlier: int = 0, **changes: Any
+) -> RunRecord:
     """Return the manifest of a run with one finding, a headline test unless p is None."""
     test = {"role": "test", "null_value": 0.5, "p_value": p, "p_adjusted": p, "family": "members", "alpha": 0.05}
     row = {
