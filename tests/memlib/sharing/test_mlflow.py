@@ -161,7 +161,7 @@ def test_a_redirection_is_not_followed_with_credentials(fake: Fake, run: Run, mo
         assert other.seen == []
 
 
-def test_a_server_that_is_no_mlflow_or_does_not_answer_is_reported_in_one_line(run: Run) -> None:
+def test_a_server_without_mlflow_or_without_an_answer_is_reported_in_one_line(run: Run) -> None:
     with serving(Fake()) as fake:
         fake.answer = lambda endpoint, body: (200, [])  # type: ignore[method-assign]
         with pytest.raises(RunError, match="does not answer as MLflow does"):

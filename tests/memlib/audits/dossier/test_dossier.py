@@ -157,7 +157,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
         (["--most-days", "0", "--data", "00"], "most_days"),
     ],
 )
-def test_dossier_answers_mistakes_in_a_line(
+def test_dossier_refuses_mistakes_in_one_line_each(
     arguments: list[str], said: str, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dossier", "--store", store, *arguments]) == 2

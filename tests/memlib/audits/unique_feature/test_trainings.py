@@ -47,7 +47,7 @@ def test_values_by_training_average_to_the_finding(tmp_path: Path, changes: dict
     assert [trainings(run, row) for row in others] == [None, None]
 
 
-def test_nets_of_one_seed_are_no_independent_trainings() -> None:
+def test_nets_with_the_same_seed_are_not_independent_trainings() -> None:
     recipe = Recipe.model_validate(MOONS | {"nets": {"seeds": 1, "same_seed": True}})
     assert AUDITS["unique-feature"].planned_trainings(recipe) == 0
     assert planned(Recipe.model_validate(MOONS | {"nets": {"seeds": 3, "controls": 4}})) == 4
