@@ -26,7 +26,7 @@ def mlflow(
     with_: Annotated[Sequence[Extra], Parameter(name="--with", negative="", consume_multiple=True, show_default=False)] = (),
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Share a finished run with an MLflow server: findings, recipe and verdict. Shared again, it is updated.
+    """Share the findings, recipe and verdict of a finished run with an MLflow server; repeat the command to update them.
 
     By default only aggregates are uploaded: no examples, class names or canaries, and no locations of files. Credentials are
     read from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
