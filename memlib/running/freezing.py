@@ -10,7 +10,6 @@ from typing import Any
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import stages_within
 from memlib.audits.base import Audit
-from memlib.data.splits import ROLES
 from memlib.findings import Findings
 from memlib.identity import KEY_LENGTH, VERSION, flat
 from memlib.pipeline import sources
@@ -36,11 +35,16 @@ THRESHOLD = re.compile(r"(?<!\blora)\.(alpha|(\w+_)?bound)$")
 KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 LONG = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},}}")
 OF_SOURCES = frozenset({"source", "text"})  # which may look like keys, as users' sources choose their digests
-OF_EXAMPLES = frozenset({*ROLES, *POOL, "examples", "query", "canary"})
-"""Inputs that name examples: they follow from the data, the recipe and the code, which are compared themselves."""
 MOST_SHOWN = 10  # departures that a page names
 
 Texts = Mapping[str, list[str]]
+
+
+def _of_examples() -> frozenset[str]:
+    """Return the inputs that name examples: they follow from data, recipe and code, which are compared themselves."""
+    from memlib.data.splits import ROLES  # loads scipy
+
+    return frozenset({*ROLES, *POOL, "examples", "query", "canary"})
 
 
 def freeze(audit: Audit, recipe: Spec, plan: Plan) -> PlanFile:
@@ -94,7 +98,7 @@ def reads_of(stages: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[
     found = defaultdict[str, set[str]](set)
     for stage, inputs in stages:
         for role, value in inputs.items():
-            if role not in OF_EXAMPLES:
+            if role not in _of_examples():
                 texts = {text for text in _texts(value) if role in OF_SOURCES or not KEY.fullmatch(text)}
                 found[f"{stage} {role}"] |= {text if LONG.fullmatch(text) else _hashed(text) for text in texts}
     return {name: sorted(digests) for name, digests in sorted(found.items()) if digests}
@@ -111,7 +115,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping):
         for role, inner in value.items():
-            if role not in OF_EXAMPLES:
+            if role not in _of_examples():
                 yield from _texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
