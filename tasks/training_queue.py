@@ -50,7 +50,9 @@ class Board:
         return number
 
     def may_start(self, number: int, step: int) -> bool:
-        """Return whether a model may be tried again; progress resets its count of failures.
+        """Return whether a model may be started or resumed; if not, record why.
+
+        Progress since the last start resets its failure count.
 
         Args:
             number: number of the model.

@@ -124,7 +124,9 @@ def _source(path: str, kind: Kind | None, column: str | None, template: str | No
 
 
 def _look_at(path: str) -> Kind:
-    """Return the kind of a source whose name says nothing: an mbox begins with "From ", and a folder holds mail."""
+    """Infer the kind of a source with no recognized suffix: mail for a folder or a file that begins with "From " (mbox),
+    otherwise text.
+    """
     fs, place = open_location(path)
     if fs.isdir(place):
         return "mail"

@@ -153,7 +153,9 @@ class Annotations:
         try:
             info: Mapping[str, Any] = self._fs.info(self._root)
         except OSError as error:
-            raise DataError(f"cannot read the annotations {path} ({type(error).__name__})") from error
+            raise DataError(
+                f"cannot read the annotations {path} ({type(error).__name__}); check data.source.annotations"
+            ) from error
         return info
 
     def _read(self, name: str) -> bytes:
@@ -348,9 +350,10 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
                 raise ValueError(
                     f"a class is followed by {len(values)} numbers; a box has 4, a polygon an even number from 6"
                 )
-            if not all(-0.01 <= value <= 1.01 for point in points for value in point):  # NaN is refused too
+            if beyond := [value for point in points for value in point if not -0.01 <= value <= 1.01]:  # NaN is refused too
                 raise ValueError(
-                    "a box reaches beyond the picture; coordinates are fractions of its width and height, from 0 to 1"
+                    f"coordinates {', '.join(f'{value:g}' for value in beyond[:4])} reach beyond the image; give fractions "
+                    "of its width and height, from 0 to 1"
                 )
             boxes.append(_enclose(points))
             names.append(classes[number] if classes else str(number))

@@ -285,7 +285,9 @@ class _Packed(NamedTuple):
 
 
 def _pack(encoded: _Encoded, side: NDArray[np.int64], tokenizer: Marked, file: WindowFile) -> _Packed:
-    """Write a side's documents, with their marks, as consecutive windows; fill the last one with the first tokens."""
+    """Write a side's documents, each with its start and end tokens, as consecutive windows, and fill the last window with
+    tokens from the start of the side; return the documents' positions.
+    """
     size = file.dtype.itemsize
     places = (np.cumsum(encoded.lengths) - encoded.lengths) * size
     before = [] if tokenizer.start == tokenizer.end else [tokenizer.start]

@@ -30,7 +30,7 @@ MOST_NAMED = 3  # classes named in a message
 TARGET, REFERENCE, SHARED, PUBLIC, EXTRA, LEFT_OUT = "target", "reference", "shared", "public", "extra", "left_out"
 GIVEN = {"A": TARGET, "B": REFERENCE, "C": SHARED, "X": PUBLIC}
 """Role of each set, by the letter that the paper and a user's file give it."""
-_NEEDED = {"A": "the training images", "B": "the held-out images", "X": "the images that decode the embeddings"}
+_NEEDED = {"A": "the training images", "B": "the held-out images", "X": "the public images used to decode embeddings"}
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held_out"
 Places = NDArray[np.int64]  # positions of examples in the index
 _ROWS = 2**16  # number of rows that are serialized as JSON at a time
@@ -140,7 +140,7 @@ def _assign_given(found: _Candidates, usable: Places, given: Mapping[str, str], 
         _drop_copies(found, usable[named != ""], named[named != ""])
     for name in "ABX":
         if not (found.role == GIVEN[name]).any():
-            raise UserError(f"split.sets puts no usable image in {name}, which must contain {_NEEDED[name]}")
+            raise UserError(f"split.sets puts no usable image in {name}, {_NEEDED[name]}; add some")
     both = np.intersect1d(found.group[usable[named == "A"]], found.group[usable[named == "B"]])
     if len(both):
         one, other = (ids[usable[(named == name) & (found.group[usable] == both[0])][0]] for name in "AB")

@@ -222,7 +222,7 @@ def _last_of(model: Any) -> Any:
 
 
 def votes_of(model: Any) -> int | None:
-    """Return the number of votes of a fitted classifier whose probabilities are shares of votes; None for any other."""
+    """Return the number of trees or neighbours over which a fitted forest or k-NN classifier averages; None for any other."""
     from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
     from sklearn.neighbors import KNeighborsClassifier
 

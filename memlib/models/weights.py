@@ -128,6 +128,4 @@ def _content(path: str) -> Any:
         ) from error
     except Exception as error:  # safetensors and torch raise errors of their own
         reason = str(error).splitlines()[0]
-        raise UserError(
-            f"cannot read weights from {path} ({reason}); it needs a state dict as .safetensors or .pt"
-        ) from error
+        raise UserError(f"cannot read weights from {path} ({reason}); save a state dict as .safetensors or .pt") from error

@@ -59,7 +59,10 @@ def given_layers(
         available = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
         check_once(file.schema_arrow.names, [spec.id_column], spec.path)
         if not available:
-            raise UserError(f"{spec.path} has no column with embeddings, that is, lists of numbers")
+            raise UserError(
+                f"{spec.path} has no column of embeddings (lists of numbers); its columns are "
+                f"{', '.join(file.schema_arrow.names)}; store each embedding as a list"
+            )
         columns = {layer: available[-1] if layer == LAST else layer for layer in layers}
         unknown = [column for column in columns.values() if column not in available]
         if unknown:

@@ -138,7 +138,9 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Sum of the known estimates; None if it says nothing about the time that the run takes."""
+        """Estimated compute time in seconds, summed over the known estimates; None if that is only a lower bound and below
+        MEASURABLE.
+        """
         known = sum(part.seconds or 0.0 for part in self.parts.values())
         return None if self.is_lower_bound and known < MEASURABLE else known
 

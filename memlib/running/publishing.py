@@ -274,7 +274,9 @@ def _completed(cells: Ended) -> dict[str, RunRecord]:
 
 
 def _all(which: str, work: Work, cells: Mapping[str, RunRecord]) -> list[str]:
-    """Return the artifacts that a run computed, or reused, including those of the cells that it compares."""
+    """Return the artifacts that a run computed or reused (`which`: "computed" or "reused"), including those of the cells it
+    compares.
+    """
     own = getattr(work, which)
     return sorted({*own, *(ref for one in cells.values() for ref in getattr(one, which))}) if cells else own
 

@@ -44,7 +44,10 @@ class ScenesSource(Source):
     @model_validator(mode="after")
     def _digit_fits(self) -> "ScenesSource":
         if self.copies * self.digit_size**2 > self.size**2 / 2:
-            raise ValueError(f"{self.copies} digits of {self.digit_size} pixels fill most of {self.size} pixels; raise size")
+            raise ValueError(
+                f"{self.copies} digits of {self.digit_size} x {self.digit_size} pixels cover more than half of a "
+                f"{self.size} x {self.size} image; raise size, or lower copies or digit_size"
+            )
         if self.cells > self.size:
             raise ValueError(f"cells is {self.cells}, more than the {self.size} pixels along a side; lower cells")
         return self

@@ -316,7 +316,7 @@ class TrainingSpec(Spec):
         if self.accumulate > 1 and (self.objective.kind != "language" or self.privacy is not None):
             raise ValueError("accumulate is only for language models that are trained without privacy; leave it out")
         if self.patience is not None and self.epochs == 0:
-            raise ValueError("patience counts epochs, but training.epochs is 0")
+            raise ValueError("patience counts epochs, but training.epochs is 0; raise epochs, or set patience to null")
         if isinstance(self.objective, DINOSpec) and self.objective.local_views and self.augment is None:
             raise ValueError("objective.local_views are random crops, but augment is null; set local_views to 0")
         return self

@@ -125,7 +125,7 @@ class _Guess:
         return self._right(self._log_confidence + self._log_prior(first))
 
     def correct_by_prior(self, first: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return `correct` of guesses by the prior alone, (num_units,)."""
+        """Score guesses made from the prior alone, in the same way as `correct`: (num_units,)."""
         return self._right(self._log_prior(first))
 
     def _right(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -403,7 +403,12 @@ def _scores(values: ArrayLike, name: str, least: int = 1) -> NDArray[np.float64]
 
 
 def _correct(from_top: NDArray[np.bool_], number: int) -> int:
-    """Count the right guesses, given the coins in the order of falling scores."""
+    """Count the right guesses when the top half of `number` guesses (rounded up) is "in" and the bottom half "out".
+
+    Args:
+        from_top: the coins, in order of decreasing score.
+        number: number of guesses.
+    """
     outs = number // 2
     return int(from_top[: number - outs].sum()) + int((~from_top[len(from_top) - outs :]).sum())
 

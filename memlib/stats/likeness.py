@@ -27,14 +27,14 @@ Utility = Mapping[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Likeness:
-    """One number of a target beside the same number of its shadows.
+    """A statistic of the target compared with the same statistic of its shadows.
 
     Attributes:
-        name: the number, and the examples over which it was computed.
-        value: the target's number.
-        low, high: smallest and largest number among the shadows.
-        p_value: two-sided rank among the shadows, twice the smaller (1 + b) / (N + 1), at most 1; b of N shadows reach the
-            target's number.
+        name: the statistic, and the examples over which it was computed.
+        value: the target's value.
+        low, high: smallest and largest value among the shadows.
+        p_value: two-sided, from the target's rank among the N shadows: min(1, 2 (1 + b) / (N + 1)), where b is the number of
+            shadows at or above the target's value, or at or below it, whichever is smaller.
         distance: target minus mean of the shadows, in standard deviations of a new shadow's difference from that mean;
             infinite if the shadows do not vary and the target differs.
         shadows: number of shadows.

@@ -94,7 +94,7 @@ def test_scores_of_changed_neighbours_are_recomputed(store: Store, capsys: pytes
     assert pipeline(Context(store), neighbor=2) == []
 
 
-def test_stages_that_read_floats_of_changed_code_are_recomputed(store: Store) -> None:
+def test_changed_code_recomputes_the_stages_that_read_its_floats(store: Store) -> None:
     pipeline(Context(store))
     context = Context(store, options=RunOptions(force=("embed",)))
     assert pipeline(context, embed=step("embed", "second")) == ["embed", "search", "score"]

@@ -255,7 +255,7 @@ _ALONE = {
 
 
 def _kinds(reference: str) -> dict[str, str]:
-    """Return the kinds of images in words, by the paper's name."""
+    """Map the paper's name of each image category to its description on the page."""
     return {
         "memorized": "only the target model names the object", "misrepresented": f"only the {reference} names it",
         "correlated": "both name it", "unassociated": "neither names it",

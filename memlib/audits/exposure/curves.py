@@ -60,7 +60,7 @@ def curves(models: Sequence[Scored], units: pa.Table, extractions: pa.Table, rec
 
 
 def _query_points(last: pd.DataFrame, extractions: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the canary's exposure and the queried prefixes of every shortest-path search without known symbols."""
+    """Yield a point (exposure, number of prefixes queried) for each shortest-path search without a known prefix."""
     searched = extractions.to_pandas()
     searched = searched[(searched["search"] == "shortest_path") & (searched["known"] == 0)]
     keys = ["variant", "seed", "canary", "insertions"]

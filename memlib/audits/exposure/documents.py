@@ -33,8 +33,9 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -
 
     Args:
         documents: tables.DOCUMENTS.
-        how: the numbers of tries, the probability p, and the settings of near samples.
-        alpha: level of the tests together.
+        how: the numbers of tries n, the probability p of at least one reproduction in n tries, and the settings of near
+            samples.
+        alpha: family-wise level; the power of each variant's test is computed at an equal part of it (Bonferroni).
     """
     frame = documents.to_pandas()
     variants = list(dict.fromkeys(frame["variant"]))

@@ -37,7 +37,8 @@ class Control:
     Attributes:
         effect: trace of the known examples.
         power: share of redraws in which the known examples are found.
-        limit: 95 % upper limit of the trace of D_Q, as a share of that of the known examples.
+        limit: upper confidence limit (95 % jointly over targets) of the trace of D_Q, the data set under audit, relative to
+            that of the known examples.
         strength: how far the known examples stand out, in standard deviations of withheld ones.
         strongest: largest strength that ordinary training data may have, see `strongest_trace`; None if it is not known.
         is_controlled: whether the target was trained on the known examples as on others, see `Recipe.is_controlled`.

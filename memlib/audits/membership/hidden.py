@@ -1,4 +1,4 @@
-"""Findings from further answers of the target of a table: on hidden columns, and on structural risk."""
+"""Findings from additional queries to a tabular target: attribute inference on hidden columns, and structural risk."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

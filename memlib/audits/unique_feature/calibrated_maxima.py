@@ -126,7 +126,8 @@ def exchanged_maxima(
     signs: NDArray[np.int8],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return weighted differences of the maxima under exchanges within pairs; the centres follow the exchanged controls.
+    """Return, for each exchange of canary and control nets within pairs, the weighted sum over pairs of the canary's centred
+    maximum minus the control's; the centres are recomputed after each exchange.
 
     Args:
         canary, control: (num_pairs, num_labels), the two nets of each pair.

@@ -147,7 +147,10 @@ class Recipe(Spec):
         for name in self.variants:
             variant = self._variant(name)
             if (variant.score, variant.report) != (self.score, self.report):
-                raise ValueError(f"variant {name!r} changes score or report; change these for all variants")
+                raise ValueError(
+                    f"variant {name!r} changes score or report, which all variants share; set them at the top level of the "
+                    "recipe"
+                )
         self._check_baselines()
         if isinstance(subject, TrainIt):
             self._check_training(subject)

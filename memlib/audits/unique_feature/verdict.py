@@ -185,7 +185,9 @@ def _largest_share(hits: float, count: int) -> float:
 
 
 def _others(findings: Findings) -> str:
-    """Return which of the other scores show memory within their own family, in words."""
+    """Return a sentence naming the other scores whose tests, adjusted within their own family, show memorization; "" if there
+    are no other scores.
+    """
     others = [row for row in findings.tests() if str(row.family).startswith("scores")]
     shown = [score_name(row) for row in others if row.verdict == SHOWN]
     if not others:

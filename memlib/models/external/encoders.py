@@ -205,7 +205,10 @@ def _transformers(spec: TransformersEncoder) -> ExternalNetwork:
     size = size or prepared.get("size") or {}
     side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
     if not isinstance(side, int):
-        raise UserError(f"preprocessor_config.json in {spec.path} states no image size")
+        raise UserError(
+            f"preprocessor_config.json in {spec.path} states no image size; add size, or crop_size with do_center_crop, or "
+            "save the image processor again"
+        )
     plain = not prepared.get("do_normalize", True)
     mean, std = (default if plain else prepared.get(name, default) for name, default in
                  (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip

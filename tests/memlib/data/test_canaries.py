@@ -185,7 +185,7 @@ def test_null_features_come_from_a_given_list_without_the_canary_text(tmp_path: 
         null_features(glyph(text="JOHN", nulls=str(tmp_path / "texts.txt")), GREY, 9, seed=0)
 
 
-def test_absent_nulls_are_left_out_of_the_spec() -> None:
+def test_nulls_field_is_omitted_from_the_spec_if_unset() -> None:
     assert "nulls" not in glyph().model_dump(mode="json")
 
 

@@ -82,7 +82,9 @@ def test_learned_canaries_are_found_and_no_secret_is_printed(
     assert not any(document.text[3:15] in said for document in read_documents(canaries))
 
 
-def test_a_model_trained_on_other_canaries_gives_alarms_at_the_level(folder: Path, canaries: Path, tmp_path: Path) -> None:
+def test_false_alarm_rate_for_a_model_trained_on_other_canaries_is_at_most_the_level(
+    folder: Path, canaries: Path, tmp_path: Path
+) -> None:
     """All canaries of one kind are equally likely, so that scores do not depend on the coins."""
     write_canaries(tmp_path / "other", FORM, COUNT, repeats=1, guesses=(), secret=b"t" * 32, seed=1)
     callback = CanaryCallback(canaries, on_problem="warn")

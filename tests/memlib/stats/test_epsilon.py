@@ -165,7 +165,9 @@ def error_rate(guesses: int, *, right: float, epsilon: float, delta: float) -> f
 
 @pytest.mark.parametrize("guesses", [10, 47, 200])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_bound_of_one_run_exceeds_randomized_response_at_its_level(guesses: int, epsilon: float) -> None:
+def test_one_run_bound_exceeds_the_true_epsilon_of_randomized_response_at_most_at_its_level(
+    guesses: int, epsilon: float
+) -> None:
     rate = error_rate(guesses, right=float(scipy.special.expit(epsilon)), epsilon=epsilon, delta=0.0)
     assert 0.2 * LEVEL < rate <= LEVEL  # valid, and not for want of power
     assert error_rate(guesses, right=float(scipy.special.expit(epsilon + 1)), epsilon=epsilon, delta=0.0) > 2 * LEVEL

@@ -271,7 +271,7 @@ def test_variances_are_pooled_within_pools() -> None:
     assert spread[pools == 0] == pytest.approx(0.01, rel=0.1)
 
 
-def test_a_pool_without_repeated_models_takes_the_spread_of_all() -> None:
+def test_pool_without_two_models_per_example_falls_back_to_the_overall_variance() -> None:
     side = Side(np.array([5.0, 5.0, 1.0]), np.zeros((1, 3)), np.array([[4.0, 12.0, 0.0]]))
     assert variances(side, side, "pooled", np.array([0, 0, 1])).tolist() == [[2.0, 2.0, 2.0]]
     assert variances(side, side, "pooled", np.array([0, 1, 1])).tolist() == [[1.0, 3.0, 3.0]]
@@ -319,7 +319,7 @@ def test_a_single_shadow_gives_no_variance() -> None:
 
 
 @pytest.mark.parametrize("attack", [Rmia(), Rmia(online=False, a=1.0)], ids=str)
-def test_ratio_of_the_only_model_with_a_likely_answer_keeps_its_precision(attack: Attack) -> None:
+def test_leave_one_out_ratio_keeps_its_precision_if_the_left_out_model_dominates_the_mean(attack: Attack) -> None:
     """Without the model whose p is 1, the mean of the others is about exp(-50), beyond differences of rounded sums."""
     odds = np.array([40.0, -50.0, -51.0, -52.0])[:, None, None] * np.ones((4, 1, 2))
     inside = np.array([[False, True], [False, False], [False, True], [False, False]])

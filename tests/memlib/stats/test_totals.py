@@ -33,7 +33,7 @@ def test_totals_of_few_units_use_the_same_draws_as_weights() -> None:
 
 
 @pytest.mark.parametrize("block", [2**23, 30_000])
-def test_many_weights_have_the_same_distribution(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_totals_drawn_in_blocks_are_distributed_like_those_drawn_at_once(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     design, count = Design.of(FIRST, LABELS), 4000
     few = resampled_totals(COLUMNS, LABELS, count, seed=1), redrawn_totals(COLUMNS, design, count, seed=1)
     monkeypatch.setattr(totals, "KEPT", 0)

@@ -352,7 +352,7 @@ def test_several_pairs_of_models_keep_the_power_of_one(pairs: int) -> None:
 
 @pytest.mark.usefixtures("without_power")
 @pytest.mark.long
-def test_persons_with_many_images_keep_the_level_when_they_are_split_as_one() -> None:
+def test_level_holds_when_all_images_of_a_person_are_on_the_same_side() -> None:
     labels, persons = np.zeros(120, dtype=np.int64), np.repeat(np.arange(12), 10)
     alone = together = 0
     for seed in range(100):

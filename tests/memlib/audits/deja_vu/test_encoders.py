@@ -297,7 +297,11 @@ def test_supplied_embeddings_are_joined_by_id_and_the_last_column_is_the_deepest
     ("columns", "layers", "message"),
     [
         ({"name": ["a"], "v": [[1.0]]}, ["last"], "has no column 'id'; it has name, v"),
-        ({"id": ["a", "b"], "v": [1.0, 2.0]}, ["last"], "no column with embeddings, that is, lists of numbers"),
+        (
+            {"id": ["a", "b"], "v": [1.0, 2.0]},
+            ["last"],
+            r"no column of embeddings .lists of numbers.; its columns are id, v; store",
+        ),
         ({"id": ["a", "b"], "v": [[1.0], [2.0]]}, ["w"], "has no layer 'w'; it has v"),
         ({"id": ["a", "a"], "v": [[1.0], [2.0]]}, ["v"], "1 repeated ids"),
         ({"id": ["a"], "v": [[1.0]]}, ["v"], "lacks 1 of 2 images that the audit embeds, such as b; embed all"),

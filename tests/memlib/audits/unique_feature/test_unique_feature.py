@@ -283,7 +283,7 @@ def test_intervals_over_canaries_cover_where_those_over_nets_do_not() -> None:
     assert held["nets"] < 200
 
 
-def test_nets_of_several_canaries_are_nested_in_them() -> None:
+def test_intervals_are_over_canaries_if_nets_are_nested_in_canaries() -> None:
     units, cells = scored(np.linspace(0.5, 1.5, 20), np.zeros(20))
     canary = [net // 5 for net in units["net"].to_pylist()]
     found = found_in(with_column(units, "canary", canary), cells)
@@ -549,7 +549,7 @@ OWN: dict[str, Any] = {"trained": {"model": "a:b", "weights": "w"}, "model": Non
         ({"nets": {"controls": 0}}, "greater than or equal to 1"),
         ({"score": {"removed_pixels": [-3]}}, "greater than or equal to 1"),
         ({"score": {"per_epoch_also": ["m_w"]}}, "set score.per_epoch to true as well"),
-        ({"variants": {"x": {"score.alpha": 0.01}}}, "change these for all variants"),
+        ({"variants": {"x": {"score.alpha": 0.01}}}, "which all variants share; set them at the top level"),
         ({"variants": {"x": {}, "y": {}}, "baselines": {"x": "z"}}, "names 'z', which is not a variant; variants are: x, y"),
         ({"variants": {"x": {}}, "baselines": {"x": "x"}}, "compares 'x' with itself"),
         ({**OWN, "baselines": {"x": "y"}}, "names 'x', which is not a variant; variants are: none"),
