@@ -114,7 +114,7 @@ def test_runs_of_earlier_versions_and_unknown_audits_are_listed(store: Store) ->
     assert (rows["r2"].word, rows["r2"].audit, rows["r2"].style) == ("strange", "of-a-later-version", "odd")
 
 
-def test_a_run_whose_question_was_asked_again_names_the_later_run(store: Store) -> None:
+def test_a_run_with_a_newer_run_of_the_same_recipe_and_data_is_marked(store: Store) -> None:
     for number, asks in enumerate(("a", "b", "a", "")):
         put(store, f"r{number}", float(number), asks=asks)
     noted = {run for run, row in rows_of(seen(store)).items() if "A newer run has the same recipe and data." in row.notes}
