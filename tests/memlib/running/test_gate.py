@@ -195,9 +195,7 @@ def test_a_run_that_remembers_more_than_its_baseline_fails_at_any_margin_that_it
         ({"gains": [0.1, 0.2]}, "the run has 2 trainings"),
     ],
 )
-def test_dependent_runs_on_the_same_units_are_undecided(
-    store: Store, changes: dict[str, Any], said: str
-) -> None:
+def test_dependent_runs_on_the_same_units_are_undecided(store: Store, changes: dict[str, Any], said: str) -> None:
     publish(store, "base", BASELINE)
     publish(store, "new", **({"gains": BASELINE} | changes))
     outcome, reason = compare(store, 0.5)
