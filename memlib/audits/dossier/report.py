@@ -109,25 +109,28 @@ def _in_words(name: str) -> str:
 
 
 def _tested(runs: Sequence[Row]) -> Section:
-    headings = ("audit", "finding", "95 % interval", "by chance", "bound", "own word", "p, all audits", "remark")
-    cells = [
+    said = [(row["title"], row["sentence"], row["word"], format_p(row["p_dossier"]), row["reason"]) for row in runs]
+    numbers = [
         (
-            f"{row['title']}. {row['sentence']}",
+            row["title"],
             f"{_in_words(row['metric'])} {format_value(row['value'])}",
             _ends(row["ci_low"], row["ci_high"]),
             format_value(row["chance"]),
             format_value(row["upper_bound"]),
-            row["word"],
-            format_p(row["p_dossier"]),
-            row["reason"],
         )
         for row in runs
     ]
     text = (
-        "The sentence and the word are those of the audit's own page, not adjusted for the other audits; the p-value is. "
-        "Only what this column shows at the audit's level counts in the verdict above. Bound: a one-sided 95 % upper limit."
+        "Sentence and word are those of the audit's own page, not adjusted for the other audits; the p-value is, and only what "
+        "it shows at the audit's level counts in the verdict above."
     )
-    return Section("What was tested", text, filled(headings, cells))
+    return Section(
+        "What was tested",
+        text,
+        filled(("audit", "its own verdict", "in a word", "p, all audits", "remark"), said),
+        "The numbers behind each verdict. At most: a one-sided 95 % upper limit.",
+        filled(("audit", "finding", "95 % interval", "by chance", "at most"), numbers),
+    )
 
 
 def _ends(low: float | None, high: float | None) -> str:
