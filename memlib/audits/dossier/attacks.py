@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.dossier.recipe import Access
 from memlib.findings import Findings
 
 Kind = Literal["images", "tables", "texts"]
@@ -38,7 +39,8 @@ class Attack:
         audit: name of the audit that carries it out, in recipes; "" if memlib has none.
         kinds: kinds of data to which it applies.
         item: item of the opinion's list (EDPB 28/2024, par. 55) under which it falls; "" for none.
-        access: access that the attacker needs.
+        access: access that the attacker needs, in words.
+        by: forms of release that give this access.
         is_in: condition under which a run of the audit contains the attack.
         reason: reason why it was not run: the setting of the recipe that asks for it, or why memlib does not have it.
     """
@@ -48,87 +50,93 @@ class Attack:
     kinds: frozenset[Kind]
     item: str
     access: str
+    by: frozenset[Access]
     is_in: Callable[[Findings], bool] = bool
     reason: str = "no run of this audit belongs to the dossier"
 
 
+WEIGHTS: frozenset[Access] = frozenset({"weights"})
+PROBABILITIES: frozenset[Access] = frozenset({"weights", "probabilities"})
+GENERATED: frozenset[Access] = frozenset({"weights", "probabilities", "texts"})
+LABELS: frozenset[Access] = frozenset({"weights", "probabilities", "labels"})
+NOBODY: frozenset[Access] = frozenset()
 ATTACKS: Sequence[Attack] = (
     Attack(
         "membership of single records or persons", "membership", LABELLED, "(i) membership inference",
-        "outputs on chosen records, and the means to train models like the target",
+        "outputs on chosen records, and the means to train models like the target", PROBABILITIES,
     ),
     Attack(
         "membership of documents", "membership", TEXTS, "(i) membership inference",
-        "likelihoods of chosen documents",
+        "likelihoods of chosen documents", PROBABILITIES,
     ),
     Attack(
         "attribute inference from a table", "membership", TABLES, "(i) attribute inference",
-        "outputs on records whose hidden column is set to each value", _names("guessed_column"),
-        "score.hidden names no column",
+        "outputs on records whose hidden column is set to each value", PROBABILITIES, _names("guessed_column"),
+        "its recipe did not ask for it (score.hidden)",
     ),
     Attack(
         "object of a training image from its background (déjà vu)", "deja_vu", IMAGES, "(i) attribute inference",
-        "embeddings of image crops, and public images",
+        "embeddings of image crops, and public images", WEIGHTS,
     ),
     Attack(
         "attributes of a training image beyond its class", "deja_vu", IMAGES, "(i) attribute inference",
-        "embeddings of image crops, and public images", _in_family("beyond the class"),
-        "beyond names no attribute",
+        "embeddings of image crops, and public images", WEIGHTS, _in_family("beyond the class"),
+        "its recipe did not ask for it (beyond)",
     ),
     Attack(
         "use of a whole data set", "forgetting", LABELLED, "(i) membership inference",
-        "outputs on the data set and on withheld examples",
+        "outputs on the data set and on withheld examples", PROBABILITIES,
     ),
     Attack(
         "unique feature of a single training example", "unique_feature", IMAGES, "(i) attribute inference",
-        "outputs on examples with and without the feature",
+        "outputs on examples with and without the feature", PROBABILITIES,
     ),
     Attack(
         "secrets in training text: exposure", "exposure", TEXTS, "(ii) exfiltration",
-        "likelihoods of chosen texts",
+        "likelihoods of chosen texts", PROBABILITIES,
     ),
     Attack(
         "secrets in training text: extraction", "exposure", TEXTS, "(iii) regurgitation of training data",
-        "next-token probabilities", _names("extracted"),
-        "extraction is not asked for",
+        "next-token probabilities", PROBABILITIES, _names("extracted"),
+        "its recipe did not ask for it (extraction)",
     ),
     Attack(
         "continuation of training documents ((n, p)-discoverable)", "exposure", TEXTS, "(iii) regurgitation of training data",
-        "sampled text after a known beginning", _in_family("documents"),
-        "discoverable is not asked for",
+        "sampled text after a known beginning", GENERATED, _in_family("documents"),
+        "its recipe did not ask for it (discoverable)",
     ),
     Attack(
         "pictures of the hidden part of training images (RCDM)", "deja_vu", IMAGES, "(v) reconstruction",
-        "embeddings of image crops, and a generator trained on public images", _names("reconstruction_"),
-        "reconstruct is not asked for",
+        "embeddings of image crops, and a generator trained on public images", WEIGHTS, _names("reconstruction_"),
+        "its recipe did not ask for it (reconstruct)",
     ),
     Attack(
         "influence of single examples (self-influence)", "self_influence", LABELLED, "",
-        "gradients at checkpoints: the auditor's own view",
+        "gradients at checkpoints: the auditor's own view", NOBODY,
     ),
     Attack(
         "model inversion: a picture or record of a class from a classifier", "", LABELLED, "(iv) model inversion",
-        "weights or outputs", reason="memlib has no such attack",
+        "weights or outputs", PROBABILITIES, reason="memlib has no such attack",
     ),
     Attack(
         "reconstruction of training examples from weights or gradients", "", ALL, "(v) reconstruction",
-        "weights, or the gradients of training", reason="memlib has no such attack",
+        "weights, or the gradients of training", WEIGHTS, reason="memlib has no such attack",
     ),
     Attack(
         "label-only membership beyond the gap (boundary distances)", "", LABELLED, "(i) membership inference",
-        "labels alone, thousands of queries per record", reason="memlib has the gap attack alone",
+        "labels alone, thousands of queries per record", LABELS, reason="memlib has only the simplest of these (gap)",
     ),
     Attack(
         "quantile-regression membership", "", LABELLED, "(i) membership inference",
-        "outputs on chosen records", reason="memlib has no such attack",
+        "outputs on chosen records", PROBABILITIES, reason="memlib has no such attack",
     ),
     Attack(
         "properties of the whole training set", "", ALL, "",
-        "outputs or weights", reason="memlib has no such attack",
+        "outputs or weights", PROBABILITIES, reason="memlib has no such attack",
     ),
     Attack(
         "extraction from an aligned language model by prompts", "", TEXTS, "(iii) regurgitation of training data",
-        "generated texts", reason="memlib has no such attack",
+        "generated texts", GENERATED, reason="memlib has no such attack",
     ),
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -114,8 +114,12 @@ def rows_of(audits: Sequence[Listed]) -> list[tuple[Attack, str, str, Listed | N
         if not mine and kinds & attack.kinds:
             rows.append((attack, NOT_RUN, attack.reason if of_audit or not attack.audit else Attack.reason, None))
         elif not mine:
-            rows.append((attack, NOT_APPLICABLE, f"the data are {' and '.join(sorted(kinds))}", None))
+            rows.append((attack, NOT_APPLICABLE, f"for {_and(attack.kinds)}; the data are {_and(kinds)}", None))
     return rows
+
+
+def _and(kinds: Collection[str]) -> str:
+    return " and ".join(sorted(kinds))
 
 
 def audits_table(audits: Sequence[Listed]) -> pa.Table:
@@ -124,7 +128,14 @@ def audits_table(audits: Sequence[Listed]) -> pa.Table:
 
 
 def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[str, Any]:
-    known = {"attack": attack.name, "state": state, "reason": reason, "item": attack.item, "access": attack.access}
+    known = {
+        "attack": attack.name,
+        "state": state,
+        "reason": reason,
+        "item": attack.item,
+        "access": attack.access,
+        "possible_by": sorted(attack.by),
+    }
     if one is None:
         return known
     run, head = one.run, one.headline
@@ -148,8 +159,10 @@ def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[st
         "bound": head.bound,
         "detectable": head.detectable,
         "n": head.n,
+        "over": None if head.interval is None else head.interval.over,
         "alpha": head.alpha,
         "models": one.models.trained,
+        "external": list(one.models.external),
         "digests": list(one.models.digests),
         "data": run.ledger.data,
         "seeds": seeds_in(run.recipe),

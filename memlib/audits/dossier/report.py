@@ -42,7 +42,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
         meaning=meaning_of(
             word,
             shown="Anyone with the access that is listed beside an audit that is shown can learn what its sentence says of "
-            "the training data. The other audits did not show this, and prove nothing about it.",
+            "the training data. An audit that does not show it proves nothing.",
             bounded="With the listed attacks, an outsider gains at most the bounds below. Other attacks were not run.",
         ),
         advice=advice_of(
@@ -65,7 +65,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             _release(recipe.release),
             _at_risk(risk, findings, recipe),
             _mitigations(findings),
-            _scope(runs),
+            _scope(runs, recipe.release),
             _regulators(rows),
             _repeat(runs),
         ],
@@ -113,30 +113,38 @@ def _tested(runs: Sequence[Row]) -> Section:
     numbers = [
         (
             row["title"],
-            f"{_in_words(row['metric'])} {format_value(row['value'])}",
-            _ends(row["ci_low"], row["ci_high"]),
-            format_value(row["chance"]),
-            format_value(row["upper_bound"]),
+            f"{_in_words(row['metric'])} {_number(row['value'])}",
+            _ends(row["ci_low"], row["ci_high"]) + (f", over {row['over']}" if row["over"] else ""),
+            _number(row["chance"]),
+            _number(row["upper_bound"]),
+            _number(row["bound"]),
         )
         for row in runs
     ]
     text = (
-        "Sentence and word are those of the audit's own page, not adjusted for the other audits; the p-value is, and only what "
-        "it shows at the audit's level counts in the verdict above."
+        "Sentence and word are those of the audit's own page, not adjusted for the other audits. The p-value is adjusted: "
+        "audits in which it is at most their level (.05 unless their recipe says otherwise) count as shown above."
     )
     return Section(
         "What was tested",
         text,
         filled(("audit", "its own verdict", "in a word", "p, all audits", "remark"), said),
-        "The numbers behind each verdict. At most: a one-sided 95 % upper limit.",
-        filled(("audit", "finding", "95 % interval", "by chance", "at most"), numbers),
+        "The numbers behind each verdict. Intervals are over the units that are named; verdicts rest on tests, so "
+        "that an interval over few canaries or trainings may include chance where a test shows memory. At most: a one-sided "
+        "95 % upper limit. Acceptable: the bound that the recipe fixed beforehand.",
+        filled(("audit", "finding", "95 % interval", "by chance", "at most", "acceptable"), numbers),
     )
 
 
 def _ends(low: float | None, high: float | None) -> str:
     if low is None:
         return ""
-    return f"at least {format_value(low)}" if high is None else f"{format_value(low)} to {format_value(high)}"
+    return f"at least {_number(low)}" if high is None else f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: float | None) -> str:
+    """Return a value with three significant digits; findings of different kinds share a column."""
+    return "" if value is None or value != value else f"{value:.3g}"
 
 
 def _untested(rows: Sequence[Row]) -> Section:
@@ -176,23 +184,36 @@ def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Secti
         for row in findings.all("named_most_exposed")
     ]
     if not recipe.ids:
-        text = "This dossier holds no ids. `memlib risk` prints the list from the store."
-        return Section(heading, text.replace("`", ""), *counts, *together)
+        return Section(heading, "This dossier holds no ids. memlib risk prints the list from the store.", *counts, *together)
     if risk is None:
         return Section(heading, "None of the audits ranks single persons or examples.", *together)
     rows = [
-        (str(row["place"]), f"{row['kind']} {row['id']}", f"{row['named']} of {row['examined']}", format_p(row["p_value"]),
-         format_p(row["p_adjusted"]))
+        (str(row["place"]), _who(row), _named_by(row), format_p(row["p_value"]), format_p(row["p_adjusted"]))
         for row in risk.slice(0, MOST_LISTED).to_pylist()
-    ]  # fmt: skip
+    ]
+    several = [row for row in risk.to_pylist() if row["named"] > 1][:MOST_LISTED]
     headings = ("place", "who", "named by", "p", "p, adjusted")
     text = (
-        f"The first {min(MOST_LISTED, risk.num_rows)} of {risk.num_rows:,} records that were trained on. "
-        f"An audit names the {percent(recipe.named_share)} that its own score puts first. p: against records that the model "
-        "was not trained on, the smallest of hers times their number; adjusted over the whole list (Benjamini and Hochberg). "
-        "The place of a record without p rests on ranks alone."
+        f"The first {min(MOST_LISTED, risk.num_rows)} of {risk.num_rows:,} records of training sets; memlib risk --csv FILE "
+        "lists all of them. Ids are those of the data source: only its holder knows whose records they are. Each audit names "
+        f"the {percent(recipe.named_share)} of the records with its highest scores. The p-value of a record is its rank among "
+        "records that the model was not trained on; that of a person, or of a record in several audits, is the smallest one "
+        "times their number. All are adjusted together (Benjamini and Hochberg). Records with equal p-values are ordered by "
+        "the number of audits that name them, records without any by their mean place."
     )
-    return Section(heading, text, _power_of_list(risk), filled(headings, rows), *counts, *together)
+    named = [(str(row["place"]), _who(row), _named_by(row)) for row in several]
+    return Section(
+        heading, text, _power_of_list(risk), filled(headings, rows), *counts,
+        TableView(("place", "who", "named by"), named, folded="Named by at least two audits") if named else None, *together,
+    )  # fmt: skip
+
+
+def _who(row: Row) -> str:
+    return str(row["id"]) if str(row["id"]).startswith(row["kind"]) else f"{row['kind']} {row['id']}"
+
+
+def _named_by(row: Row) -> str:
+    return f"{row['named']} of {row['examined']}"
 
 
 def _power_of_list(risk: pa.Table) -> str:
@@ -202,22 +223,29 @@ def _power_of_list(risk: pa.Table) -> str:
         return "No audit gives p-values for single records, so nobody in this list is shown to be remembered."
     passed = sum(p is not None and p <= ALPHA for p in risk["p_adjusted"].to_pylist())
     limit = min(p for p in risk["smallest_p"].to_pylist() if p is not None)
-    said = f"{count_of(passed, 'row')} pass at {ALPHA:g}." if passed else f"No row passes at {ALPHA:g}."
+    said = f"None of {risk.num_rows:,} records is shown to have been in the training set (adjusted p above {ALPHA:g})."
+    if passed:
+        said = (
+            f"{count_of(passed, 'record')} of {risk.num_rows:,} are shown to have been in the training set (adjusted p at "
+            f"most {ALPHA:g}: at most one in {round(1 / ALPHA)} of them by mistake, on average)."
+        )
     if passed or fewest == 1:
         return said
     return (
-        f"{said} With so few reference records no p is below {limit:.2g}: at least {fewest} rows would have to reach it "
-        "before any of them can pass."
+        f"{said} With so few reference records no p is below {limit:.2g}: at least {fewest} records would have to reach it "
+        "before any of them can be shown."
     )
 
 
 def _together(row: Finding) -> str:
     at = row.params
     if not row.n:
-        return f"No record is among the first {percent(at['share'])} of two of {at['scores']} scores on one draw."
+        share = percent(at["share"])
+        return f"No record is among the first {share} of two of {at['scores']} scores on one draw of the training set."
     return (
         f"{row.n:,} records are among the first {percent(at['share'])} of at least {at['named_by']} of {at['scores']} scores "
-        f"on one random draw; {round(row.value * row.n)} of them were trained on, against {at['expected']:.1f} by chance "
+        f"on one random draw of the training set; {round(row.value * row.n)} of them were in it, "
+        f"against {at['expected']:.1f} by chance "
         f"({say_p(row.p_value)}{', shown' if row.verdict == SHOWN else ''})."
     )
 
@@ -241,14 +269,15 @@ def _mitigations(findings: Findings) -> Section | None:
     return Section("Mitigations compared", text, TableView(headings, rows)) if rows else None
 
 
-def _scope(runs: Sequence[Row]) -> Section:
+def _scope(runs: Sequence[Row], release: ReleaseSpec) -> Section:
     scope = [
         (
             row["title"],
             row["access"],
+            _is_possible(row, release),
             f"{row['n']:,}",
-            format_value(row["detectable"]),
-            str(row["models"] or ""),
+            _number(row["detectable"]),
+            "given" if row["external"] else "trained for the audit",
             format_value(row["utility"]),
         )
         for row in runs
@@ -264,15 +293,25 @@ def _scope(runs: Sequence[Row]) -> Section:
         for row in runs
     ]
     text = (
-        "n: units of the headline; detectable: effect that would have been found with 80 % power; models: artifacts of "
-        "models that were trained for the audit, the attacker's own among them. Digests are sha256, shortened."
+        "Whoever has the access in the second column can do what the audit shows. n: units behind the finding. Detectable: "
+        "the smallest finding, in its own unit, that the test shows in four of five cases. Models that were trained for the "
+        "audit speak for models trained in this way, not for a finished one. Utility: share of right answers to unseen "
+        "examples. Digests are sha256, shortened."
     )
+    possible = "with the intended access" if release.access else ""
     return Section(
         "Threat model and scope of each audit",
         text,
-        filled(("audit", "attacker has", "n", "detectable", "models", "utility"), scope),
+        filled(("audit", "attacker needs", possible, "n", "detectable", "model", "utility"), scope),
         filled(("audit", "date", "seeds", "data", "weights or outputs"), origin),
     )
+
+
+def _is_possible(row: Row, release: ReleaseSpec) -> str:
+    """Say whether the intended release gives the access that the attack needs; "" if its access is not stated."""
+    if release.access is None:
+        return ""
+    return "possible" if release.access in row["possible_by"] else "not possible"
 
 
 def _regulators(rows: Sequence[Row]) -> Section:
@@ -282,7 +321,7 @@ def _regulators(rows: Sequence[Row]) -> Section:
         if row["item"]:
             items.setdefault(row["item"], {}).setdefault(row["state"], []).append(row["title"] or row["attack"])
     cells = [
-        (item, "; ".join(dict.fromkeys(states.get(RUN, []))), "; ".join(states.get(NOT_RUN, [])))
+        (item, "; ".join(dict.fromkeys(states.get(RUN, []))) or "none", "; ".join(states.get(NOT_RUN, [])) or "none")
         if states.keys() & {RUN, NOT_RUN}
         else (item, "", "does not apply to these data")
         for item, states in sorted(items.items())

@@ -27,11 +27,18 @@ class AuditedModels:
 
     Attributes:
         trained: number of artifacts of models that memlib trained for the run.
-        digests: sha256 of each file of weights that memlib wrote, or that an external model or supplied outputs came from.
+        own: sha256 of each file of weights that memlib wrote.
+        external: sha256 of each file from which an external model or supplied outputs came.
     """
 
     trained: int
-    digests: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of external files, then those of files that memlib wrote."""
+        return (*self.external, *self.own)
 
 
 def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
@@ -75,12 +82,12 @@ def _is_about(store: Store, entry: RunEntry, digest: str) -> bool:
 
 def models_in(store: Store, run: RunRecord) -> AuditedModels:
     """Return the models of a run, as the manifests of its artifacts record them."""
-    trained, digests = models_of(run), set[str]()
+    trained, own, external = models_of(run), set[str](), set[str]()
     for ref, manifest in store.artifacts.manifests_of(refs_of(run)).items():
         if str(ref) in trained:
-            digests |= {file.sha256 for name, file in manifest.files.items() if name.endswith(".safetensors")}
-        digests.update(_of_external(manifest.inputs))
-    return AuditedModels(len(trained), tuple(sorted(digests)))
+            own |= {file.sha256 for name, file in manifest.files.items() if name.endswith(".safetensors")}
+        external.update(_of_external(manifest.inputs))
+    return AuditedModels(len(trained), tuple(sorted(own)), tuple(sorted(external)))
 
 
 def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:

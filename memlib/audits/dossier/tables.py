@@ -14,6 +14,9 @@ AUDITS = Table(
         Column("reason", TEXT, "", "why it was not run, or does not apply; of a run: why it does not count, if so"),
         Column("item", TEXT, "", "item of EDPB Opinion 28/2024, par. 55, under which the attack falls; empty for none"),
         Column("access", TEXT, "", "access that the attacker needs"),
+        Column(
+            "possible_by", pa.list_(TEXT), "", "forms of release that give this access, as in release.access; none: internal"
+        ),
         Column("run", TEXT, "", "run of the audit; null without one"),
         Column("audited", TEXT, "", "audit of the run"),
         Column("title", TEXT, "", "title of the run"),
@@ -33,9 +36,13 @@ AUDITS = Table(
         Column("bound", FLOAT, "metric's", "bound fixed by the recipe"),
         Column("detectable", FLOAT, "metric's", "effect that would have been found with 80 % power"),
         Column("n", INT, "", "number of units of the headline"),
+        Column(
+            "over", TEXT, "", "units that its interval accounts for: examples, groups, nets, canaries, ...; null without one"
+        ),
         Column("alpha", FLOAT, "probability", "level of the run's tests"),
         Column("models", INT, "", "artifacts of models that memlib trained for the run"),
-        Column("digests", pa.list_(TEXT), "sha256", "digests of the files of weights, or of supplied outputs"),
+        Column("external", pa.list_(TEXT), "sha256", "digests of the files of an external model, or of supplied outputs"),
+        Column("digests", pa.list_(TEXT), "sha256", "the same, and digests of the weights that memlib wrote"),
         Column("data", TEXT, "sha256", "digest of the run's data"),
         Column("seeds", TEXT, "", "seeds that the recipe states"),
         Column("utility", FLOAT, "fraction", "utility of the run's models; null if it was not measured"),

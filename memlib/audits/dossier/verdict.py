@@ -31,14 +31,23 @@ def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
     if shown:
         named = "; ".join(f"{one.run.title} ({say_p(one.p_value)})" for one in shown)
         verb = "shows" if len(shown) == 1 else "show"
-        sentence = f"{len(shown)} of {count_of(len(tests), 'tested audit')} {verb} that the model gives away training data."
+        sentence = f"{len(shown)} of {_count(tests)} {verb} that {_subject(tests)} training data."
         return Verdict(SHOWN, sentence, f"Shown: {named}. {text}")
     bounded = [one for one in counted if one.verdict.word == BOUNDED]
     if counted and len(bounded) == len(counted) == len(tests):
-        sentence = f"None of {count_of(len(tests), 'tested audit')} shows memory, and each of them bounds it."
+        sentence = f"None of {_count(tests)} shows memory, and each of them bounds it."
         return Verdict(BOUNDED, sentence, text)
-    sentence = f"None of {count_of(len(tests), 'tested audit')} shows memory; {len(bounded)} of them bound it."
+    sentence = f"None of {_count(tests)} shows memory; {len(bounded)} of them bound it."
     return Verdict(INCONCLUSIVE, sentence, f"This is no proof that nothing is remembered. {text}")
+
+
+def _count(tests: Sequence[Listed]) -> str:
+    return count_of(len(tests), "audit with a test", "audits with a test")
+
+
+def _subject(tests: Sequence[Listed]) -> str:
+    """Return the subject of the sentence, and its verb: audits that train models of their own examine no finished one."""
+    return "the model gives away" if any(one.models.external for one in tests) else "models trained in this way give away"
 
 
 def _adjustment(tests: Sequence[Listed], looks: int) -> str:

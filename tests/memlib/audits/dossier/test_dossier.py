@@ -64,7 +64,7 @@ def test_a_dossier_lists_the_audits_of_its_data_and_the_attacks_that_were_not_ru
     assert states["attribute inference from a table"] == "not run"  # the recipe hides no column
     assert states["membership of documents"] == "not applicable"
     page = run.report.read_text()
-    assert "score.hidden names no column" in page
+    assert "its recipe did not ask for it (score.hidden)" in page
     assert "(iv) model inversion" in page
     assert memlib.verify(run).outcome == "unchanged"
     assert memlib.verify(store=store).outcome == "unchanged"
@@ -143,6 +143,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
     page = memlib.open(document["run"], store=store).report.read_text()
     assert "queries are answered with probabilities" in page
     assert "&lt;b&gt;small" in page
+    assert "not possible" in page  # self-influence is nothing that an outsider can compute
     assert main(["risk", "--data", digest, "--store", store, "--most", "3", "--csv", str(tmp_path / "risk.csv")]) == 0
     assert "named by" in capsys.readouterr().out
     assert len((tmp_path / "risk.csv").read_text().splitlines()) == document["risk"]["rows"] + 1

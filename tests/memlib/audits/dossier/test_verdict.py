@@ -33,7 +33,7 @@ def run_of(
 def audits_of(runs: Sequence[RunRecord], *, looks: int = 0, stale: Sequence[str] = ()) -> list[Listed]:
     """Return the audits of a dossier of some runs."""
     outcomes = [Outcome(run.run, run.audit, {}, run) for run in runs]
-    return listed(outcomes, [AuditedModels(0, ())] * len(runs), looks=looks, stale=stale)
+    return listed(outcomes, [AuditedModels(0, external=("ab" * 32,))] * len(runs), looks=looks, stale=stale)
 
 
 def word_of(runs: Sequence[RunRecord], **how: Any) -> str:
@@ -96,3 +96,13 @@ def test_rows_name_every_known_attack_once_or_more() -> None:
     assert states["membership of single records or persons"] == "run"
     assert states["use of a whole data set"] == "not run"
     assert states["pictures of the hidden part of training images (RCDM)"] == "not applicable"
+
+
+def test_sentence_speaks_of_the_model_only_if_one_was_given() -> None:
+    run = run_of("a", 0.001, "shown")
+    given = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(0, external=("ab" * 32,))], looks=0, stale=[])
+    trained = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(3, own=("ab" * 32,))], looks=0, stale=[])
+    assert verdict(given, looks=0).sentence == "1 of 1 audit with a test shows that the model gives away training data."
+    assert verdict(trained, looks=0).sentence == (
+        "1 of 1 audit with a test shows that models trained in this way give away training data."
+    )
