@@ -174,3 +174,19 @@ def test_a_dossier_leaves_out_a_run_whose_scores_are_gone(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=f"run {lost.id} is left out of the dossier"):
         run = memlib.run({"audit": "dossier", "subject": {"runs": [kept.id, lost.id]}}, store=place, quiet=True)
     assert set(run.record.cells) == {kept.id}
+
+
+def test_an_erased_example_is_in_no_file_of_a_dossier(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    memlib.run(INFLUENCE, store=place, quiet=True)
+    recipe = {"audit": "dossier", "subject": {"data": data_of(place, "influence")}}
+    run = memlib.run(recipe, store=place, quiet=True)
+    marker = run.tables["risk"]["id"][0].as_py()
+    document = tmp_path / "store" / "runs" / run.id / "dossier.json"
+    assert marker in document.read_text()
+    assert main(["forget", "--example", marker, "--store", place, "--delete", "--models"]) in (0, 3)
+    left = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and marker.encode() in path.read_bytes()]
+    assert left == []
+    assert not document.exists()
+    assert "audits" in run.tables  # aggregates stay
+    assert memlib.verify(run.id, store=place).outcome == "unchecked"
