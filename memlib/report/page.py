@@ -263,6 +263,7 @@ def environment() -> Environment:
     loader = PackageLoader("memlib.report", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["described"] = _described
+    made.globals["style"] = "page.css"  # named here, so that the code of pages covers it
     return made
 
 

@@ -389,7 +389,7 @@ def test_verdict_on_a_single_model_follows_from_its_test_and_its_sets(
 def test_every_audit_with_tests_names_its_headline_families() -> None:
     from memlib.audits import AUDITS
 
-    assert {name for name, audit in AUDITS.items() if not audit.headlines} == {"self-influence", "sweep"}
+    assert {name for name, audit in AUDITS.items() if not audit.headlines} == {"dossier", "self-influence", "sweep"}
     assert AUDITS["forgetting"].headlines == forgetting.HEADLINES
 
 

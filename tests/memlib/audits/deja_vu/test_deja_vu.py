@@ -272,8 +272,8 @@ def test_probe_gaps_are_means_of_the_directions() -> None:
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        ({"layers": ["projector_9"]}, "projector_9.*this model has backbone, projector_1, projector_2, projector_3"),
-        ({"epochs": [3]}, r"decode\.epochs names epoch 3; training keeps \[5\]"),
+        ({"layers": ["projector_9"]}, "projector_9.*choose from backbone, projector_1, projector_2, projector_3"),
+        ({"epochs": [3]}, r"decode\.epochs names epoch 3, but training keeps only \[5\]"),
         ({"k": []}, "at least 1 item"),
         ({"k": [0]}, "greater than or equal to 1"),
         ({"layers": []}, "at least one layer"),

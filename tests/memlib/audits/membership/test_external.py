@@ -286,7 +286,7 @@ def test_a_share_of_members_unlike_that_of_the_shadows_gives_a_warning(folder: P
     write_csv(folder / "members.csv", {"example_id": list(flags), "member": list(flags.values())})
     share = len(members) / len(flags)
     with pytest.warns(
-        UserWarning, match=rf"trained on {share:.0%} of the listed examples .* 50%: .*shadows.share={share:.2f}"
+        UserWarning, match=rf"trained on {share:.0%} of the listed examples, .* 50%; set shadows.share to {share:.2f}"
     ):
         memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
 
