@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
+from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption, print_run
 from memlib.errors import UserError
 from memlib.store import DEFAULT_STORE
-from memlib.store.permissions import PRIVATE, read_plain, write_file
+from memlib.store.permissions import read_plain
 
 if TYPE_CHECKING:
     from memlib.runs.run import Run
@@ -74,9 +75,7 @@ def dossier(
     if pdf is not None:
         _write_pdf(run, pdf)
     if json_:
-        content = run.store.published(f"runs/{run.id}/dossier.json")
-        assert content is not None, "a dossier publishes its JSON"
-        print(content.decode())
+        print(run.published(f"runs/{run.id}/dossier.json").decode())
     else:
         print_run(run.store, run.record)
 
@@ -154,17 +153,7 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    _write(path, text.getvalue().encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a new private file."""
-    if path.exists():
-        raise UserError(f"{path} exists; name a new file")
-    try:
-        write_file(path, content, PRIVATE.file)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror})") from error
+    write_new(path, text.getvalue().encode())
 
 
 def _write_pdf(run: Run, path: Path) -> None:
@@ -174,7 +163,7 @@ def _write_pdf(run: Run, path: Path) -> None:
     except (ImportError, OSError) as error:  # OSError: without pango
         raise UserError(f"--pdf needs WeasyPrint and pango: pip install 'memlib[pdf]' ({error})") from error
     content = weasyprint.HTML(filename=str(run.report), url_fetcher=_no_network).write_pdf()
-    _write(path, content)
+    write_new(path, content)
 
 
 def _no_network(url: str, *_: Any, **__: Any) -> Any:

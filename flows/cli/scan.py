@@ -14,13 +14,13 @@ from fsspec.utils import infer_compression
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from flows.cli.files import write_new
 from flows.cli.store import JsonOption
 from memlib.data.examples import open_location
 from memlib.data.formats import Format
 from memlib.errors import UserError
 from memlib.sanitize import plain
 from memlib.specs import TextSource
-from memlib.store.permissions import PRIVATE, write_file
 
 console = Console(highlight=False, markup=False)
 Kind = Literal["text", "text_parquet", "jsonl", "mail"]
@@ -89,7 +89,7 @@ def scan(
             "longer run of a hole's alphabet does not count"
         )
     if out is not None:
-        _write(out, found.lines(counted=counts))
+        write_new(out, found.lines(counted=counts).encode())
     total, once = len(found.counts), found.once
     if json_:
         numbers = {"occurrences": found.occurrences, "secrets": total, "once": once, "more_often": total - once}
@@ -153,16 +153,6 @@ def _new_file(out: Path) -> Path:
     if infer_compression(str(target)) is not None:
         raise UserError(f"{target} would be read as a compressed file; choose a name such as secrets.txt")
     return target
-
-
-def _write(out: Path, lines: str) -> None:
-    """Write the secrets to a new file that is private from its first byte."""
-    try:
-        write_file(out, lines.encode(), PRIVATE.file)
-    except FileExistsError as error:
-        raise UserError(f"{out} already exists; choose another file") from error
-    except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror})") from error
 
 
 def _recipe_line(out: Path, format_: str, alphabets: Mapping[str, Sequence[str]]) -> str:

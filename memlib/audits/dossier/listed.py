@@ -30,28 +30,34 @@ class Listed:
     """An audit of the dossier.
 
     Attributes:
-        run: its manifest, with findings and verdict as its scores have them.
+        outcome: its manifest, with findings and verdict as its scores have them.
         kind: kind of its data.
         models: its models.
         p_value: p-value of its headline, adjusted over all audits and looks; None without a test.
         doubts: reasons why its test does not count.
     """
 
-    run: RunRecord
+    outcome: Outcome
     kind: Kind
     models: AuditedModels
     p_value: float | None
     doubts: tuple[str, ...]
 
     @property
+    def run(self) -> RunRecord:
+        """The manifest of the run."""
+        assert self.outcome.run is not None, "a dossier lists finished runs"
+        return self.outcome.run
+
+    @property
     def findings(self) -> Findings:
         """The findings of the run."""
-        return Findings.of_run(self.run)
+        return self.outcome.findings
 
     @property
     def headline(self) -> Finding:
         """The test of the headline families with the smallest p-value, else the first finding."""
-        return AUDITS[audit_of(self.run.audit)].decisive(self.findings)
+        return self.outcome.headline
 
     @property
     def verdict(self) -> VerdictRecord:
@@ -87,7 +93,7 @@ def listed(outcomes: Sequence[Outcome], models: Sequence[AuditedModels], *, look
         run = outcome.run
         assert run is not None, "a dossier lists finished runs"
         kind = kind_of(run.recipe, run.audit)
-        found.append(Listed(run, kind, of_run, p_values.get(outcome.cell), tuple(_doubts(outcome, run, stale))))
+        found.append(Listed(outcome, kind, of_run, p_values.get(outcome.cell), tuple(_doubts(outcome, run, stale))))
     return found
 
 

@@ -1,0 +1,20 @@
+"""New files that commands write for the user."""
+
+from pathlib import Path
+
+from memlib.errors import UserError
+from memlib.store.permissions import PRIVATE, write_file
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file that is private from its first byte.
+
+    Raises:
+        UserError: if the file exists or cannot be written.
+    """
+    try:
+        write_file(path, content, PRIVATE.file)
+    except FileExistsError as error:
+        raise UserError(f"{path} already exists; choose another file") from error
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror})") from error
