@@ -28,7 +28,7 @@ from flows.cli.owner import export, ids
 from flows.cli.scan import scan
 from flows.cli.sharing import card, croissant, mlflow
 from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
-from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN
+from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN, heedless
 from flows.environment import prepare_environment
 from flows.interrupts import interrupt, keep_interrupts
 from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables
@@ -441,7 +441,7 @@ def _interrupt(*_: object) -> None:
     the same signal, Ray's library prints its backtrace to descriptor 2, from which Python's own stderr is separated here.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, heedless)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
         sys.stderr = open(os.dup(2), "w", buffering=1)  # noqa: SIM115

@@ -29,7 +29,7 @@ INSISTING = ((3.0, signal.SIGINT), (10.0, signal.SIGKILL))
 ENDING_SECONDS = 10.0
 LONGEST_WAIT = 3600.0
 END = "ended "
-_told: int | None = None  # in the computing process: descriptor of the pipe to the command and the guard
+_told: int | None = None  # in the computing process: descriptor of what the command and the guard read at the end
 
 
 def supervised(work: Callable[[], int]) -> int:
@@ -42,7 +42,7 @@ def supervised(work: Callable[[], int]) -> int:
     """
     if not sys.platform.startswith("linux") or _prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
         return work()
-    reading, writing = os.pipe()
+    told = os.memfd_create("memlib")  # a pipe that is read at the end would fill with the lines of a large sweep, and block
     sys.stdout.flush()
     sys.stderr.flush()
     watched = {number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN}  # ignored under nohup
@@ -51,19 +51,16 @@ def supervised(work: Callable[[], int]) -> int:
     command = os.getpid()
     guard = os.fork()
     if guard != 0:
-        os.close(writing)
-        return _command(guard, reading, watched)
+        return _command(guard, told, watched)
     os.setpgid(0, 0)  # signals from the terminal reach only the command, which passes them on once
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, ORPHANED)
     own = os.getpid()
     child = os.fork()
     if child != 0:
-        os.close(writing)
-        os._exit(_guard(command, child, reading, watched))
+        os._exit(_guard(command, child, told, watched))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
-    os.close(reading)
-    return _in_child(work, own, writing)
+    return _in_child(work, own, told)
 
 
 def tell(store: str, run: str) -> None:
@@ -85,17 +82,16 @@ def is_supervised() -> bool:
     return _told is not None
 
 
-def _in_child(work: Callable[[], int], guard: int, writing: int) -> int:
+def _in_child(work: Callable[[], int], guard: int, told: int) -> int:
     global _told
-    _told = writing
-    os.set_inheritable(writing, False)
+    _told = told
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:
         os._exit(TRY_AGAIN)
     return work()
 
 
-def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
+def _command(guard: int, told: int, watched: set[signal.Signals]) -> int:
     """Pass signals on until the guard ends; then end remaining processes, report a loss, and return the exit status."""
     status, was_stopped = None, False
     while status is None:
@@ -108,7 +104,7 @@ def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)
     _end_leftovers()
-    messages = _read(reading)
+    messages = _read(told)
     last = messages.splitlines()[-1].decode() if messages else ""
     ended = int(last.removeprefix(END)) if last.startswith(END) else None
     if was_stopped and ended != 0:
@@ -127,7 +123,7 @@ def _command(guard: int, reading: int, watched: set[signal.Signals]) -> int:
     return TRY_AGAIN
 
 
-def _guard(command: int, child: int, reading: int, watched: set[signal.Signals]) -> int:
+def _guard(command: int, child: int, told: int, watched: set[signal.Signals]) -> int:
     """Pass signals on until the child ends; return its status as a shell would. If the command is gone, end everything."""
     status, later = None, deque[tuple[float, signal.Signals]]()
     while status is None and os.getppid() == command:
@@ -151,7 +147,7 @@ def _guard(command: int, child: int, reading: int, watched: set[signal.Signals])
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         _end_leftovers()
-        _conclude(_read(reading), "failed", "the memlib command was killed")
+        _conclude(_read(told), "failed", "the memlib command was killed")
     return TRY_AGAIN if status is None else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
@@ -160,12 +156,16 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def heedless(*_: object) -> None:
+    """Ignore a signal. With SIG_IGN, Python prints a traceback if the signal has just arrived."""
+
+
 def ended(status: int) -> int:
     """Tell the command, from the computing process, the status of its work; later crashes are then not reported."""
     if _told is not None:
         for number in ENDING:  # another interrupt would only disturb the end, and print where it did
             with contextlib.suppress(ValueError):
-                signal.signal(number, signal.SIG_IGN)
+                signal.signal(number, heedless)
         with contextlib.suppress(OSError):
             os.write(_told, f"{END}{status}\n".encode())
     return status
@@ -180,14 +180,10 @@ def _reaped(child: int) -> int | None:
     return status
 
 
-def _read(reading: int) -> bytes:
-    os.set_blocking(reading, False)
-    content = b""
-    with contextlib.suppress(BlockingIOError):
-        while part := os.read(reading, 65_536):
-            content += part
-    os.close(reading)
-    return content
+def _read(told: int) -> bytes:
+    with open(told, "rb") as lines:
+        lines.seek(0)
+        return lines.read()
 
 
 def _conclude(said: bytes, state: Literal["failed", "stopped"], problem: str) -> None:

@@ -73,6 +73,31 @@ def test_a_process_that_ends_by_itself_keeps_its_exit_status(tmp_path: Path, sta
     assert state(tmp_path)["state"] == "running"  # what it says of itself is its own business
 
 
+def test_a_process_with_thousands_of_runs_under_way_ends(tmp_path: Path) -> None:
+    """As a sweep does: lines read at the end alone filled a pipe, and the process waited for ever."""
+    done = start(tmp_path, 'for number in range(3000): tell("file:/nowhere", f"{number:012}")\n    os._exit(1)')
+    _, errors = done.communicate(timeout=120)
+    assert done.returncode == 75
+    assert "status 1" in errors
+
+
+def test_signals_that_arrive_while_an_end_is_reported_print_nothing() -> None:
+    script = """
+import os, signal, subprocess, sys
+from flows.cli import supervisor
+
+supervisor._told = os.open(os.devnull, os.O_WRONLY)
+signal.signal(signal.SIGTERM, supervisor.heedless)
+storm = subprocess.Popen([sys.executable, "-c", f"import os\\nwhile True: os.kill({os.getpid()}, 15)"])
+for _ in range(15_000):  # with SIG_IGN, some five of these calls printed a traceback
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    supervisor.ended(130)
+storm.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("body", "how"),
     [
