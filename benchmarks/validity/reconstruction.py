@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import memlib
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
+from memlib.audits import sides as audited_sides
 from memlib.audits.arrangement import body_of
-from memlib.audits.deja_vu import audited as deja_vu_audited
 from memlib.audits.deja_vu.recipe import BEYOND, Config, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, RANK_PIXELS, Judge
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
@@ -133,9 +133,7 @@ def p_values(judged: pa.Table, splits: pa.Table, *, source: str = NEIGHBORS) -> 
     chosen = judged.filter(pc.is_in(judged["source"], value_set=pa.array([source, NEAREST, AVERAGED])))
     as_attack = pc.if_else(pc.equal(chosen["source"], source), NEIGHBORS, chosen["source"])
     chosen = chosen.set_column(chosen.schema.get_field_index("source"), "source", as_attack)
-    with mock.patch.object(
-        deja_vu_audited, "detectable_shift", return_value=None
-    ):  # power, most of the time of a small audit
+    with mock.patch.object(audited_sides, "detectable_shift", return_value=None):  # power, most of the time of a small audit
         rows = Findings(reconstruction_rows([chosen], splits, CONFIG)).tests()
     return {f"{row.metric}, {row.params['measure']}": float(row.p_value or 0.0) for row in rows}
 

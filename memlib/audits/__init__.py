@@ -17,6 +17,7 @@ PACKAGES = {
     "membership": "memlib.audits.membership",
     "forgetting": "memlib.audits.forgetting",
     "exposure": "memlib.audits.exposure",
+    "captions": "memlib.audits.captions",
     "sweep": "memlib.audits.sweep",
     "dossier": "memlib.audits.dossier",
 }

@@ -19,6 +19,7 @@ from PIL import Image
 
 from memlib.data.arrays import NpzImages
 from memlib.data.breast_cancer import BreastCancer
+from memlib.data.captioned_scenes import CaptionedScenes
 from memlib.data.csv_images import CsvImages
 from memlib.data.examples import (
     NO_BOXES,
@@ -44,6 +45,7 @@ from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, S
 from memlib.specs.data import (
     AnnotatedFolderSource,
     BreastCancerSource,
+    CaptionedScenesSource,
     CsvSource,
     DigitsSource,
     ImageFolderSource,
@@ -77,6 +79,8 @@ def _open(spec: PlainSource) -> Source:
     match spec:
         case ScenesSource():
             return Scenes(spec)
+        case CaptionedScenesSource():
+            return CaptionedScenes(spec)
         case DigitsSource():
             return Digits(spec)
         case BreastCancerSource():

@@ -53,6 +53,19 @@ class Example:
     window: tuple[float, float] | None = None
 
 
+@dataclass(frozen=True)
+class Caption:
+    """A caption, and all objects in its image.
+
+    Attributes:
+        text: the caption.
+        objects: names of the objects, named by the caption or not.
+    """
+
+    text: str
+    objects: tuple[str, ...]
+
+
 class UnreadableImage(ValueError):
     """Error for an image that cannot be decoded; it carries the id and label so that the image can be listed."""
 
@@ -66,7 +79,8 @@ class Source(Protocol):
 
     A source of points has the attribute `point_dim`, their dimension. The optional attribute `remarks` is a list of lines
     that are shown to the user before training; the optional attribute `attributes` is a mapping from names of attributes
-    beyond the class to their values (text) by example id.
+    beyond the class to their values (text) by example id; the optional attribute `captions` is a mapping from example ids to
+    captions.
     """
 
     class_names: list[str]

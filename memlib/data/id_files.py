@@ -24,7 +24,7 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
     Raises:
         DataError: when the file cannot be read, lacks a column, or gives an example two different values.
     """
-    content = _content(path, setting)
+    content = named_content(path, setting=setting)
     try:
         if path.endswith(".parquet"):
             table = pq.read_table(io.BytesIO(content))
@@ -49,10 +49,15 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
 
 def named_digest(path: str, *, setting: str) -> str:
     """Return the SHA-256 of a file for `said_of_examples`, for use in stage keys."""
-    return hashlib.sha256(_content(path, setting)).hexdigest()
+    return hashlib.sha256(named_content(path, setting=setting)).hexdigest()
 
 
-def _content(path: str, setting: str) -> bytes:
+def named_content(path: str, *, setting: str) -> bytes:
+    """Return the bytes of a file that the recipe key `setting` names.
+
+    Raises:
+        DataError: when the file cannot be read.
+    """
     fs, location = open_location(path)
     try:
         with fs.open(location, "rb") as file:

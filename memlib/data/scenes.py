@@ -21,7 +21,7 @@ BRIGHTEST = 0.6  # largest background brightness; digits are white unless the sp
 
 
 @cache
-def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def digit_images() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the digits, (1797, 8, 8) in [0, 1], and their labels."""
     from sklearn.datasets import load_digits  # imported late: too slow to load when only planning
 
@@ -37,10 +37,10 @@ class Digits:
         self.class_names = [str(digit) for digit in range(10)]
 
     def __len__(self) -> int:
-        return len(_digits()[1])
+        return len(digit_images()[1])
 
     def __getitem__(self, index: int) -> Example:
-        images, labels = _digits()
+        images, labels = digit_images()
         image = np.repeat((images[index] * 255).round().astype(np.uint8)[..., None], 3, axis=2)
         return Example(f"digit-{index:04d}", image, int(labels[index]), NO_BOXES)
 
@@ -63,7 +63,7 @@ class Scenes:
     @cached_property
     def _chosen(self) -> NDArray[np.int64]:
         """The position of each scene's digit among the digits."""
-        count, rng = len(_digits()[1]), np.random.default_rng(derive_seed(self._spec.seed, "scenes", "digits"))
+        count, rng = len(digit_images()[1]), np.random.default_rng(derive_seed(self._spec.seed, "scenes", "digits"))
         rounds = -(-self._spec.num_examples // count)
         return np.concatenate([rng.permutation(count) for _ in range(rounds)])[: self._spec.num_examples]
 
@@ -78,7 +78,7 @@ class Scenes:
         spec = self._spec
         rng = np.random.default_rng(derive_seed(spec.seed, "scenes", "scene", index))
         scene = draw_background(rng, spec)
-        digits, labels = _digits()
+        digits, labels = digit_images()
         digit = Image.fromarray((digits[self._chosen[index]] * 255).astype(np.uint8))
         ink = np.asarray(digit.resize((spec.digit_size, spec.digit_size), Image.Resampling.BILINEAR)) / 255.0
         places = _draw_places(rng, spec)

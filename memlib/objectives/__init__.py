@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from memlib.objectives.base import Objective
+from memlib.objectives.contrastive import Contrastive
 from memlib.objectives.denoising import Decoding, Denoising
 from memlib.objectives.distillation import BYOL, DINO
 from memlib.objectives.language import NextSymbol
@@ -11,6 +12,7 @@ from memlib.objectives.supervised import Supervised
 from memlib.specs import (
     BarlowTwinsSpec,
     BYOLSpec,
+    ContrastiveSpec,
     DecodingSpec,
     DenoisingSpec,
     DINOSpec,
@@ -23,7 +25,7 @@ from memlib.specs import (
 )
 
 
-def build_objective(spec: ObjectiveSpec | GeneratorObjectiveSpec) -> Objective:
+def build_objective(spec: ObjectiveSpec | GeneratorObjectiveSpec | ContrastiveSpec) -> Objective:
     """Build the objective that a spec describes."""
     match spec:
         case SupervisedSpec():
@@ -44,6 +46,8 @@ def build_objective(spec: ObjectiveSpec | GeneratorObjectiveSpec) -> Objective:
             return Denoising(spec)
         case DecodingSpec():
             return Decoding()
+        case ContrastiveSpec():
+            return Contrastive(spec)
     assert_never(spec)
 
 

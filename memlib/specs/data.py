@@ -53,6 +53,22 @@ class ScenesSource(Source):
         return self
 
 
+class CaptionedScenesSource(Source):
+    """Embedded image-text pairs: four different handwritten digits in a square, and a caption that names one of them and its
+    place. The other three are drawn independently of the caption, so that no model can know them without having seen the
+    pair."""
+
+    kind: Literal["captioned_scenes"]
+    num_examples: int = Field(default=3000, ge=10, le=MOST_EXAMPLES)
+    """Number of pairs."""
+    size: int = Field(default=32, ge=16, le=MOST_PIXELS, multiple_of=2)
+    """Side of a scene in pixels; a digit takes a quarter of it."""
+    words: int = Field(default=300, ge=2, le=1000)
+    """Number of made-up words, of which each caption has two, so that captions differ."""
+    seed: int = Field(default=0, ge=0, le=MOST_SEED)
+    """Seed of digits, places and words."""
+
+
 class TwoMoonsSource(Source):
     """Two interleaving half circles in x and y, and an uninformative z (Hartley 2023); centred on the mean."""
 
@@ -240,6 +256,7 @@ class BreastCancerSource(Source):
 
 _Plain = (
     ScenesSource
+    | CaptionedScenesSource
     | DigitsSource
     | BreastCancerSource
     | TwoMoonsSource

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from memlib.specs.base import Spec
 from memlib.specs.limits import MOST_NUMBER, MOST_PIXELS, MOST_WIDTH
@@ -223,11 +223,45 @@ class DecoderSpec(Spec):
     """Side of the images in pixels; stored images are resized to it."""
 
 
+class TextEncoderSpec(Spec):
+    """A text encoder: words, then a bag or a transformer, then a projection."""
+
+    architecture: Literal["bag", "transformer"] = "bag"
+    """bag: the mean of the words, then an MLP; transformer: with learnt positions, then the mean of its outputs."""
+    width: int = Field(default=64, ge=4, le=MOST_WIDTH, multiple_of=4)
+    """Length of a word's vector; a transformer has four heads."""
+    layers: int = Field(default=2, ge=1, le=48)
+    """transformer: its layers."""
+
+
+class ImageTextSpec(Spec):
+    """An image encoder and a text encoder that map to one space, as in CLIP (Radford 2021)."""
+
+    kind: Literal["image_text"] = "image_text"
+    image: ModelSpec = ModelSpec(projector=(64,))
+    """The image encoder; the width of its projector's last layer is the dimension of the common space."""
+    text: TextEncoderSpec = TextEncoderSpec()
+    """The text encoder."""
+
+    @field_validator("image")
+    @classmethod
+    def _has_projector(cls, value: ModelSpec) -> ModelSpec:
+        if not value.projector:
+            raise ValueError("image.projector needs at least one layer, whose width is the dimension of the common space")
+        return value
+
+    @property
+    def input_size(self) -> int:
+        """Side of the image encoder's input in pixels."""
+        return self.image.input_size
+
+
 SequenceModelSpec = Annotated[HuggingFaceSpec | ProtocolSpec, Field(discriminator="kind")]
 
 
 AnyModelSpec = Annotated[
-    ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec, Field(discriminator="kind")
+    ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec | ImageTextSpec,
+    Field(discriminator="kind"),
 ]
 AnyLanguageSpec = Annotated[
     Annotated[LanguageSpec, Tag("language")] | Annotated[PretrainedSpec, Tag("huggingface")],

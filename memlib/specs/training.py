@@ -183,6 +183,19 @@ class DecodingSpec(Loss):
     kind: Literal["decoding"]
 
 
+class ContrastiveSpec(Loss):
+    """Each caption picks its image out of the batch's, and each image its caption (InfoNCE; Radford 2021)."""
+
+    has_classes: ClassVar[bool] = False
+    per_example: ClassVar[bool] = False
+
+    kind: Literal["contrastive"] = "contrastive"
+    temperature: float = Field(default=0.07, ge=0.01, le=MOST_NUMBER)
+    """Temperature at the start, by which cosines are divided; it is learnt, and never falls below .01."""
+    masked: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the words of a caption that are masked at random at each step (Jayaraman 2024, 6: a mitigation)."""
+
+
 GeneratorObjectiveSpec = Annotated[DenoisingSpec | DecodingSpec, Field(discriminator="kind")]
 
 
@@ -359,6 +372,21 @@ class GeneratorTrainingSpec(TrainingSpec):
     def _has_no_held_out_images(self) -> "GeneratorTrainingSpec":
         if self.patience is not None:
             raise ValueError("patience needs validation images, which generators do not have; leave it out and set epochs")
+        return self
+
+
+class PairTrainingSpec(TrainingSpec):
+    """Training of a model of images and texts on pairs."""
+
+    objective: ContrastiveSpec = ContrastiveSpec()  # type: ignore[assignment]
+    optimizer: OptimizerSpec = OptimizerSpec(learning_rate=1e-3, weight_decay=0.1, warmup_epochs=1.0)
+    augment: AugmentSpec | None = None
+    """Augmentation of images; null: none. Crops and flips may contradict what a caption says of places."""
+
+    @model_validator(mode="after")
+    def _has_no_validation_pairs(self) -> "PairTrainingSpec":
+        if self.patience is not None:
+            raise ValueError("patience needs validation pairs, which this audit does not have; leave it out and set epochs")
         return self
 
 

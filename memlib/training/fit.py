@@ -29,6 +29,7 @@ from memlib.specs import (
     ClassifierSpec,
     DecoderSpec,
     DenoiserSpec,
+    ImageTextSpec,
     LanguageSpec,
     ModelSpec,
     PretrainedSpec,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from memlib.training.loop import Training, TrainingSet, Worker
 
-AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec
+AnyModel = ModelSpec | ClassifierSpec | LanguageSpec | PretrainedSpec | DenoiserSpec | DecoderSpec | ImageTextSpec
 MODELS: TypeAdapter[AnyModel] = TypeAdapter(AnyModelSpec)
 HISTORY, MODEL_FILE = "history.parquet", "model.json"
 MADE_UP_LENGTH = 3  # tokens per made-up window for trying a private step
@@ -362,6 +363,7 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
     from memlib.models.classifiers import build_classifier
     from memlib.models.encoder import build_encoder
     from memlib.models.generators import build_decoder, build_denoiser
+    from memlib.models.image_text import build_image_text
     from memlib.models.sequence import build_language_model
 
     spec = MODELS.validate_python(described["model"])
@@ -369,6 +371,8 @@ def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretr
         return build_encoder(spec, num_classes=described["classifier"], seed=seed)
     if isinstance(spec, DenoiserSpec):
         return build_denoiser(spec, dim=described["condition"], steps=described["diffusion_steps"], seed=seed)
+    if isinstance(spec, ImageTextSpec):
+        return build_image_text(spec, num_words=described["words"], length=described["length"], seed=seed)
     if isinstance(spec, DecoderSpec):
         return build_decoder(spec, dim=described["condition"], seed=seed)
     if isinstance(spec, PretrainedSpec):
@@ -410,7 +414,9 @@ class _Run:
             model.freeze_backbone()  # type: ignore[operator]
         objective = build_objective(job.training.objective)
         stored = self.data.images.shape[1]
-        side = job.model.input_size if isinstance(job.model, ModelSpec | DenoiserSpec | DecoderSpec) else stored
+        side = (
+            job.model.input_size if isinstance(job.model, ModelSpec | DenoiserSpec | DecoderSpec | ImageTextSpec) else stored
+        )
         self.training = Training(
             model, objective, self.data, job.training, input_size=side, worker=worker, validation=job.validation_set()
         )

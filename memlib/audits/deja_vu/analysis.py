@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config
 from memlib.audits.deja_vu.scores import categorize
+from memlib.audits.sides import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
 from memlib.findings import Interval
 from memlib.identity import derive_seed
 from memlib.stats.inference import (
@@ -35,8 +36,6 @@ from memlib.stats.totals import (
 )
 
 Found = TypeVar("Found")
-
-PAIRS_FOR_TRAINING = 3  # pairs of models needed for an interval over training runs
 
 
 def settings(units: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
@@ -329,22 +328,3 @@ def _wide_enough(within: Callable[[float], Found]) -> Found:
         with contextlib.suppress(CutOff):
             return within(width)
     return within(WIDTHS[-1])
-
-
-def sampled_units(design: Design) -> str:
-    """Return the units that intervals sample: examples, or groups of them."""
-    return "groups" if design.has_groups else "examples"
-
-
-def numbers_of_groups(rows: pa.Table) -> NDArray[np.int64]:
-    """Number the groups of a table's rows by their names, (num_rows,); a row without a group is a group of its own.
-
-    The redraws depend on this numbering. Older tables have no column of groups.
-    """
-    keys = np.arange(rows.num_rows).astype(str)
-    names = rows["group"] if "group" in rows.column_names else None
-    if names is not None and names.null_count < rows.num_rows:
-        named = pc.is_valid(names).to_numpy()
-        keys = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), keys)
-    numbers: NDArray[np.int64] = np.unique(keys, return_inverse=True)[1]
-    return numbers

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import numbers_of_groups
 from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.scores import Answers
+from memlib.audits.sides import numbers_of_groups
 from memlib.data.stages import Shard, class_names_of
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.audited import Audited
 from memlib.audits.deja_vu.embedding import EmbeddedView
 from memlib.audits.deja_vu.recipe import BEYOND, Config
+from memlib.audits.sides import Audited
 from memlib.data.attributes import attribute_codes, values_of
 from memlib.findings import Finding, tested
 from memlib.identity import derive_seed

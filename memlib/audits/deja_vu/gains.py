@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
+from memlib.audits.sides import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
 from memlib.findings import Finding, Interval, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import widened_interval, widened_p

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import numbers_of_groups
 from memlib.audits.deja_vu.backgrounds import Backgrounds
 from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.recipe import SETS
+from memlib.audits.sides import numbers_of_groups
 from memlib.data.splits import TARGET
 from memlib.data.stages import Shard
 from memlib.findings import Finding, diagnostic

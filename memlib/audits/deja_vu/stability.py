@@ -194,7 +194,7 @@ def _rows_of(
     *,
     level: float,
 ) -> Iterator[Finding]:
-    from memlib.audits.deja_vu.analysis import numbers_of_groups, sampled_units
+    from memlib.audits.sides import numbers_of_groups, sampled_units
 
     members, values = who.filter(pa.array(audited)), gains[audited]
     scale = float(np.abs(values).max(initial=0.0)) or 1.0

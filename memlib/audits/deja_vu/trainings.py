@@ -49,7 +49,7 @@ def _strata(pair: pa.Table) -> NDArray[np.int64]:
     """Return the class within which the side of each image was drawn: its own, or that of most images of its group."""
     labels: NDArray[np.int64] = pair["label"].to_numpy()
     if "group" in pair.column_names and pair["group"].null_count < pair.num_rows:
-        from memlib.audits.deja_vu.analysis import numbers_of_groups
+        from memlib.audits.sides import numbers_of_groups
         from memlib.stats.randomization import home_labels
 
         groups = numbers_of_groups(pair)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.audited import Audited
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.reconstruction.judging import (
     AVERAGED,
@@ -28,6 +27,7 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_SHOWN,
 )
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
+from memlib.audits.sides import Audited
 from memlib.findings import Finding, estimate, tested
 from memlib.identity import derive_seed
 from memlib.stats.inference import exchanges, permutation_p

@@ -1,10 +1,10 @@
-"""The audited images of one finding, with intervals and tests of how the models trained on them differ from the others."""
+"""The audited examples of one finding, with intervals and tests of how models trained on them differ from other models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import PAIRS_FOR_TRAINING, numbers_of_groups, sampled_units
-from memlib.audits.deja_vu.recipe import Config
 from memlib.data.splits import TARGET
 from memlib.findings import Finding, Interval, diagnostic, tested
 from memlib.identity import derive_seed
@@ -23,6 +21,23 @@ from memlib.stats.randomization import Design
 from memlib.stats.totals import effective_groups, freedom_of, grouped_interval, resampled_by_group, resampled_differences
 
 ALIKE = 1e-9  # range of values that are equal but for rounding
+PAIRS_FOR_TRAINING = 3  # pairs of models needed for an interval over training runs
+
+
+class Redraws(Protocol):
+    """Settings of intervals and of tests that redraw the sides."""
+
+    @property
+    def replicates(self) -> int:
+        """Number of bootstrap replicates."""
+
+    @property
+    def permutations(self) -> int:
+        """Number of redraws of the sides."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of both."""
 
 
 class Audited:
@@ -30,11 +45,11 @@ class Audited:
 
     Args:
         members: rows of the splits.
-        config: level, replicates, permutations, seed.
+        config: replicates, permutations and seed.
         use: purpose of the random draws.
     """
 
-    def __init__(self, members: pa.Table, config: Config, *, use: str = "beyond") -> None:
+    def __init__(self, members: pa.Table, config: Redraws, *, use: str = "beyond") -> None:
         self.config, self.count, self.seed = config, members.num_rows, derive_seed(config.seed, use)
         self.of_a: NDArray[np.bool_] = pc.equal(members["role"], TARGET).to_numpy()
         self.design = Design.of(self.of_a, members["label"].to_numpy(), numbers_of_groups(members))
@@ -133,3 +148,22 @@ class Audited:
     def redrawn(self, gains: NDArray[np.float64], *, seed: int) -> NDArray[np.float64]:
         """Return half the difference between redrawn sides of fixed gains (num_images,): (num_draws,)."""
         return self.design.redrawn_differences(gains, self.config.permutations, seed=seed) / 2
+
+
+def sampled_units(design: Design) -> str:
+    """Return the units that intervals sample: examples, or groups of them."""
+    return "groups" if design.has_groups else "examples"
+
+
+def numbers_of_groups(rows: pa.Table) -> NDArray[np.int64]:
+    """Number the groups of a table's rows by their names, (num_rows,); a row without a group is a group of its own.
+
+    The redraws depend on this numbering. Older tables have no column of groups.
+    """
+    keys = np.arange(rows.num_rows).astype(str)
+    names = rows["group"] if "group" in rows.column_names else None
+    if names is not None and names.null_count < rows.num_rows:
+        named = pc.is_valid(names).to_numpy()
+        keys = np.where(named, np.char.add("group ", pc.fill_null(names, "").to_numpy().astype(str)), keys)
+    numbers: NDArray[np.int64] = np.unique(keys, return_inverse=True)[1]
+    return numbers

@@ -1,0 +1,113 @@
+"""The audit of image-text models (Jayaraman 2024), from pairs of images and captions to report."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from memlib.audits.arrangement import prefect_flow
+from memlib.audits.captions.recipe import Direction, Recipe
+from memlib.audits.captions.retrieval import EmbedPublic, Retrieve, TrainPairs, public_blocks
+from memlib.audits.captions.stages import Report, Retrievals, Score
+from memlib.audits.last_stages import run_id
+from memlib.data.caption_stages import Captions, CaptionSet, SplitPairs
+from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
+from memlib.data.stages import Decode, DecodeBlock, Shard, decode, members_of
+from memlib.errors import UserError
+from memlib.identity import derive_seed
+from memlib.pipeline.stage import Artifact, Runner
+from memlib.runs.records import RunRecord
+from memlib.training.fit import TrainedModel
+
+STAGES = (DecodeBlock, Decode, Captions, SplitPairs, TrainPairs, EmbedPublic, Retrieve, Score, Report)
+ROLE_OF: dict[Direction, str] = {"A": TARGET, "B": REFERENCE}
+Models = dict[tuple[int, Direction], Artifact[TrainedModel]]
+
+
+def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
+    """Run the audit from data to report; return the run's manifest, or None in a plan."""
+    shard = decode(runner, recipe.data)
+    captions = runner.run(Captions(recipe.data, recipe.captions, shard))
+    splits = runner.run(SplitPairs(recipe.split, shard, captions))
+    public = members_of(splits, PUBLIC).num_rows
+    if max(recipe.score.k) > public:
+        raise UserError(f"score.k is {max(recipe.score.k)}, but there are only {public} public pairs; lower score.k")
+
+    stages = _trainings(recipe, shard, splits, captions)
+    models = dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
+    retrievals = _retrievals(runner, recipe, models, shard, splits, captions)
+
+    seed, config = recipe.split.seed, recipe.score
+    scores = runner.run(Score(retrievals, captions, splits, recipe.dose, seed, config))
+    report = runner.run(Report(recipe, run_id(recipe, scores), scores, retrievals, captions, shard, splits))
+    named = {stage.name: models[side] for side, stage in stages.items()}
+    return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "captions": captions, **named})
+
+
+def _trainings(
+    recipe: Recipe, shard: Artifact[Shard], splits: Artifact[pa.Table], captions: Artifact[CaptionSet]
+) -> dict[tuple[int, Direction], TrainPairs]:
+    """Return the stages that train the models, by pair and training set; each has its own seed."""
+    training = recipe.training
+    return {
+        (pair, direction): TrainPairs(
+            name=f"model {direction}{pair}",
+            model=recipe.model,
+            training=training.model_copy(update={"seed": derive_seed(training.seed, "pair", pair, direction)}),
+            shard=shard,
+            splits=splits,
+            roles=(ROLE_OF[direction], SHARED),
+            captions=captions,
+            dose=recipe.dose,
+            dose_seed=recipe.split.seed,
+        )
+        for pair in range(recipe.pairs)
+        for direction in recipe.directions
+    }
+
+
+def _retrievals(
+    runner: Runner,
+    recipe: Recipe,
+    models: Models,
+    shard: Artifact[Shard],
+    splits: Artifact[pa.Table],
+    captions: Artifact[CaptionSet],
+) -> list[Retrievals]:
+    """Embed the public images with every checkpoint, and search them for each caption; the headline's setting comes first."""
+    settings = [(pair, epoch) for epoch in recipe.epochs for pair in range(recipe.pairs)]
+    wanted = [(pair, epoch, direction) for pair, epoch in settings for direction in recipe.directions]
+    blocks = public_blocks(splits)
+    embedded = runner.run_all(
+        [
+            EmbedPublic(models[pair, direction], epoch, shard, splits, rows)
+            for pair, epoch, direction in wanted
+            for rows in blocks
+        ]
+    )
+    storage = "float16" if runner.resources.index_float16 else "float32"
+    k = max(recipe.score.k)
+    found = runner.run_all(
+        [
+            Retrieve(
+                models[pair, direction],
+                epoch,
+                tuple(embedded[n * len(blocks) : (n + 1) * len(blocks)]),
+                captions,
+                splits,
+                k,
+                storage,
+            )
+            for n, (pair, epoch, direction) in enumerate(wanted)
+        ]
+    )
+    runner.evict(embedded)
+    by_side = dict(zip(wanted, found, strict=True))
+    return [
+        Retrievals(pair, epoch, tuple(by_side[pair, epoch, direction] for direction in recipe.directions))
+        for pair, epoch in settings
+    ]
+
+
+def __getattr__(name: str) -> Any:
+    """Build the Prefect flow `captions` when it is asked for."""
+    return prefect_flow("captions", name)

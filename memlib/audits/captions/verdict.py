@@ -1,0 +1,67 @@
+"""The verdict of an audit of image-text models in plain words."""
+
+import math
+from collections.abc import Iterator
+
+from memlib.audits.captions.recipe import HEADLINE, Recipe
+from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
+from memlib.report.format import format_interval, percent, say_p
+
+
+def limits(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences on what the recipe cannot show, whatever the data."""
+    side = recipe.split.budget
+    if math.comb(2 * side, min(side, 1000)) < math.ceil(1 / recipe.score.level):
+        yield f"with {side} pairs in each of A and B, no test can be significant: raise split.train_per_class"
+    if not recipe.split.extra_per_class:
+        yield (
+            "no pairs are held out from both models, so that a difference in quality between them is not seen; set "
+            "split.extra_per_class (the test does not need it)"
+        )
+
+
+def verdict(rows: Findings) -> Verdict:
+    """Return the run's verdict.
+
+    Args:
+        rows: settled findings.
+    """
+    head, word = rows.head, word_of(rows, (HEADLINE,))
+    if word == DESCRIPTIVE:
+        return Verdict(DESCRIPTIVE, "Nothing was tested.", numbers(head))
+    if word == SHOWN:
+        return Verdict(
+            SHOWN,
+            f"From a caption, the models name more objects of their own training images that it does not mention than models "
+            f"that did not see the image, by {percent(head.value)} of these objects.",
+            f"{numbers(head)} {_beside(rows)}".strip(),
+        )
+    opposite = head.value < 0 and (head.high or 0.0) < 0
+    sentence = (
+        "The difference points in the opposite direction to memorization."
+        if opposite
+        else "That the models name unmentioned objects of their training images from memory was not shown."
+    )
+    missed = "no size" if head.detectable is None else f"an excess of {percent(head.detectable)}"
+    text = f"{numbers(head)} {missed[0].upper()}{missed[1:]} would have been found with a power of 80 %."
+    if cannot_reject(head):
+        text += " With so few pairs, no result could have been significant."
+    return Verdict(word, sentence, f"{text} Not shown does not mean not remembered: this audit gives no upper bound.")
+
+
+def numbers(head: Finding) -> str:
+    """Return the headline with its interval and p-value in a sentence."""
+    interval = "" if head.interval is None else f", 95 % interval {format_interval(head, percent)} over {head.interval.over}"
+    p = f"; {say_p(head.p_adjusted)}" if head.is_test else ""
+    return f"Excess recall of unnamed objects {percent(head.value)} ({head.n:,} pairs{interval}{p})."
+
+
+def _beside(rows: Findings) -> str:
+    """Return what is known without memory, in sentences."""
+    own, other, words = (rows.get(f"recall_{name}") for name in ("target", "reference", "words"))
+    if own is None or other is None or words is None:
+        return ""
+    return (
+        f"Recall is {percent(own.value)} under models that were trained on the pair, {percent(other.value)} under others, "
+        f"and {percent(words.value)} from the words of the caption alone."
+    )

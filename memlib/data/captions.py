@@ -1,0 +1,104 @@
+"""Captions of images, the objects in the images, and whether a caption names an object."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memlib.data.examples import Caption, Source
+from memlib.data.id_files import named_content, named_digest, said_of_examples
+from memlib.errors import DataError, UserError
+from memlib.specs.captions import CaptionSpec, CaptionTable, CocoCaptions
+from memlib.store.records import json_once
+
+WORD = re.compile(r"\w+")
+SETTING = "captions.origin"
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case.
+
+    Example:
+        >>> words_of("A dog's bowl, 2 cats")
+        ['a', 'dog', 's', 'bowl', '2', 'cats']
+    """
+    return WORD.findall(text.lower())
+
+
+def is_named(name: str, words: Sequence[str]) -> bool:
+    """Return whether words contain the words of a name one after the other, the last one in the singular or plural.
+
+    Example:
+        >>> is_named("traffic light", ["two", "traffic", "lights"]), is_named("car", ["a", "carpet"])
+        (True, False)
+    """
+    sought = words_of(name)
+    size = len(sought)
+    if not size:
+        return False
+    for start in range(len(words) - size + 1):
+        *first, last = words[start : start + size]
+        if first == sought[:-1] and last in (sought[-1], f"{sought[-1]}s", f"{sought[-1]}es"):
+            return True
+    return False
+
+
+def read_captions(source: Source, spec: CaptionSpec) -> Mapping[str, Caption]:
+    """Return the captions of a source's images by example id; for COCO, by the name of the image file.
+
+    Raises:
+        UserError: when the source states no captions.
+        DataError: when a file cannot be read.
+    """
+    match spec.origin:
+        case CaptionTable() as table:
+            return _from_table(table)
+        case CocoCaptions() as coco:
+            return _from_coco(coco)
+        case _:
+            stated: Mapping[str, Caption] | None = getattr(source, "captions", None)
+            if stated is None:
+                raise UserError(
+                    f"{SETTING}: the source of the images states no captions; name a table: "
+                    "{path: ..., caption_column: ..., objects_column: ...}, or COCO's files: {captions: ..., instances: ...}"
+                )
+            return stated
+
+
+def captions_digest(spec: CaptionSpec) -> dict[str, str]:
+    """Return the digests of the files of captions as stage inputs; an empty dict if the source states the captions."""
+    match spec.origin:
+        case CaptionTable() as table:
+            return {"captions": named_digest(table.path, setting=SETTING)}
+        case CocoCaptions() as coco:
+            return {
+                name: named_digest(getattr(coco, name), setting=f"{SETTING}.{name}") for name in ("captions", "instances")
+            }
+        case _:
+            return {}
+
+
+def _from_table(table: CaptionTable) -> dict[str, Caption]:
+    columns = (table.caption_column, table.objects_column)
+    texts, objects = (said_of_examples(table.path, column, setting=SETTING, id_column=table.id_column) for column in columns)
+    return {name: Caption(text, _parted(objects.get(name, ""), table.separator)) for name, text in texts.items()}
+
+
+def _parted(text: str, separator: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(separator)))))
+
+
+def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
+    try:
+        texts, instances = (json_once(named_content(path, setting=SETTING)) for path in (coco.captions, coco.instances))
+        names = {image["id"]: str(image["file_name"]) for image in texts["images"]}
+        kinds = {kind["id"]: str(kind["name"]) for kind in instances["categories"]}
+        first: dict[Any, str] = {}
+        for one in sorted(texts["annotations"], key=lambda one: int(one["id"])):
+            first.setdefault(one["image_id"], str(one["caption"]))
+        objects: dict[Any, dict[str, None]] = {}
+        for one in instances["annotations"]:
+            objects.setdefault(one["image_id"], {})[kinds[one["category_id"]]] = None
+        return {names[image]: Caption(text, tuple(objects.get(image, ()))) for image, text in first.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise DataError(f"{coco.captions} and {coco.instances} are not COCO's captions and instances ({problem})") from error
