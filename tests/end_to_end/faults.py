@@ -75,6 +75,16 @@ score: {references: 200, shards: 1}
 extraction: null
 discoverable: {documents: 20, prefix: 4, suffix: 8, samples: 300}
 """
+CAPTIONS = """
+audit: captions
+title: tiny pairs
+data: {source: {kind: captioned_scenes, num_examples: 160, size: 16}, image_size: 16}
+split: {train_per_class: 30, public_per_class: 80, extra_per_class: 10}
+model:
+  image: {backbone: small_vit, patch_size: 8, width: 4, input_size: 16, projector: [8]}
+  text: {width: 16}
+training: {epochs: 40, batch_size: 10, optimizer: {warmup_epochs: 0}}
+"""
 SWEEP = f"""
 audit: sweep
 title: tiny sweep
@@ -102,6 +112,7 @@ RECIPES = {
     "deja-vu (views)": RECIPE.replace("decode: {", "decode: {stability: {views: 3}, "),
     "deja-vu (alone)": RECIPE + "reference: {kind: network, model: {width: 8, projector: [8], input_size: 16}, folds: 2}\n",
     "deja-vu (reconstructions)": RECIPE + RECONSTRUCTIONS,
+    "captions": CAPTIONS,
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,

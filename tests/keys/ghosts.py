@@ -48,8 +48,19 @@ from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 
 Keys = dict[str, list[str]]
-COMPUTED = {"split", "hold_out", "sets", "mixes", "canaries", "secret/corpus", "secret/halves", "self_influence"}
-EMBEDDED = ("scenes", "digits", "breast_cancer", "two_moons")
+COMPUTED = {
+    "split",
+    "hold_out",
+    "sets",
+    "mixes",
+    "canaries",
+    "captions",
+    "split_pairs",
+    "secret/corpus",
+    "secret/halves",
+    "self_influence",
+}
+EMBEDDED = ("scenes", "captioned_scenes", "digits", "breast_cancer", "two_moons")
 PER_CLASS = {
     "forgetting_table_1": 1800,
     "forgetting_table_2": 1300,
@@ -59,6 +70,8 @@ PER_CLASS = {
     "chexpert": 450,
     "deja_vu_own_model": 60,
 }  # examples per class, where 600 do not suit the recipe
+SMALLER = {"captions_coco": ("split.train_per_class=40", "split.public_per_class=200", "split.extra_per_class=4")}
+"""Settings of recipes whose data are too large for stand-ins."""
 TEXT = "the quick brown fox jumps over the lazy dog and looks back at nobody because there is nothing to be seen"
 
 
@@ -71,7 +84,7 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
         monkeypatch: undoes the changes of environment and working folder.
         settings: as after --set.
     """
-    content, _ = load_recipe(recipe, settings)
+    content, _ = load_recipe(recipe, [*SMALLER.get(recipe, ()), *settings])
     audit = AUDITS[audit_of(str(content["audit"]))]
     spec = validate(audit.recipe, resolved(audit, content))
     cells = cells_of(spec).values() if isinstance(spec, CellsSpec) else [CellRequest(audit.name, spec, {})]
@@ -154,7 +167,12 @@ def _ghosts() -> Iterator[None]:
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name in ("memlib.data.stages", "memlib.audits.exposure.stages", "memlib.models.external.language"):
+            if name in (
+                "memlib.data.stages",
+                "memlib.data.caption_stages",
+                "memlib.audits.exposure.stages",
+                "memlib.models.external.language",
+            ):
                 for function in replaced.keys() & vars(module).keys():
                     stack.enter_context(mock.patch.object(module, function, replaced[function]))
         stack.enter_context(mock.patch.object(Pretrained, "tokenizer", GhostTokenizer()))
@@ -300,6 +318,13 @@ def _write_files(folder: Path, form: str) -> None:
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").write_text("")
     (folder / "my_package" / "my_module.py").write_text("def build():\n    raise NotImplementedError\n")
+    coco, images = folder / "coco" / "annotations", [{"id": n, "file_name": f"{n:06d}"} for n in range(1200)]
+    coco.mkdir(parents=True)
+    texts = [{"id": n, "image_id": n, "caption": f"a man and {TEXT.split()[n % 20]} {n}"} for n in range(1200)]
+    (coco / "captions_train2017.json").write_text(json.dumps({"images": images, "annotations": texts}))
+    objects = [{"image_id": n, "category_id": n % 3} for n in range(1200)]
+    kinds = [{"id": n, "name": ("person", "dog", "fox")[n]} for n in range(3)]
+    (coco / "instances_train2017.json").write_text(json.dumps({"categories": kinds, "annotations": objects}))
     (folder / "secret").write_bytes(bytes(range(32)))
     (folder / "secret").chmod(0o600)
     (folder / "model").mkdir()

@@ -40,6 +40,7 @@ AUDITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forgetting": (STARTERS / "forgetting.yaml", {"training.epochs": 2, "seeds": 2, "verdict.models": 3, "score.permutations": 999}),
     "membership": ("membership_smoke", {"training.epochs": 2, "split.train_per_class": 12, "split.held_out_per_class": 5, "shadows.count": 6, "score.redraws": 999}),
     "membership of estimators": ("membership_smoke", {"model": {"kind": "forest", "trees": 5}, "training": None, "split.train_per_class": 12, "shadows.count": 6, "score.redraws": 999, "privacy": {"epsilon": 1}}),
+    "captions": ("captions_smoke", {"data.source.num_examples": 200, "split.train_per_class": 40, "split.public_per_class": 60, "split.extra_per_class": 20, "training.epochs": 1, "training.batch_size": 20, "dose": {"copies": [2], "pairs": 5}}),
     "self-influence": (STARTERS / "self_influence.yaml", {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}),
 }  # fmt: skip
 

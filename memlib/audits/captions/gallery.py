@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What one model retrieves for a caption.
+    """Objects and images that one model retrieves for a caption.
 
     Attributes:
         trained_on: the set on which the model was trained, A or B.

@@ -16,7 +16,7 @@ SHIFTS = 20  # exchanges of neighbours for the recall by chance
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of the captions that are asked, as indicators of objects.
+    """Objects in the images of the captions that are asked, and those that are known without a model.
 
     Attributes:
         objects: all objects in the images, (num_captions, num_objects).

@@ -13,7 +13,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
     side = recipe.split.budget
     if math.comb(2 * side, min(side, 1000)) < math.ceil(1 / recipe.score.level):
         yield f"with {side} pairs in each of A and B, no test can be significant: raise split.train_per_class"
-    if not recipe.split.extra_per_class:
+    if recipe.reference and not recipe.split.extra_per_class:
         yield (
             "no pairs are held out from both models, so that a difference in quality between them is not seen; set "
             "split.extra_per_class (the test does not need it)"
