@@ -13,6 +13,7 @@ MODULES = (
     "deja_vu_alone",
     "persons",
     "reconstruction",
+    "captions",
     "forgetting",
     "unique_feature",
     "exposure",
