@@ -1,12 +1,13 @@
 """The audit of image-text models (Jayaraman 2024), from pairs of images and captions to report."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from memlib.audits.arrangement import prefect_flow
-from memlib.audits.captions.recipe import Direction, Recipe
-from memlib.audits.captions.retrieval import EmbedPublic, Retrieve, TrainPairs, public_blocks
+from memlib.audits.captions.recipe import DIRECTIONS, Direction, Recipe
+from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrieve, TrainPairs, public_blocks
 from memlib.audits.captions.stages import Report, Retrievals, Score
 from memlib.audits.last_stages import run_id
 from memlib.data.caption_stages import Captions, CaptionSet, SplitPairs
@@ -14,13 +15,13 @@ from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
+from memlib.observe.encoders import ExternalEncoder
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.training.fit import TrainedModel
 
 STAGES = (DecodeBlock, Decode, Captions, SplitPairs, TrainPairs, EmbedPublic, Retrieve, Score, Report)
 ROLE_OF: dict[Direction, str] = {"A": TARGET, "B": REFERENCE}
-Models = dict[tuple[int, Direction], Artifact[TrainedModel]]
+Models = Mapping[tuple[int, Direction], Model]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -33,13 +34,14 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         raise UserError(f"score.k is {max(recipe.score.k)}, but there are only {public} public pairs; lower score.k")
 
     stages = _trainings(recipe, shard, splits, captions)
-    models = dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
+    trained = dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
+    models: Models = {**trained, **_trained_elsewhere(recipe)}
     retrievals = _retrievals(runner, recipe, models, shard, splits, captions)
 
     seed, config = recipe.split.seed, recipe.score
-    scores = runner.run(Score(retrievals, captions, splits, recipe.dose, seed, config))
+    scores = runner.run(Score(retrievals, captions, splits, recipe.dose, seed, config, by_chance=recipe.split.by_chance))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, retrievals, captions, shard, splits))
-    named = {stage.name: models[side] for side, stage in stages.items()}
+    named = {stage.name: trained[side] for side, stage in stages.items()}
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "captions": captions, **named})
 
 
@@ -48,6 +50,8 @@ def _trainings(
 ) -> dict[tuple[int, Direction], TrainPairs]:
     """Return the stages that train the models, by pair and training set; each has its own seed."""
     training = recipe.training
+    if training is None:
+        return {}
     return {
         (pair, direction): TrainPairs(
             name=f"model {direction}{pair}",
@@ -65,6 +69,16 @@ def _trainings(
     }
 
 
+def _trained_elsewhere(recipe: Recipe) -> Models:
+    """Return the external models of the recipe, by pair and training set."""
+    return {
+        (number, direction): ExternalEncoder(spec)
+        for number, pair in enumerate(recipe.encoders)
+        for direction, spec in zip(DIRECTIONS, (pair.a, pair.b), strict=True)
+        if spec is not None
+    }
+
+
 def _retrievals(
     runner: Runner,
     recipe: Recipe,
@@ -74,7 +88,8 @@ def _retrievals(
     captions: Artifact[CaptionSet],
 ) -> list[Retrievals]:
     """Embed the public images with every checkpoint, and search them for each caption; the headline's setting comes first."""
-    settings = [(pair, epoch) for epoch in recipe.epochs for pair in range(recipe.pairs)]
+    pairs = len(recipe.encoders) or recipe.pairs
+    settings = [(pair, epoch) for epoch in recipe.epochs for pair in range(pairs)]
     wanted = [(pair, epoch, direction) for pair, epoch in settings for direction in recipe.directions]
     blocks = public_blocks(splits)
     embedded = runner.run_all(

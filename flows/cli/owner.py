@@ -95,9 +95,10 @@ def export(
     Parameters
     ----------
     recipe
-        A recipe of the déjà vu audit, by name or path.
+        A recipe of the déjà vu or the captions audit, by name or path.
     output
-        The new folder, with sets.csv, images.csv and images/: every background crop and every whole image as a PNG.
+        The new folder, with sets.csv, images.csv and images/: every background crop and every whole image as a PNG; for
+        captions also texts.csv.
     set_
         Override a value of the recipe, as in --set data.image_size=64.
     store
@@ -122,12 +123,17 @@ def export(
             make_folder(file.parent, PRIVATE.folder)
         _write_png(file, picture)
         lines.append(f"{name},images/{name}.png")
+    if found.texts:
+        rows = [f"{name},{_quoted(text)}" for name, text in found.texts.items()]
+        write_file(target / "texts.csv", "\n".join(["id,text", *rows, ""]).encode(), PRIVATE.file)
     write_file(target / "images.csv", "\n".join([*lines, ""]).encode(), PRIVATE.file)  # last, as it names the others
+    also = " and texts.csv" if found.texts else ""
+    texts = f" and, in texts.csv, {len(found.texts):,} texts" if found.texts else ""
     encoders = ", ".join(f"{name}: {{kind: embeddings, path: {name}.parquet}}" for name in found.encoders)
     console.print(
-        f"{target} has {found.count:,} images. Ask for one Parquet file from each encoder trained on "
-        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv and one list of numbers per layer. "
-        f"Name these files in the recipe, as in encoders: [{{{encoders}}}]",
+        f"{target} has {found.count:,} images{texts}. Ask for one Parquet file from each encoder trained on "
+        f"{' or on '.join(found.encoders.values())}, with the column id of images.csv{also} and one list of numbers per "
+        f"layer. Name these files in the recipe, as in encoders: [{{{encoders}}}]",
         soft_wrap=True,
     )
 

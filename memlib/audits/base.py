@@ -106,12 +106,14 @@ class Exported:
         count: number of pictures.
         sets: set (A, B, C or X) of each example by id, needed to train the encoders.
         encoders: training sets of each encoder that the audit needs, by the encoder's name in recipes.
+        texts: id and text of each caption that the audit embeds.
     """
 
     pictures: Iterable[tuple[str, NDArray[np.uint8]]]
     count: int
     sets: Mapping[str, str]
     encoders: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)  # one instance per audit, compared by identity

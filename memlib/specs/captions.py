@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memlib.specs.base import Spec
+from memlib.specs.encoders import SuppliedEmbeddings, TransformersEncoder
 from memlib.specs.limits import MOST_EXAMPLES
 
 MOST_WORDS = 512  # words of a caption
@@ -50,6 +51,19 @@ class CaptionSpec(Spec):
     """Words of a caption that a model reads."""
     vocabulary: int = Field(default=20_000, ge=1, le=MOST_EXAMPLES)
     """Number of words that models know, the most frequent ones of all captions; others are one unknown word."""
+
+
+PairModelSpec = Annotated[TransformersEncoder | SuppliedEmbeddings, Field(discriminator="kind")]
+
+
+class PairModels(Spec):
+    """Two external image-text models, or one alone."""
+
+    a: PairModelSpec
+    """The model trained on A and C: a folder of transformers ({kind: transformers, path: ...}: CLIP and models like it), or a
+    file of embeddings that its owner computed for what `memlib export` wrote ({kind: embeddings, path: ...})."""
+    b: PairModelSpec | None = None
+    """The model trained on B and C; null: a is compared on its own pairs and on those of B, which it has not seen."""
 
 
 Copies = Annotated[int, Field(ge=2, le=1000)]

@@ -12,14 +12,19 @@ the test redraws them. A difference of quality between two honest models moves t
 alike, and cancels out: the paper's gap on A alone does not (facts in docs/results.md).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from __future__ import annotations
 
-from memlib.audits.base import Audit
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memlib.audits.base import Audit, Exported
 from memlib.audits.captions.exposed import rankings
 from memlib.audits.captions.recipe import HEADLINE, Recipe
 from memlib.audits.captions.tables import UNITS
 from memlib.tables import COMMON
+
+if TYPE_CHECKING:
+    from memlib.pipeline.stage import Runner
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -31,6 +36,27 @@ def _limits(recipe: Recipe) -> Iterator[str]:
     from memlib.audits.captions.verdict import limits  # loads scipy
 
     return limits(recipe)
+
+
+def _exported(runner: Runner, recipe: Recipe) -> Exported:
+    """Return the public images and the captions that the audit shows to models, with the set of each pair."""
+    from memlib.audits.captions.retrieval import CAPTION, QUERIED
+    from memlib.data.caption_stages import Captions, SplitPairs
+    from memlib.data.splits import GIVEN, PUBLIC
+    from memlib.data.stages import decode, members_of
+    from memlib.observe.encoders import name_of
+
+    shard = decode(runner, recipe.data)
+    captions = runner.run(Captions(recipe.data, recipe.captions, shard))
+    splits = runner.run(SplitPairs(recipe.split, shard, captions))
+    public = members_of(splits, PUBLIC)["row"].to_pylist()
+    asked = captions.content.chosen(members_of(splits, *QUERIED)["example_id"])
+    texts = {name_of(row["row"], CAPTION): row["caption"] for row in asked.to_pylist()}
+    set_of = {role: name for name, role in GIVEN.items()}
+    roles = zip(splits.content["example_id"].to_pylist(), splits.content["role"].to_pylist(), strict=True)
+    sets = {example: set_of[role] for example, role in roles if role in set_of}
+    pictures = ((name_of(row, None), shard.content.images[row]) for row in public)
+    return Exported(pictures, len(public), sets, {side.lower(): f"{side} and C" for side in recipe.directions}, texts)
 
 
 NOT_SHOWN = (
@@ -50,6 +76,7 @@ AUDIT = Audit(
     headlines=(HEADLINE,),
     limits=_limits,
     columns=("recall_excess", "recall_target", "recall_reference", "named_recall"),
+    exported=_exported,
     rankings=rankings,
     not_shown=NOT_SHOWN,
 )

@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs import DataSpec, ImageTextSpec, PairTrainingSpec, Spec, SplitSpec
-from memlib.specs.captions import CaptionSpec, DoseSpec
+from memlib.specs.captions import CaptionSpec, DoseSpec, PairModels
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
 
 Direction = Literal["A", "B"]
+DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 HEADLINE, DOSES = "headline", "doses"  # families of tests
 
 
@@ -62,9 +63,13 @@ class Recipe(Spec):
     public_per_class public pairs. The classes of the images are ignored."""
     dose: DoseSpec = DoseSpec()
     model: ImageTextSpec = ImageTextSpec()
-    training: PairTrainingSpec
+    """Architecture of the models that are trained."""
+    training: PairTrainingSpec | None = None
+    """Training of the models; null for external models."""
+    encoders: tuple[PairModels, ...] = ()
+    """External models, instead of `training`; split.sets says which pairs they were trained on."""
     pairs: int = Field(default=1, ge=1, le=MOST_TRAINED)
-    """Number of pairs of models, each trained with another seed."""
+    """Number of pairs of models that are trained, each with another seed."""
     reference: bool = True
     """false: only models on A are trained, and their pairs are compared with those of B, which no model has seen."""
     score: Config = Config()
@@ -72,23 +77,34 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":
-        known = {0, *self.training.kept_epochs} if self.training.epochs == 0 else set(self.training.kept_epochs)
-        if unknown := [epoch for epoch in self.score.epochs if epoch not in known]:
+        if (self.training is None) != bool(self.encoders):
+            raise ValueError("give either training, or encoders for models that exist already")
+        if bool(self.encoders) != (self.split.sets is not None):
+            raise ValueError("split.sets and encoders go together: it says which pairs the external models were trained on")
+        if self.training is None:
+            self._check_external()
+            return self
+        if unknown := [epoch for epoch in self.score.epochs if epoch not in self.training.kept_epochs]:
             raise ValueError(f"score.epochs names epoch {unknown[0]}, which training.checkpoint_epochs does not keep")
-        if self.split.sets is not None:
-            raise ValueError("split.sets is for models that exist already; this audit trains its models: set train_per_class")
         side = self.split.budget
         if self.dose.copies and len(self.dose.copies) * self.dose.pairs > 2 * side:
             asked = len(self.dose.copies) * self.dose.pairs
             raise ValueError(f"dose asks for {asked} pairs, but A and B have {2 * side} together; lower dose.pairs")
         return self
 
+    def _check_external(self) -> None:
+        if self.dose.copies or self.score.epochs or self.pairs > 1 or not self.reference:
+            raise ValueError("dose, score.epochs, pairs and reference are for models that memlib trains; leave them out")
+        if len({pair.b is None for pair in self.encoders}) > 1:
+            raise ValueError("either all or none of the encoders have a model b")
+
     @property
     def directions(self) -> tuple[Direction, ...]:
         """The sets on which models are trained."""
-        return ("A", "B") if self.reference else ("A",)
+        has_reference = self.encoders[0].b is not None if self.encoders else self.reference
+        return ("A", "B") if has_reference else ("A",)
 
     @property
     def epochs(self) -> tuple[int, ...]:
         """The checkpoints to score, the last one first."""
-        return tuple(dict.fromkeys((self.training.epochs, *self.score.epochs)))
+        return tuple(dict.fromkeys((0 if self.training is None else self.training.epochs, *self.score.epochs)))

@@ -48,7 +48,7 @@ def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path
         terms=("unnamed object", "population gap"),
         numbers=_numbers(findings),
         sections=[
-            _gains(tables["curves"], findings, folder, has_reference=recipe.reference),
+            _gains(tables["curves"], findings, folder, has_reference=len(recipe.directions) > 1),
             _recalls(findings),
             _table_section(
                 "By number of copies", ("copies", EXCESS, findings.all(EXCESS)), findings,
@@ -196,12 +196,17 @@ def _title(found: Found, one: Shown) -> str:
 
 
 def _facts(recipe: Recipe, head: Finding) -> dict[str, str]:
-    masked = recipe.training.objective.masked
-    return {
-        "data": f"{recipe.data.source.kind}, {recipe.split.budget:,} pairs for each model",
-        "model": f"{recipe.model.image.backbone} and {recipe.model.text.architecture}",
-        "training": f"{recipe.training.epochs} epochs, batch {recipe.training.batch_size}"
-        + (f", {percent(masked)} of the words masked" if masked else ""),
-        "pairs of models": str(recipe.pairs) if recipe.reference else f"{recipe.pairs}, without a reference",
+    alone = "" if len(recipe.directions) > 1 else ", without a reference"
+    facts = {"data": recipe.data.source.kind, "pairs of models": f"{len(recipe.encoders) or recipe.pairs}{alone}"}
+    if recipe.training is None:
+        facts["model"] = "external, " + " and ".join(sorted({pair.a.kind for pair in recipe.encoders}))
+    else:
+        masked = recipe.training.objective.masked
+        facts["data"] += f", {recipe.split.budget:,} pairs for each model"
+        facts["model"] = f"{recipe.model.image.backbone} and {recipe.model.text.architecture}"
+        facts["training"] = f"{recipe.training.epochs} epochs, batch {recipe.training.batch_size}" + (
+            f", {percent(masked)} of the words masked" if masked else ""
+        )
+    return facts | {
         "retrieval": f"{head.params['k']} public images, {head.params['objects']} objects named",
     }

@@ -16,10 +16,12 @@ from memlib.data.caption_stages import CaptionSet
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
 from memlib.identity import canonical_json, derive_seed
+from memlib.observe.encoders import LAST, ExternalEncoder, given_layers, name_of
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Place, Stage, remembered
+from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.specs import ImageTextSpec
 from memlib.specs.captions import DoseSpec
+from memlib.specs.encoders import SuppliedEmbeddings, TransformersEncoder
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
 from memlib.training.fit import Train, TrainedModel
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 VECTORS, IDS, NEIGHBORS, DISTANCES = "vectors.npy", "ids.parquet", "neighbors.npy", "distances.npy"
 QUERIED = (TARGET, REFERENCE, EXTRA)  # roles whose captions are asked
 BLOCK_ROWS = 2**16  # public images per part
+CAPTION = "caption"  # in the ids of captions for which a model's owner returns embeddings
 
 
 @remembered
@@ -130,11 +133,38 @@ class TrainPairs(Train):
         }  # fmt: skip
 
 
-def encoder_of(model: Artifact[TrainedModel], epoch: int, device: torch.device) -> PairEncoder:
-    """Return a model's checkpoint at an epoch as a function of images and captions."""
+Model = Artifact[TrainedModel] | ExternalEncoder
+
+
+def model_key(model: Model) -> str:
+    """Return the key of a trained model, or the digest of an external one."""
+    return model.digest if isinstance(model, ExternalEncoder) else model.key
+
+
+def supplied(model: Model, rows: NDArray[np.int64], what: str | None) -> NDArray[np.float32] | None:
+    """Return the embeddings that a model's owner computed, (num_rows, dim) of length 1; None for other models.
+
+    Args:
+        model: the model.
+        rows: stored rows of the images, or of the images of the captions.
+        what: CAPTION, or None for images.
+    """
+    if not (isinstance(model, ExternalEncoder) and isinstance(model.spec, SuppliedEmbeddings)):
+        return None
+    vectors = given_layers(model.spec, [name_of(row, what) for row in rows.tolist()], (LAST,))[LAST]
+    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def encoder_of(model: Model, epoch: int, device: torch.device) -> PairEncoder:
+    """Return a model, or its checkpoint at an epoch, as a function of images and captions."""
+    from memlib.models.external.pairs import ExternalPairEncoder
     from memlib.models.image_text import ImageText
     from memlib.observe.image_text import TrainedPairEncoder
 
+    if isinstance(model, ExternalEncoder):
+        assert isinstance(model.spec, TransformersEncoder)
+        return ExternalPairEncoder(model.spec, device)
     network, spec = model.content.load(epoch=epoch)
     assert isinstance(network, ImageText)
     assert isinstance(spec, ImageTextSpec)
@@ -150,7 +180,7 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
     place: ClassVar[Place] = "anywhere"
     transient: ClassVar[str] = "*.npy"
 
-    model: Artifact[TrainedModel]
+    model: Model
     epoch: int
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
@@ -159,7 +189,7 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the images."""
-        return {"model": self.model.key, "shard": self.shard.key, "examples": members_digest(self._members)}
+        return {"model": model_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
 
     @property
     def units(self) -> float:
@@ -167,9 +197,14 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
         return float(self.rows[1] - self.rows[0])
 
     @property
-    def near(self) -> Ref:
+    def spec(self) -> Mapping[str, Any]:
+        """Checkpoint and rows."""
+        return {"epoch": self.epoch, "rows": list(self.rows)}
+
+    @property
+    def near(self) -> Ref | None:
         """The model."""
-        return self.model.ref
+        return None if isinstance(self.model, ExternalEncoder) else self.model.ref
 
     @property
     def _members(self) -> pa.Table:
@@ -179,9 +214,12 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
         """Write the embeddings."""
         from memlib.observe.image_text import embed_images
 
-        encoder, images = encoder_of(self.model, self.epoch, device), self.shard.content.images
         rows = self._members["row"].to_numpy()
-        np.save(attempt.path(VECTORS), embed_images(encoder, images, rows, device=device, progress=attempt.progress))
+        vectors = supplied(self.model, rows, None)
+        if vectors is None:
+            encoder, images = encoder_of(self.model, self.epoch, device), self.shard.content.images
+            vectors = embed_images(encoder, images, rows, device=device, progress=attempt.progress)
+        np.save(attempt.path(VECTORS), vectors)
 
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -231,13 +269,24 @@ class Retrieve(Stage[Retrieved]):
     title: ClassVar[str] = "retrieve images by caption"
     place: ClassVar[Place] = "anywhere"
 
-    model: Artifact[TrainedModel]
+    model: Model
     epoch: int
     public: Sequence[Artifact[NDArray[np.float32]]]
     captions: Artifact[CaptionSet]
     splits: Artifact[pa.Table]
     k: int
-    storage: str = field(default="float32", metadata=UNKEYED)  # affects only speed and memory
+    storage: str = "float32"  # affects only speed and memory
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Checkpoint and number of neighbours."""
+        return {"epoch": self.epoch, "k": self.k}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The model, embeddings of the public images, captions and splits."""
+        public = [part.key for part in self.public]
+        return {"model": model_key(self.model), "public": public, "captions": self.captions.key, "splits": self.splits.key}
 
     @property
     def reads_transient(self) -> Sequence[AnyArtifact]:
@@ -251,8 +300,11 @@ class Retrieve(Stage[Retrieved]):
 
         asked, captions = members_of(self.splits, *QUERIED).select(["example_id", "role"]), self.captions.content
         table = captions.chosen(asked["example_id"])
-        words = captions.words[table["row"].to_numpy()]
-        texts = embed_texts(encoder_of(self.model, self.epoch, device), table["caption"].to_pylist(), words, device=device)
+        rows = table["row"].to_numpy()
+        texts = supplied(self.model, rows, CAPTION)
+        if texts is None:
+            encoder = encoder_of(self.model, self.epoch, device)
+            texts = embed_texts(encoder, table["caption"].to_pylist(), captions.words[rows], device=device)
         arrays = [part.content for part in self.public]
         storage: Any = self.storage
         nearest, distances = search(texts, arrays, self.k, device=device, storage=storage, progress=attempt.progress)

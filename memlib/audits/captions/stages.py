@@ -52,7 +52,11 @@ class Retrievals:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Count the objects that neighbours of captions name, and compute the findings."""
+    """Count the objects that neighbours of captions name, and compute the findings.
+
+    Attributes:
+        by_chance: whether pairs were assigned to A and B at random; otherwise nothing is tested.
+    """
 
     declared: ClassVar[Declared] = Declared("score_captions", 1)
     title: ClassVar[str] = "score captions"
@@ -64,11 +68,13 @@ class Score(ScoresStage):
     dose: DoseSpec
     dose_seed: int
     config: Config
+    by_chance: bool = True
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Settings of scoring, the settings that are scored, and the dose."""
-        return {
+        drawn = {} if self.by_chance else {"by_chance": False}
+        return drawn | {
             "config": self.config.model_dump(mode="json"), "dose": [self.dose.model_dump(mode="json"), self.dose_seed],
             "settings": [[one.pair, one.epoch] for one in self.retrievals],
         }  # fmt: skip
@@ -94,7 +100,7 @@ class Score(ScoresStage):
         epochs = tuple(dict.fromkeys(one.epoch for one in self.retrievals))
         first = self.retrievals[0].by_model[0].content.neighbors[:, : self.config.k[0]]
         guessed = chance(votes_of(first, public), asked, self.config.objects)
-        rows = Findings(summarize(units, self.config, epochs=epochs, chance=guessed))
+        rows = Findings(summarize(units, self.config, epochs=epochs, chance=guessed, by_chance=self.by_chance))
         write_table(rows.table(verdict(rows)), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units, epochs=epochs, k=self.config.k[0]), CURVES, attempt.path(CURVES_FILE))
 

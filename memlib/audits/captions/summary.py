@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from memlib.audits.captions.recipe import DOSES, HEADLINE, Config
 from memlib.audits.sides import Audited
 from memlib.data.splits import EXTRA, REFERENCE, TARGET
-from memlib.findings import Finding, diagnostic, estimate, settle
+from memlib.findings import Finding, diagnostic, estimate, settle, untested
 from memlib.identity import derive_seed
 from memlib.tables import CURVES, point
 
@@ -82,7 +82,9 @@ class Setting:
         return Audited(members, config, use=use)
 
 
-def summarize(units: pa.Table, config: Config, *, epochs: tuple[int, ...], chance: float) -> list[Finding]:
+def summarize(
+    units: pa.Table, config: Config, *, epochs: tuple[int, ...], chance: float, by_chance: bool = True
+) -> list[Finding]:
     """Return the settled findings, the headline first.
 
     Args:
@@ -90,6 +92,7 @@ def summarize(units: pa.Table, config: Config, *, epochs: tuple[int, ...], chanc
         config: level, settings, replicates, permutations, seed.
         epochs: the scored checkpoints, the last one first.
         chance: recall of unnamed objects if captions had one another's neighbours, at the headline's setting.
+        by_chance: whether pairs were assigned to the sides at random; otherwise tests become estimates.
     """
     head = Setting.of(units, epoch=epochs[0], k=config.k[0])
     params = {"epoch": epochs[0], "k": config.k[0], "objects": config.objects}
@@ -101,6 +104,7 @@ def summarize(units: pa.Table, config: Config, *, epochs: tuple[int, ...], chanc
         for k in config.k:
             if (epoch, k) != (epochs[0], config.k[0]):
                 rows.append(_excess(Setting.of(units, epoch=epoch, k=k), params | {"epoch": epoch, "k": k}, config))
+    rows = rows if by_chance else [untested(row) for row in rows]
     return list(settle(rows, alpha=config.level, headlines=(HEADLINE,)))
 
 

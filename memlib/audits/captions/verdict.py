@@ -10,6 +10,13 @@ from memlib.report.format import format_interval, percent, say_p
 
 def limits(recipe: Recipe) -> Iterator[str]:
     """Yield sentences on what the recipe cannot show, whatever the data."""
+    if not recipe.split.by_chance:
+        yield (
+            "the split does not draw the pairs of A and B at random, so nothing is tested; if they were drawn at random "
+            "beforehand, set split.drawn_at_random: true"
+        )
+    if recipe.encoders:
+        return
     side = recipe.split.budget
     if math.comb(2 * side, min(side, 1000)) < math.ceil(1 / recipe.score.level):
         yield f"with {side} pairs in each of A and B, no test can be significant: raise split.train_per_class"
@@ -28,7 +35,11 @@ def verdict(rows: Findings) -> Verdict:
     """
     head, word = rows.head, word_of(rows, (HEADLINE,))
     if word == DESCRIPTIVE:
-        return Verdict(DESCRIPTIVE, "Nothing was tested.", numbers(head))
+        text = (
+            f"{numbers(head)} The pairs were not assigned to the sets at random, so any difference between the sets may be "
+            "the cause, including memory."
+        )
+        return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if word == SHOWN:
         return Verdict(
             SHOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,30 @@ def _timm(spec: TimmEncoder) -> ExternalNetwork:
     )
 
 
-def _transformers(spec: TransformersEncoder) -> ExternalNetwork:
+@dataclass(frozen=True)
+class Folder:
+    """A model of a Hugging Face folder, and the preprocessing of its images.
+
+    Attributes:
+        model: the model.
+        unpooled: True if the model's pooler has random weights, as the folder lacks them.
+        side: side of the input images in pixels.
+        mean, std: as for `ExternalNetwork`.
+    """
+
+    model: Any
+    unpooled: bool
+    side: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+def load_folder(spec: TransformersEncoder) -> Folder:
+    """Load a model of Hugging Face's transformers; code and pickles in the folder are not run.
+
+    Raises:
+        UserError: when the folder holds no whole model, or does not state how images are prepared.
+    """
     transformers, folder = transformers_for(spec.path, ENCODER), Path(spec.path)
     with loading(spec.path, ENCODER):
         prepared = read_json(folder / "preprocessor_config.json")
@@ -214,14 +238,19 @@ def _transformers(spec: TransformersEncoder) -> ExternalNetwork:
                  (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip
     scale = scale_of(spec.path)
     mean, std = ([value / scale for value in values] for values in (mean, std))
+    return Folder(model, unpooled, side, mean, std)
+
+
+def _transformers(spec: TransformersEncoder) -> ExternalNetwork:
+    found = load_folder(spec)
 
     def read(outputs: Any) -> Mapping[str, Any]:
         hidden, layers = outputs.last_hidden_state, {}
         if hidden.dim() == 3:
             layers = {"cls": hidden[:, 0], "mean": hidden.mean(dim=1)}
         pooled = getattr(outputs, "pooler_output", None)
-        if pooled is not None and not unpooled:
+        if pooled is not None and not found.unpooled:
             layers["pooled"] = pooled.flatten(1)
         return layers or {"mean": hidden.flatten(2).mean(dim=2)}
 
-    return ExternalNetwork(model, name=spec.path, side=side, mean=mean, std=std, read=read)
+    return ExternalNetwork(found.model, name=spec.path, side=found.side, mean=found.mean, std=found.std, read=read)

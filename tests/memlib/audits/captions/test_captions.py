@@ -124,7 +124,7 @@ def test_repeated_pairs_are_trained_on_as_often_as_asked(run: Any, monkeypatch: 
         ({"model.image.projector": []}, "image.projector needs at least one layer"),
         ({"training.patience": 2}, "patience needs validation pairs"),
         ({"split.sets": "sets.csv", "split.train_per_class": None, "split.public_per_class": None,
-          "split.extra_per_class": 0}, "this audit trains its models"),
+          "split.extra_per_class": 0}, "split.sets and encoders go together"),
     ],
 )  # fmt: skip
 def test_recipes_that_cannot_be_run_are_refused(changes: dict[str, Any], message: str) -> None:

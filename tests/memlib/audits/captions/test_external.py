@@ -1,0 +1,170 @@
+"""External image-text models: a folder of transformers, and embeddings that equal those of a trained model."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pydantic import ValidationError
+
+import memlib
+from flows.cli.owner import export
+from memlib.audits.captions.recipe import Recipe
+from memlib.data.splits import PUBLIC, REFERENCE, TARGET
+from memlib.errors import UserError
+from memlib.specs import changed_content
+
+DATA: dict[str, Any] = {"source": {"kind": "captioned_scenes", "num_examples": 120, "size": 16}, "image_size": 16}
+EXTERNAL: dict[str, Any] = {
+    "audit": "captions", "title": "external", "data": DATA, "split": {"sets": "sets.csv", "drawn_at_random": True},
+    "score": {"replicates": 100, "permutations": 199, "k": [5]},
+}  # fmt: skip
+TRAINED: dict[str, Any] = {
+    "audit": "captions", "title": "trained", "data": DATA,
+    "split": {"train_per_class": 25, "public_per_class": 60},
+    "model": {
+        "image": {"backbone": "small_vit", "patch_size": 8, "width": 4, "input_size": 16, "projector": [8]}, "text": {"width": 8},
+    },
+    "training": {"epochs": 6, "batch_size": 25}, "score": EXTERNAL["score"],
+}  # fmt: skip
+
+
+def write_sets(folder: Path) -> None:
+    """Write 30 pairs each for A and B, and 60 public ones."""
+    rows = [f"pair-{number:07d},{'ABXX'[number % 4]}" for number in range(120)]
+    (folder / "sets.csv").write_text("\n".join(["example_id,set", *rows, ""]))
+
+
+def save_clip(folder: Path, seed: int) -> None:
+    """Write a CLIP with random weights, and a tokenizer of the words of the embedded captions."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    torch.manual_seed(seed)
+    words = [
+        "<unk>",
+        "<end>",
+        "a",
+        "with",
+        "in",
+        "the",
+        "upper",
+        "lower",
+        "left",
+        "right",
+        *["zero", "one", "two", "three", "four", "five"],
+    ]
+    config = transformers.CLIPConfig(
+        text_config={"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                     "num_attention_heads": 2, "max_position_embeddings": 12, "eos_token_id": 1, "bos_token_id": 0},
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                       "image_size": 16, "patch_size": 8},
+        projection_dim=8,
+    )  # fmt: skip
+    transformers.CLIPModel(config).save_pretrained(folder)
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    plain.post_processor = tokenizers.processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 1)])
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", pad_token="<end>", eos_token="<end>"
+    )
+    wrapped.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(
+        '{"do_resize": true, "size": {"height": 16, "width": 16}, "do_rescale": true, "rescale_factor": 0.00392156862745098,'
+        ' "do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}'
+    )
+
+
+def test_two_folders_of_transformers_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sets(tmp_path)
+    for seed, name in enumerate("ab"):
+        save_clip(tmp_path / name, seed)
+    models = {name: {"kind": "transformers", "path": name} for name in "ab"}
+    run = memlib.run({**EXTERNAL, "encoders": [models]}, store="store", quiet=True)
+    assert run.verdict.word == "inconclusive"
+    assert run.findings[0].n == 60
+    assert "external, transformers" in Path(run.report).read_text(encoding="utf-8")
+    alone = memlib.run({**EXTERNAL, "encoders": [{"a": models["a"]}]}, store="store", quiet=True)
+    assert alone.units["b_recovered"].null_count == 60
+    unseen = memlib.run(
+        changed_content({**EXTERNAL, "encoders": [models]}, {"split.drawn_at_random": False}), store="store", quiet=True
+    )
+    assert unseen.verdict.word == "descriptive"
+    assert unseen.findings[0].value == run.findings[0].value
+
+
+def test_a_folder_without_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    write_sets(tmp_path)
+    save_clip(tmp_path / "a", 0)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    (tmp_path / "vit").mkdir()
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_bytes((tmp_path / "a" / "preprocessor_config.json").read_bytes())
+    with pytest.raises(UserError, match=r"holds a ViTModel, which is no image-text model"):
+        memlib.run({**EXTERNAL, "encoders": [{"a": {"kind": "transformers", "path": "vit"}}]}, store="store", quiet=True)
+
+
+def test_supplied_embeddings_give_the_units_of_the_models_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Train two models, export what their owner would see, embed it, and audit the embeddings alone."""
+    from memlib.audits.captions.retrieval import encoder_of
+    from memlib.pipeline.stage import Artifact
+    from memlib.store import Ref
+    from memlib.training.fit import Train
+
+    monkeypatch.chdir(tmp_path)
+    trained = memlib.run(TRAINED, store="store", quiet=True)
+    splits = pq.read_table(next(Path("store/artifacts/split_pairs").rglob("splits.parquet")))
+    names = {TARGET: "A", REFERENCE: "B", PUBLIC: "X"}
+    rows = [f"{row['example_id']},{names[row['role']]}" for row in splits.to_pylist() if row["role"] in names]
+    (tmp_path / "sets.csv").write_text("\n".join(["example_id,set", *rows, ""]))
+    files = {name: {"kind": "embeddings", "path": f"{name}.parquet"} for name in "ab"}
+    recipe = {**EXTERNAL, "encoders": [files]}
+    (tmp_path / "external.yaml").write_text(str(recipe).replace("True", "true"))
+    export(recipe="external.yaml", output=Path("out"), store="store")
+    assert "60 images and, in texts.csv, 50 texts" in capsys.readouterr().out
+    with open("out/images.csv", newline="") as file:
+        images = [row["id"] for row in csv.DictReader(file)]
+    with open("out/texts.csv", newline="") as file:
+        texts = {row["id"]: row["text"] for row in csv.DictReader(file)}
+    captions = next(Path("store/artifacts/captions").rglob("words.npy"))
+    words, stored = np.load(captions), np.load(next(Path("store/artifacts/decode").rglob("images.npy")))
+    for name in "ab":
+        model = Artifact(trained.store, Ref.parse(trained.record.artifacts[f"model {name.upper()}0"]), Train)
+        from memlib.observe.image_text import embed_images, embed_texts
+
+        encoder, device = encoder_of(model, 6, torch.device("cpu")), torch.device("cpu")
+        places = [np.array([int(one.split("/")[1]) for one in ids]) for ids in (images, texts)]
+        vectors = [
+            *embed_images(encoder, stored, places[0], device=device) * 3,  # owners need not scale them
+            *embed_texts(encoder, list(texts.values()), words[places[1]], device=device),
+        ]
+        pq.write_table(pa.table({"id": [*images, *texts], "vector": [one.tolist() for one in vectors]}), f"{name}.parquet")
+    external = memlib.run("external.yaml", store="store", quiet=True)
+    columns = ["example_id", "direction", "a_recovered", "b_recovered", "a_wrong", "b_wrong", "a_named"]
+    assert external.units.select(columns).sort_by("example_id").equals(trained.units.select(columns).sort_by("example_id"))
+    assert external.findings[0].value == trained.findings[0].value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"epochs": 1}}, "give either training, or encoders"),
+        ({"split": {"train_per_class": 5}}, "split.sets and encoders go together"),
+        ({"pairs": 2}, "are for models that memlib trains"),
+        ({"encoders": []}, "give either training, or encoders"),
+    ],
+)
+def test_recipes_of_external_models_that_cannot_be_run_are_refused(changes: dict[str, Any], message: str) -> None:
+    models = {"encoders": [{"a": {"kind": "transformers", "path": "a"}}]}
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate({**EXTERNAL, **models, **changes})
