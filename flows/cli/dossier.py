@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,7 +111,9 @@ def risk(
         raise UserError("none of these audits ranks single persons or examples; memlib recipes lists audits that do")
     table = run.tables["risk"]
     if csv_ is not None:
-        _write_csv(table.to_pylist(), csv_)
+        from memlib.report.spreadsheet import csv_of
+
+        write_new(csv_, csv_of(table.to_pylist()).encode())
     rows = table.slice(0, most).to_pylist()
     if json_:
         print(json.dumps(rows, indent=1))
@@ -146,14 +146,6 @@ def _read_release(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror or error})") from error
     return read_yaml(content.decode("utf-8", errors="replace"), str(path))
-
-
-def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    text = StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_new(path, text.getvalue().encode())
 
 
 def _write_pdf(run: Run, path: Path) -> None:

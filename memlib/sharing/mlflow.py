@@ -1,9 +1,7 @@
 """Findings of a run in MLflow, by its REST interface (2.0); sharing the same run again updates its run in MLflow."""
 
 import base64
-import csv
 import hashlib
-import io
 import json
 import math
 import os
@@ -15,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
+from memlib.report.spreadsheet import csv_of
 from memlib.runs.index import page_path
 from memlib.runs.run import Run
 from memlib.sanitize import brief, plain
@@ -171,12 +170,9 @@ def _cut(text: str, most: int) -> str:
 
 def _summary(findings: Findings) -> bytes:
     """Return findings as CSV, by the names of their metrics."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["finding", *_numbers(findings.head), "n", "verdict"])
-    for name, row in zip(names_of(findings), findings, strict=True):
-        writer.writerow([name, *_numbers(row).values(), row.n, row.verdict])
-    return text.getvalue().encode()
+    named = zip(names_of(findings), findings, strict=True)
+    rows = [{"finding": name, **_numbers(row), "n": row.n, "verdict": row.verdict} for name, row in named]
+    return csv_of(rows).encode()
 
 
 class Server:
