@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,14 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from memlib.report.format import percent
+from memlib.report.hover import as_number, hover_marks, note
+
 matplotlib.use("Agg")
 
 INK, TARGET, REFERENCE, MUTED, ACCENT = "#1f2933", "#b3262e", "#33658a", "#9aa5b1", "#d9a441"
+
+LONG = 1000  # characters of a tag that draws a curve of many points
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -57,15 +63,59 @@ def panels_for(names: Sequence[str]) -> Figure:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
-    """Write <name>.svg and <name>.png, and return the SVG markup for the page."""
+    """Write <name>.svg, which shows values on hover, and <name>.png; return the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
     for text in figure.findobj(Text):
         text.set_parse_math(False)
+    drawn = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # element ids must differ between the figures of a page
-        figure.savefig(folder / f"{name}.svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        markup = slim(drawn.getvalue()).replace("</svg>", f"{hover_marks(figure)}</svg>")
         figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
-    markup = (folder / f"{name}.svg").read_text()
-    return markup[markup.index("<svg") :]
+    (folder / f"{name}.svg").write_text(markup, encoding="utf-8")
+    return markup
+
+
+def slim(svg: str) -> str:
+    """Return an SVG of matplotlib's in fewer characters, which makes up for the values on hover.
+
+    Numbers have two decimals, and one in long curves. Ids that nothing refers to are left out: other figures have them, too.
+    """
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    referred = set(re.findall(r"#([\w.-]+)", svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in referred else "", svg)
+    svg = re.sub(r"<[^>]*>", _in_short, svg)
+    svg = re.sub(r">\s+<", "><", svg)
+    return re.sub(r"<g([^>]*)>((?:<use [^>]*/>){2,})</g>", _with_one_style, svg)
+
+
+def _in_short(tag: re.Match[str]) -> str:
+    digits = 1 if len(tag[0]) > LONG else 2
+    text = re.sub(r"\d+\.\d+", lambda number: f"{round(float(number[0]), digits):g}", tag[0])
+    return re.sub(r"\s+", " ", text)
+
+
+def _with_one_style(group: re.Match[str]) -> str:
+    """Return a group of markers, with the style that all of them have on the group."""
+    styles = set(re.findall(r' style="[^"]*"', group[2]))
+    if len(styles) != 1 or " style=" in group[1]:
+        return group[0]
+    (style,) = styles
+    return f"<g{group[1]}{style}>{group[2].replace(style, '')}</g>"
+
+
+def draw_interval(
+    axes: Any, height: float, value: float, low: float | None, high: float | None, *,
+    color: str, line: Any = MUTED, width: float = 2,
+) -> None:  # fmt: skip
+    """Draw a value at some height with its 95 % interval, of which the upper end or both may be unknown."""
+    if low is not None:
+        ends = [low, value if high is None else high]
+        axes.plot(ends, [height, height], color=line, linewidth=width, solid_capstyle="butt", label="_95 % interval")
+    (dot,) = axes.plot(value, height, "o", color=color)
+    if low is not None:
+        until = "" if high is None else f" to {as_number(high)}"
+        note(dot, f"95 % interval: {'' if until else 'at least '}{as_number(low)}{until}")
 
 
 def percent_axis(axis: Any) -> None:
@@ -73,6 +123,7 @@ def percent_axis(axis: Any) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    setattr(axis.axes, f"fmt_{axis.axis_name}data", percent)  # on hover
 
 
 def plain_ticks(axis: Any) -> None:
