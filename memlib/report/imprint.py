@@ -8,12 +8,14 @@ from memlib.identity import VERSION
 from memlib.pipeline.provenance import source_state, who
 from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
+from memlib.report.overview import FILE, FOLDER
 from memlib.report.page import Content, Page
 from memlib.runs.subjects import data_name
 from memlib.specs import Spec
 from memlib.store import Store
 
 DIGITS = 16  # hexadecimal digits shown of each digest
+OVERVIEW = f"../../{FOLDER}/{FILE}"  # from the page of a run, runs/<run>/report.html
 
 
 def signed(
@@ -46,4 +48,5 @@ def signed(
         "numbers": f"memlib show {run}; memlib verify {run} checks them",
     }
     title = str(recipe.model_dump()["title"])
-    return Page(title, audit, run, question, verdict, content, [(name, text) for name, text in lines.items() if text], level)
+    imprint = [(name, text) for name, text in lines.items() if text]
+    return Page(title, audit, run, question, verdict, content, imprint, level, OVERVIEW if store.is_local else "")

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from memlib.report.page import environment
 
 GENERATOR = "memlib index"
+FOLDER, FILE = "index", "index.html"  # the page, below the root of its store
 MOST_OPEN = 20  # rows of a data set that are shown at once; the earlier ones are folded
 
 

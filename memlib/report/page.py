@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from memlib.findings import Verdict
 from memlib.report.glossary import defined
+from memlib.report.spreadsheet import Rows, csv_uri
 
 STYLES = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
 """Style of the verdict box, by the word of the verdict."""
@@ -35,12 +36,14 @@ class TableView:
     Attributes:
         headings, rows: text of its cells; or drawings from `memlib.report.intervals`, which are Markup.
         folded: title of a table that is shown on request; "" for one that is always visible.
+        data: the rows of published tables that it shows, which the page offers as CSV; empty for none.
     """
 
     kind: ClassVar[str] = "table"
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     folded: str = ""
+    data: Rows = ()
 
     def words(self) -> str:
         """Return the text of the table."""
@@ -50,11 +53,18 @@ class TableView:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure: SVG from `save_figure`, and a caption, which also describes it for screen readers."""
+    """A figure.
+
+    Attributes:
+        svg: SVG from `save_figure`.
+        caption: caption, which also describes the figure for screen readers.
+        data: the rows of published tables that it shows, which the page offers as CSV; empty for none.
+    """
 
     kind: ClassVar[str] = "figure"
     svg: str
     caption: str
+    data: Rows = ()
 
     def words(self) -> str:
         """Return the caption."""
@@ -146,6 +156,7 @@ class Page:
         content: the part of the page that the audit composes.
         imprint: lines about the origin of the page, as heading and text.
         level: significance level of the tests that decide the verdict; None without such tests.
+        overview: address of the overview of all runs; "" if the page cannot link to it.
     """
 
     title: str
@@ -156,6 +167,7 @@ class Page:
     content: Content
     imprint: Sequence[tuple[str, str]] = ()
     level: float | None = None
+    overview: str = ""
 
     @property
     def lead(self) -> str:
@@ -178,10 +190,10 @@ def facts_table(facts: Mapping[str, str]) -> TableView:
     return TableView(("", ""), list(facts.items()))
 
 
-def filled(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> TableView:
-    """Return a table without the columns that are empty in every row."""
+def filled(headings: Sequence[str], rows: Sequence[Sequence[str]], data: Rows = ()) -> TableView:
+    """Return a table without the columns that are empty in every row; `data` are the published rows behind it."""
     kept = [place for place in range(len(headings)) if any(row[place] for row in rows)]
-    return TableView([headings[place] for place in kept], [[row[place] for place in kept] for row in rows])
+    return TableView([headings[place] for place in kept], [[row[place] for place in kept] for row in rows], data=data)
 
 
 def meaning_of(word: str, *, shown: str, bounded: str) -> str:
@@ -262,7 +274,7 @@ def environment() -> Environment:
     """Return the environment of this package's templates, in which all text is escaped."""
     loader = PackageLoader("memlib.report", "")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["described"] = _described
+    made.filters |= {"described": _described, "csv_uri": csv_uri, "file_name": _file_name}
     made.globals["style"] = "page.css"  # named here, so that the code of pages covers it
     return made
 
@@ -304,6 +316,10 @@ def _described(figure: FigureView, heading: str) -> Markup:
     texts = Markup("<title>{}</title><desc>{}</desc>").format(heading, figure.caption)
     start, _, rest = figure.svg.partition(">")
     return Markup(start) + Markup(' role="img" aria-label="{}">').format(escape(heading)) + texts + Markup(rest)
+
+
+def _file_name(heading: str) -> str:
+    return re.sub(r"\W+", "-", heading.lower()).strip("-") or "rows"
 
 
 def _columns(count: int) -> int:

@@ -17,7 +17,7 @@ from memlib.findings import Finding, Findings
 from memlib.identity import VERSION
 from memlib.report.format import format_interval, format_value, say_p
 from memlib.report.intervals import MOST_MARKS, Mark, strip
-from memlib.report.overview import GENERATOR, DataGroup, Overview, RunRow, render
+from memlib.report.overview import FILE, FOLDER, GENERATOR, DataGroup, Overview, RunRow, render
 from memlib.report.page import STYLES
 from memlib.running.publishing import lost_in_words
 from memlib.runs.index import list_runs, rows_of
@@ -29,7 +29,6 @@ from memlib.sanitize import count_of
 from memlib.store import Store
 from memlib.store.permissions import replace_file
 
-FOLDER, FILE = "index", "index.html"
 DIGITS = 16  # hexadecimal digits shown of a digest
 LOST, WITHOUT = "shown, lost by looks", "no verdict"
 LEGEND = (

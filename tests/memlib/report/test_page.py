@@ -1,8 +1,10 @@
 import importlib
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +16,10 @@ from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.report import Facts, Shown, compose
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
-from memlib.findings import INCONCLUSIVE, Findings, Verdict
+from memlib.findings import INCONCLUSIVE, Findings, Verdict, estimate
 from memlib.report.figures import data_uri, outlined
 from memlib.report.glossary import defined, terms
+from memlib.report.imprint import OVERVIEW
 from memlib.report.page import (
     Content,
     ExampleView,
@@ -65,6 +68,50 @@ def test_render_includes_meaning_advice_limits_imprint_and_used_terms() -> None:
     assert "<title>Bits</title><desc>Bits by &lt;epoch&gt;.</desc><g>" in html
     with pytest.raises(AssertionError, match="no caption"):
         render(replace(page, content=Content([Section("Bits", replace(figure, caption=""))])))
+
+
+def test_rows_of_figures_and_tables_are_links_to_their_csv_that_a_folded_table_repeats_inside() -> None:
+    rows: list[dict[str, object]] = [{"series": EVIL, "x": 1.5}, {"series": "=b", "x": -2.5}]
+    section = Section(
+        f"A {EVIL}", FigureView("<svg></svg>", "c", rows), TableView(["a"], [["b"]], data=rows[:1]),
+        TableView(["a"], [["b"]], folded="All", data=[estimate("share", {}, 0.5, n=1)]), TableView(["a"], [["b"]]),
+    )  # fmt: skip
+    html = render(Page("t", "a", "r", "", Verdict("shown", "v", "e"), Content([section])))
+    found = Links()
+    found.feed(html)
+    assert "<script" not in html
+    assert [name for name, _, _ in found.files] == ["a-script-alert-x-script.csv"] * 3
+    assert [text for _, _, text in found.files] == ["CSV (2 rows)", "CSV (1 row)", "CSV (1 row)"]
+    texts = [unquote(link.partition(",")[2]) for _, link, _ in found.files]
+    assert texts[:2] == [f"series,x\n{EVIL},1.5\n'=b,-2.5\n", f"series,x\n{EVIL},1.5\n"]
+    assert "share" in texts[2]
+    assert re.search(r"<figcaption>c\s+<a [^>]*>CSV \(2 rows\)</a>\s*</figcaption>", html)
+    assert re.search(r"</table></div>\s*<a [^>]*>CSV \(1 row\)</a>\s*</details>", html)
+
+
+class Links(HTMLParser):
+    """The files that a page offers: name, address and text of each link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[tuple[str, str, str]] = []
+        self._link: tuple[str, str] | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self._link = (named["download"] or "", named["href"] or "") if tag == "a" and "download" in named else None
+
+    def handle_data(self, data: str) -> None:
+        if self._link is not None:
+            self.files.append((*self._link, data))
+            self._link = None
+
+
+def test_page_links_to_the_overview_of_its_store() -> None:
+    page = Page("t", "a", "r", "", Verdict("shown", "v", "e"), Content([]))
+    said = '<a href="../../index/index.html">All runs of this store</a>, in the overview that memlib index writes'
+    assert said in render(replace(page, overview=OVERVIEW))
+    assert "memlib index" not in render(page)
 
 
 def test_no_row_of_tiles_on_a_page_holds_a_single_tile() -> None:
@@ -162,7 +209,7 @@ def test_page_of_an_audit_is_self_contained_and_escaped_and_shows_the_headline(
     loads = Loads()
     loads.feed(html)
     assert loads.found
-    assert all(load.startswith(("data:image/png;base64,", "#")) for load in loads.found)
+    assert all(load.startswith(("data:image/png;base64,", "data:text/csv;charset=utf-8,", "#")) for load in loads.found)
     assert "Content-Security-Policy" in html
     assert "viewport" in html
     assert "@media print" in html
