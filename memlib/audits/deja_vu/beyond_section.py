@@ -42,7 +42,7 @@ def beyond_section(findings: Findings) -> Section | None:
         "Beyond the class",
         first,
         f"{_TEXT} {_TESTED.format(over=over, units=units)} {' '.join(_of_missing(rows))}",
-        TableView(_HEADINGS, [_row(row, findings) for row in rows]),
+        TableView(_HEADINGS, [_row(row, findings) for row in rows], data=[*rows, *findings.all(*_ACCURACIES.values())]),
     )
 
 

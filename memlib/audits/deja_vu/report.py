@@ -216,7 +216,7 @@ def _curve_section(here: Findings, curves: pa.Table, recipe: Recipe, folder: Pat
         axes.plot([r["x"] for r in points], [r["y"] for r in points], color=colour, label=name, lw=2, ls=style)
         row = here.first(f"accuracy_{side}", p=p, direction=direction)
         x = p + 0.008 * (number - (len(lines) - 1) / 2)  # shifted so that whiskers do not overlap
-        axes.errorbar([x], [row.value], yerr=_whiskers([row]), color=colour, marker="o", ms=5, capsize=4)
+        axes.errorbar([x], [row.value], yerr=_whiskers([row]), color=colour, marker="o", ms=5, capsize=4, label=f"_{name}")
     axes.axhline(here.first("accuracy_reference").params["chance"], color=MUTED, ls=":", label="guessing")
     axes.set_xlabel("share of crops, most confident first")
     axes.set_ylabel("objects named correctly")
@@ -238,7 +238,8 @@ def _curve_section(here: Findings, curves: pa.Table, recipe: Recipe, folder: Pat
     )
     caption = f"Whiskers: 95 % intervals at {percent(p)}, the share used for the déjà vu score."
     svg = save_figure(figure, folder, "accuracy_by_confidence")
-    return Section("How well the hidden object is named", one if alone else both, FigureView(svg, caption))
+    shown = [row for row in drawn if row["series"] in lines]
+    return Section("How well the hidden object is named", one if alone else both, FigureView(svg, caption, shown))
 
 
 _LINES = {
@@ -272,18 +273,19 @@ def _category_section(here: Findings, folder: Path, *, alone: bool) -> Section:
         left = 0.0
         for name in CATEGORIES:
             share = here.first(f"share_{name}", direction=direction).value
-            label = None if place else names[name] if alone else f"{names[name]}: {percent(share)}"
+            label = f"_{names[name]}" if place else names[name] if alone else f"{names[name]}: {percent(share)}"
             axes.barh([-place], [share], left=left, color=COLOURS[name], label=label, height=0.6)
             left += share
     axes.set_yticks([-place for place in range(len(bars))] if alone else [], list(bars) if alone else [])
     axes.set_xlim(0, 1)
     percent_axis(axes.xaxis)
     axes.legend(frameon=False, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.25))
-    rows = []
+    rows, found = [], []
     for name in (*CATEGORIES, "excess"):
         title = names.get(name, "difference within classes" if within else "difference of the first two")
         shares = [here.first(f"share_{name}", direction=direction) for direction in bars.values()]
         rows.append((title, *(cell for row in shares for cell in _share(row))))
+        found += shares
     if alone:
         rows.append(("training minus held-out", *_share(excess), "", ""))
     tested = "(not tested)"
@@ -312,7 +314,7 @@ def _category_section(here: Findings, folder: Path, *, alone: bool) -> Section:
         "Four kinds of images" if alone else "Four kinds of training images",
         one if alone else two,
         FigureView(save_figure(figure, folder, "categories"), caption),
-        TableView(columns, rows),
+        TableView(columns, rows, data=found),
     )
 
 
@@ -374,7 +376,7 @@ def _class_section(here: Findings, *, alone: bool) -> Section:
         "By class",
         "Among many classes some stand out by chance, so p-values are adjusted over all classes (Benjamini and Hochberg). "
         "The intervals are not adjusted: each applies to its class alone.",
-        TableView(headings, rows[:10]),
+        TableView(headings, rows[:10], data=classes),
         TableView(headings, rows, folded=f"All {len(rows)} classes") if len(rows) > 10 else None,
     )
 
@@ -416,7 +418,7 @@ def _along_sections(findings: Findings, recipe: Recipe, folder: Path) -> Iterato
         percent_axis(axes.yaxis)
         said = f"{text}. All other settings are those of the headline, the only result that was fixed in advance."
         caption = "Share of images named beyond chance, with 95 % intervals; all points use the same images."
-        yield Section(heading, said, FigureView(save_figure(figure, folder, f"share_excess_by_{name}"), caption))
+        yield Section(heading, said, FigureView(save_figure(figure, folder, f"share_excess_by_{name}"), caption, rows))
 
 
 def _training_section(findings: Findings, folder: Path) -> Section | None:
@@ -457,7 +459,11 @@ def _training_section(findings: Findings, folder: Path) -> Section | None:
         "Memory and the linear probe through training",
         text,
         FigureView(save_figure(figure, folder, "probe_by_epoch"), caption),
-        TableView(("epoch", *named, "probe, other images"), table),
+        TableView(
+            ("epoch", *named, "probe, other images"),
+            table,
+            data=[row for rows in (excess, scores, gaps) for row in rows.values()],
+        ),
     )
 
 
@@ -511,7 +517,7 @@ def _change_section(changes: Findings) -> Section | None:
         "fine-tuning, for the same images and crops. A model that is fine-tuned on the audited images also learns their "
         "labels; compare it with a model that is fine-tuned on other images (training.on: [extra]), or with a model of which "
         f"only the head is trained.{few}",
-        TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows),
+        TableView(("layer", "epochs", "change", "95 % interval", *TESTED), rows, data=changes),
     )
 
 
@@ -521,7 +527,8 @@ _SIDES_ALONE = {"both": "training minus held-out images", "A": "training images"
 
 def _settings_section(findings: Findings, *, alone: bool) -> Section:
     rows, models = [], "models" if alone else "pairs of models"
-    for row in findings.all("share_excess", "deja_vu_score", **{"class": None}):
+    found = findings.all("share_excess", "deja_vu_score", **{"class": None})
+    for row in found:
         params = row.params
         side = (_SIDES_ALONE if alone else _SIDES)[params["direction"]]
         setting = f"{params['layer']}, epoch {params['epoch']}, {params['crop']} crop, k = {params['k']}"
@@ -543,7 +550,7 @@ def _settings_section(findings: Findings, *, alone: bool) -> Section:
         f"{why} The first row is the headline; all other tests are adjusted together (Benjamini and Hochberg). p-values are "
         "one-sided: only naming more counts as memory. Where the headline is not shown, the others have no verdict. "
         f"{scope}",
-        TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows),
+        TableView(("metric", "decoded from", "compared", "value", "95 % interval", *TESTED), rows, data=found),
     )
 
 
@@ -561,7 +568,11 @@ def _probe_section(findings: Findings) -> Section:
         "other images. It does not measure déjà vu; a small gap is no reassurance. In the last column, the 20 nearest public "
         "images name whole images that the model was not trained on. A model with a low value there has learnt little about "
         "these classes.",
-        TableView(("layer", "training images", "other images", "gap", "named by neighbours"), rows),
+        TableView(
+            ("layer", "training images", "other images", "gap", "named by neighbours"),
+            rows,
+            data=findings.all(*GAPS, "knn_accuracy", epoch=None),
+        ),
     )
 
 
@@ -580,7 +591,7 @@ def _stability_section(views: Findings) -> Section | None:
         "labels. Like the test of the headline, the test redraws which images each model was trained on. For public images, "
         "the model trained on A is compared with the model trained on B: the difference shows how the two models scale "
         "distances, not memory.",
-        TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows),
+        TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows, data=views),
     )
 
 

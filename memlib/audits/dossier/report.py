@@ -16,10 +16,11 @@ from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.dossier.summary import ALPHA, PARETO
 from memlib.findings import SHOWN, Finding, Findings
-from memlib.report.figures import ACCENT, INK, MUTED, TARGET, new_panels, save_figure
+from memlib.report.figures import ACCENT, INK, MUTED, TARGET, draw_interval, new_panels, save_figure
 from memlib.report.format import format_p, format_value, percent, say_p
 from memlib.report.glossary import terms
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
+from memlib.report.spreadsheet import columns_of
 from memlib.sanitize import count_of
 
 FORMAT, MOST_LISTED, MOST_IN_JSON, DIGITS = 1, 25, 100, 16
@@ -86,13 +87,12 @@ def _bars(runs: Sequence[Row], folder: Path) -> Section | None:
         return None
     figure = new_panels(len(drawn), width=7.2, height=0.95, columns=1)
     for axes, row in zip(figure.axes, drawn, strict=True):
-        ends = [row["ci_low"], row["value"] if row["ci_high"] is None else row["ci_high"]]
         color = TARGET if row["shown"] and row["counts"] else INK
-        axes.plot(ends, [0, 0], color=color, linewidth=6, solid_capstyle="butt", alpha=0.45)
-        axes.plot(row["value"], 0, "o", color=color)
-        for place, style, line in ((row["chance"], "--", MUTED), (row["bound"], "-", ACCENT)):
+        draw_interval(axes, 0, row["value"], row["ci_low"], row["ci_high"], color=color, line=(color, 0.45), width=6)
+        lines = ((row["chance"], "--", MUTED, "by chance"), (row["bound"], "-", ACCENT, "acceptable bound"))
+        for place, style, line, name in lines:
             if place is not None:
-                axes.axvline(place, color=line, linestyle=style, linewidth=1.5)
+                axes.axvline(place, color=line, linestyle=style, linewidth=1.5, label=name)
         axes.set_ylim(-1, 1)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
@@ -101,7 +101,12 @@ def _bars(runs: Sequence[Row], folder: Path) -> Section | None:
         "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value by chance alone; yellow: the "
         "bound that the recipe calls acceptable; red: shown, adjusted over all audits."
     )
-    return Section("In one picture", FigureView(save_figure(figure, folder, "dossier"), caption))
+    return Section(
+        "In one picture", FigureView(save_figure(figure, folder, "dossier"), caption, columns_of(drawn, *_NUMBERS))
+    )
+
+
+_NUMBERS = ("run", "title", "metric", "value", "ci_low", "ci_high", "over", "chance", "upper_bound", "bound")
 
 
 def _in_words(name: str) -> str:
@@ -132,7 +137,9 @@ def _tested(runs: Sequence[Row]) -> Section:
         "The numbers behind each verdict. Intervals are over the units that are named; verdicts rest on tests, so "
         "that an interval over few canaries or trainings may include chance where a test shows memory. At most: a one-sided "
         "95 % upper limit. Acceptable: the bound that the recipe fixed beforehand.",
-        filled(("audit", "finding", "95 % interval", "by chance", "at most", "acceptable"), numbers),
+        filled(
+            ("audit", "finding", "95 % interval", "by chance", "at most", "acceptable"), numbers, columns_of(runs, *_NUMBERS)
+        ),
     )
 
 
@@ -187,9 +194,9 @@ def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Secti
         return Section(heading, "This dossier holds no ids. memlib risk prints the list from the store.", *counts, *together)
     if risk is None:
         return Section(heading, "None of the audits ranks single persons or examples.", *together)
+    first = risk.slice(0, MOST_LISTED).to_pylist()
     rows = [
-        (str(row["place"]), _who(row), _named_by(row), format_p(row["p_value"]), format_p(row["p_adjusted"]))
-        for row in risk.slice(0, MOST_LISTED).to_pylist()
+        (str(row["place"]), _who(row), _named_by(row), format_p(row["p_value"]), format_p(row["p_adjusted"])) for row in first
     ]
     several = [row for row in risk.to_pylist() if row["named"] > 1][:MOST_LISTED]
     headings = ("place", "who", "named by", "p", "p, adjusted")
@@ -203,9 +210,12 @@ def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Secti
     )
     named = [(str(row["place"]), _who(row), _named_by(row)) for row in several]
     return Section(
-        heading, text, _power_of_list(risk), filled(headings, rows), *counts,
+        heading, text, _power_of_list(risk), filled(headings, rows, columns_of(first, *_OF_RISK)), *counts,
         TableView(("place", "who", "named by"), named, folded="Named by at least two audits") if named else None, *together,
     )  # fmt: skip
+
+
+_OF_RISK = ("place", "kind", "id", "named", "examined", "p_value", "p_adjusted")
 
 
 def _who(row: Row) -> str:

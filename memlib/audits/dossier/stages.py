@@ -106,7 +106,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the document, and write its content as JSON."""
 
-    declared: ClassVar[Declared] = Declared("report", 1)
+    declared: ClassVar[Declared] = Declared("report", 2)
     title: ClassVar[str] = "report dossier"
     place: ClassVar[Place] = "driver"
 

@@ -22,6 +22,7 @@ from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
 from memlib.report.format import format_interval, format_p
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
+from memlib.report.spreadsheet import Rows, columns_of
 from memlib.specs.text import GIVEN, RECURRING
 from memlib.stats.tails import SkewNormal
 
@@ -185,7 +186,7 @@ def _insertions_section(dots: Sequence[Row], bits: float, folder: Path, noun: st
     lines = _lines(dots)
     for k, ((series,), (x, y)) in enumerate(lines.items()):
         axes.plot(x, y, "o", ms=4, alpha=0.7, color=COLOURS[k % len(COLOURS)], label=series)
-    axes.axhline(bits, color=INK, lw=0.8, ls="--")
+    axes.axhline(bits, color=INK, lw=0.8, ls="--", label="_the whole secret")
     axes.annotate("the whole secret", (0, bits), xytext=(2, -11), textcoords="offset points", fontsize=8)
     axes.set_xscale("symlog", linthresh=1)
     plain_ticks(axes.xaxis)
@@ -204,6 +205,7 @@ def _insertions_section(dots: Sequence[Row], bits: float, folder: Path, noun: st
             save(figure, folder, "exposure_by_insertions"),
             f"Exposure of each {noun} (vertical) by the number of its {times} (horizontal). Dashed line: all bits of the "
             "secret.",
+            dots,
         ),
     )
 
@@ -217,14 +219,15 @@ def _epochs_section(
     figure, axes = _new_axes("epoch", "exposure in bits")
     series: dict[str, str] = {}
     for (name, *_), (x, y) in _lines(measured, "canary", "seed").items():
-        label = name if name not in series else None
+        label = name if name not in series else f"_{name}"
         colour = series.setdefault(name, COLOURS[len(series) % len(COLOURS)])
         axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "o-", ms=3, lw=1.2, color=colour, label=label)
     for (name, *_), (x, y) in _lines(curves["extrapolated_by_epoch"], "canary", "seed").items():
-        axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "--", lw=0.9, alpha=0.6, color=series[name])
+        axes.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), "--", lw=0.9, alpha=0.6, color=series[name],
+                  label=f"_{name}, extrapolated")  # fmt: skip
     beside = axes.twinx()
-    for x, y in _lines(losses).values():
-        beside.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), ":", lw=1, color=INK)
+    for (name,), (x, y) in _lines(losses).items():
+        beside.plot(*zip(*sorted(zip(x, y, strict=True)), strict=True), ":", lw=1, color=INK, label=f"_{name}")
     beside.set_ylabel("validation loss in nats per symbol (dotted)")
     return Section(
         "Exposure during training",
@@ -235,6 +238,7 @@ def _epochs_section(
             _with_legend(figure, folder, "exposure_by_epoch"),
             "Exposure of each canary (vertical) by epoch (horizontal). Dashed: extrapolated. Dotted lines, right axis: "
             "validation loss.",
+            [*measured, *curves["extrapolated_by_epoch"], *losses],
         ),
         *_overtraining_table(rows),
         *_folded(("variant", "epoch", "validation loss", "exposure", "extrapolated"), _epoch_cells(units)),
@@ -273,7 +277,7 @@ def _overtraining_table(rows: Findings) -> Iterator[str | TableView]:
         )
         for row in found
     ]  # fmt: skip
-    yield filled(("variant", "epochs", "estimate", "n", "change (95 %)", "adjusted p"), cells)
+    yield filled(("variant", "epochs", "estimate", "n", "change (95 %)", "adjusted p"), cells, found)
 
 
 def _histogram_section(bars: Sequence[Row], folder: Path, noun: str, *, listed: bool) -> Section:
@@ -297,6 +301,7 @@ def _histogram_section(bars: Sequence[Row], folder: Path, noun: str, *, listed: 
             save_figure(figure, folder, "perplexity_histogram"),
             f"Log-perplexities of random candidates (bars) and of the {noun} (red line): the further left it "
             "lies, the more exposed it is.",
+            bars,
         ),
     )
 
@@ -306,11 +311,8 @@ def _canaries_section(units: Sequence[Row], rows: Findings, noun: str, *, listed
     for unit in units:
         last[training(unit)] = max(last[training(unit)], unit["epoch"])
     tests = {(row.params.get("variant", ""), row.params["canary"]): row for row in rows.tests(CANARIES)}
-    cells = [
-        _canary_cells(unit, tests.get((unit["variant"], unit["canary"])), listed=listed)
-        for unit in units
-        if unit["insertions"] and unit["epoch"] == last[training(unit)]
-    ]
+    shown = [unit for unit in units if unit["insertions"] and unit["epoch"] == last[training(unit)]]
+    cells = [_canary_cells(unit, tests.get((unit["variant"], unit["canary"])), listed=listed) for unit in shown]
     headings = (
         "model", noun, _of_occurrences(listed=listed), "log-perplexity", "exposure (95 %)", "method", "rank", "p",
         "p over all seeds", "adjusted p", "extrapolated",
@@ -327,14 +329,22 @@ def _canaries_section(units: Sequence[Row], rows: Findings, noun: str, *, listed
         "The extrapolated value is an estimate that holds only if the log-perplexities are skew-normal"
         f"{' (fit p: the p-value of that assumption)' if fitted else ''}; no interval is known for it. It may exceed all "
         "bits of the secret: then it does not hold.",
-        *_folded(headings, cells),
+        *_folded(headings, cells, columns_of(shown, *_OF_CANARY)),
     )
 
 
-def _folded(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[TableView]:
+_OF_CANARY = (
+    "variant", "seed", "canary", "insertions", "epoch", "log_perplexity", "exposure", "ci_low", "ci_high", "method", "rank",
+    "p_value", "exposure_extrapolated", "fit_p",
+)  # fmt: skip
+_OF_SEARCH = ("variant", "seed", "canary", "insertions", "known", "search", "extracted", "position", "queries", "ended")
+"""Columns of the units, and of the extractions, that the page shows."""
+
+
+def _folded(headings: Sequence[str], cells: Sequence[Sequence[str]], data: Rows = ()) -> list[TableView]:
     """Return a table without empty columns: its first rows and, if there are more, all of them folded."""
-    whole = filled(headings, cells)
-    more = [replace(whole, folded=f"All {len(cells)}")] if len(cells) > FIRST_ROWS else []
+    whole = filled(headings, cells, data)
+    more = [replace(whole, folded=f"All {len(cells)}", data=())] if len(cells) > FIRST_ROWS else []
     return [replace(whole, rows=whole.rows[:FIRST_ROWS]), *more]
 
 
@@ -382,8 +392,11 @@ def _privacy_section(rows: Findings) -> Section | None:
         "were examined). A bound below the claimed epsilon is no proof of privacy; the next column gives the largest "
         "bound that could have been proved. If the claim is right, a canary in one window exceeds the implied exposure "
         "with probability at most 0.05; a canary in several windows may have more.",
-        filled(headings, [_privacy_cells(rows, variant) for variant in variants]),
+        filled(headings, [_privacy_cells(rows, variant) for variant in variants], rows.all(*_PRIVACY)),
     )
+
+
+_PRIVACY = ("epsilon", "epsilon_lower_bound", "privacy_claim")
 
 
 def _privacy_cells(rows: Findings, variant: str | None) -> tuple[str, ...]:
@@ -414,8 +427,11 @@ def _null_section(rows: Findings, noun: str) -> Section | None:
         "the mean of 2^-exposure should be 1/2 and the median exposure 1 bit. For unseen secrets the mean may well be "
         "lower: that is what the model knows about their kind without having seen them.",
         *_of_check(rows),
-        filled(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells),
+        filled(("variant", "kind", "canaries", "mean of 2^-exposure (95 %)", "median exposure"), cells, rows.all(*_OF_NULL)),
     )
+
+
+_OF_NULL = ("two_to_minus_exposure", "exposure_median", "unseen_two_to_minus_exposure", "unseen_exposure_median")
 
 
 def _of_check(rows: Findings) -> Iterator[str]:
@@ -457,7 +473,7 @@ def _extraction_section(
         "Queries: the number of prefixes whose next symbols the search requested from the model. Known symbols: how many "
         "symbols of the secret the search was given.",
         _queries_figure(points, folder, noun),
-        *_folded(headings, cells),
+        *_folded(headings, cells, columns_of(extractions, *_OF_SEARCH)),
     )
 
 
@@ -480,6 +496,7 @@ def _queries_figure(points: Sequence[Row], folder: Path, noun: str) -> FigureVie
     return FigureView(
         save_figure(figure, folder, "queries_by_exposure"),
         f"Prefixes that the search queried (vertical) by the {noun}'s exposure (horizontal), one dot per {noun} and model.",
+        points,
     )
 
 
@@ -516,21 +533,24 @@ def _documents_section(rows: Findings, documents: pa.Table, recipe: Recipe, fold
         "reproduces without having seen them. The test permutes which documents were held out. It compares -log2 of "
         "the suffixes' unrestricted probabilities (in bits), so it does not depend on the sampling.",
         _documents_figure(documents, folder),
-        filled(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells),
+        filled(("variant", "", "trained on (95 %)", "held out (95 %)", "p"), cells, rows.all(GAP, SHARE, GREEDY, NEAR)),
     )
 
 
 def _documents_figure(documents: pa.Table, folder: Path) -> FigureView:
     figure, axes = _new_axes("bits of the suffix, -log2 of its probability", "share of documents at or below")
+    drawn: list[Row] = []
     for number, (variant, of_variant) in enumerate(documents.to_pandas().groupby("variant", sort=False)):
         for held_out, style in ((False, "-"), (True, ":")):
             bits = np.sort(of_variant[of_variant["held_out"] == held_out].groupby("document")["bits"].mean().to_numpy())
             label = " ".join(filter(None, [str(variant), "held out" if held_out else "trained on"]))
             axes.step(bits, np.arange(1, len(bits) + 1) / len(bits), style, color=COLOURS[number % 6], lw=1.3, label=label)
+            drawn += [{"variant": variant, "held_out": held_out, "bits": value} for value in bits.tolist()]
     return FigureView(
         _with_legend(figure, folder, "document_bits"),
         "Share of documents (vertical) whose suffix has at most the given number of bits (horizontal): "
         "trained on (solid) and held out (dotted), one colour per variant, all models at their last checkpoint.",
+        drawn,
     )
 
 
@@ -589,8 +609,8 @@ def _variants_section(rows: Findings, trainings: Sequence[Row], folder: Path) ->
             if private
             else ""
         ),
-        _utility_figure(lines, means, front, folder),
-        TableView(headings[:columns], [row[:columns] for row in cells]),
+        replace(_utility_figure(lines, means, front, folder), data=trainings),
+        TableView(headings[:columns], [row[:columns] for row in cells], data=[row for _, row in exposures]),
     )
 
 
@@ -638,7 +658,7 @@ def _equal_loss_section(rows: Findings) -> Section | None:
         "sits at that loss, others below it. Loss gap and difference: from the first variant. They are estimates, not tests, "
         "because a p-value of the difference would speak of the gap as well. Canaries with an extrapolated exposure, or only "
         "a lower bound, under any variant are left out.",
-        filled(headings, cells),
+        filled(headings, cells, rows.all("exposure_at_equal_loss", "difference_at_equal_loss")),
     )
 
 
@@ -662,7 +682,7 @@ def _sanitizing_section(rows: Findings) -> Section | None:
         f"text, to which random candidates are exposed by {1 / np.log(2):.1f} bits on average. Models disagree more about "
         "unlikely canaries, so the removed ones tend to be the less likely candidates: nothing is tested here. Removed: the "
         "share of canaries that lost all of their windows.",
-        filled(headings, cells),
+        filled(headings, cells, rows.all("removed_by_sanitizing", "exposure_by_sanitizing")),
     )
 
 
@@ -675,7 +695,8 @@ def _utility_figure(lines: Lines, means: Mapping[str, tuple[float, float]], fron
     for number, ((name,), (x, y)) in enumerate(lines.items()):
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
         axes.plot(x, y, marker, ms=5, alpha=0.8, color=colour, label=name)
-    axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0)
+    axes.plot([means[n][0] for n in front], [means[n][1] for n in front], color=INK, lw=0.8, ls="--", zorder=0,
+              label="_mean on the front")  # fmt: skip
     return FigureView(
         _with_legend(figure, folder, "utility"),
         "Mean exposure (vertical) by validation loss (horizontal), one dot per training: lower left is better in both.",

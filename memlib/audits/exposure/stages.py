@@ -303,7 +303,7 @@ def _privacy(at: SubjectModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 13)
+    declared: ClassVar[Declared] = Declared("report", 14)
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

@@ -28,6 +28,7 @@ from memlib.report.page import (
     first_words,
     meaning_of,
 )
+from memlib.report.spreadsheet import of_curves
 from memlib.specs.data import CALIBRATION, QUERY
 from memlib.stats.divergence import ks_gap
 
@@ -35,6 +36,7 @@ COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: 
 SHOWN_TARGETS = 4
 LEAD_WORDS = 40  # of the box of the verdict; the rest follows below
 MOST_REMOVED = 24  # removed examples that are listed without being asked for
+ECDF = "confidence_ecdf"  # curve
 EDGE = 1e-7
 _FORGEABLE = (
     "The outputs of {} were supplied by the owner of the model. Outputs can be forged: an owner who can tell D_Q from the "
@@ -189,7 +191,11 @@ def _trace_section(findings: Findings, recipe: Recipe) -> Section | None:
         _KNOWN if powers else None,
         _not_found(powers),
         _FORGEABLE.format(", ".join(supplied)) if supplied else None,
-        filled(headings, [_trace_cells(row, findings, recipe) for row in traces]),
+        filled(
+            headings,
+            [_trace_cells(row, findings, recipe) for row in traces],
+            findings.all("trace", "control_power", "share_used"),
+        ),
     )
 
 
@@ -242,7 +248,7 @@ def _rho_section(findings: Findings) -> Section | None:
         "over the seeds of the models and the examples of D_Q together. The paper calls rho below 1 'not forgotten'; no "
         "verdict rests on it here, and where it points another way than the outcome above, the outcome holds: it alone is "
         "tested.",
-        TableView(("models", "KS", "rho", "interval of rho"), cells),
+        TableView(("models", "KS", "rho", "interval of rho"), cells, data=findings.all("rho", "ks_target")),
     )
 
 
@@ -262,10 +268,11 @@ def _distribution_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Sec
     gap, place = ks_gap(*pair)
     low, high = sorted(float((values <= place).mean()) for values in pair)
     at = float(_odds(np.array([place]))[0])
-    axes.plot([at, at], [low, high], color=INK, lw=2)
+    axes.plot([at, at], [low, high], color=INK, lw=2, label=f"_largest gap, KS {gap:.2f}")
     axes.annotate(f"KS {gap:.2f}", (at, (low + high) / 2), xytext=(6, 0), textcoords="offset points", fontsize=8)
     axes.set_xticks(_odds(np.array(TICKS)), [f"{tick:g}" for tick in TICKS])
     axes.set_xlabel("confidence in the true class (log-odds scale)")
+    axes.fmt_xdata = _of_odds
     axes.set_ylabel("share of D_Q at or below")
     axes.legend(frameon=False, fontsize=8)
     return Section(
@@ -276,6 +283,11 @@ def _distribution_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Sec
             save_figure(figure, folder, "confidences"),
             "Share of D_Q (vertical) on which a model's confidence in the true class is at most the given value "
             "(horizontal), one line per model.",
+            [
+                row
+                for row in of_curves(curves, "confidence_ecdf")
+                if (json.loads(row["params"])["group"], row["series"]) in lines
+            ],
         ),
     )
 
@@ -296,8 +308,13 @@ def _odds(confidences: NDArray[np.float64]) -> NDArray[np.float64]:
     return odds
 
 
+def _of_odds(odds: float) -> str:
+    """Return the confidence at a place of the axis, as text."""
+    return f"{1 / (1 + np.exp(-odds)):.4g}"
+
+
 def _mix_section(curves: pa.Table, folder: Path) -> Section | None:
-    points = [row for row in curves.to_pylist() if row["curve"] == "rho_by_share"]
+    points = of_curves(curves, "rho_by_share")
     if len({row["x"] for row in points}) < 2:
         return None
     figure = new_figure()
@@ -306,7 +323,7 @@ def _mix_section(curves: pa.Table, folder: Path) -> Section | None:
         of_series = [row for row in points if row["series"] == series]
         axes.plot([r["x"] for r in of_series], [r["y"] for r in of_series], "o", color=colour, ms=4, alpha=0.7, label=series)
         means = {x: np.mean([r["y"] for r in of_series if r["x"] == x]) for x in sorted({r["x"] for r in of_series})}
-        axes.plot(list(means), list(means.values()), "-", color=colour, lw=1)
+        axes.plot(list(means), list(means.values()), "-", color=colour, lw=1, label=f"_{series}, mean")
     axes.axhline(1, color=INK, lw=0.8)
     axes.set_xlabel("share of D_Q in the training data")
     axes.set_ylabel("rho")
@@ -318,6 +335,7 @@ def _mix_section(curves: pa.Table, folder: Path) -> Section | None:
         FigureView(
             save_figure(figure, folder, "rho_by_share"),
             "rho (vertical) by the share of D_Q in the training data (horizontal); lines connect the means.",
+            points,
         ),
     )
 
@@ -354,7 +372,7 @@ def _known_models_section(findings: Findings, recipe: Recipe) -> Section | None:
         f"{shares.head.params['alpha']:.2g}. Null models should not be found. The share of retained models that is "
         "found shows the power of the test for models trained like them, and for no others. Where a target has several "
         "models, the mean of their outputs is tested, in which the same trace is easier to find than in each of them.",
-        TableView(("models", "trained on", "found"), cells),
+        TableView(("models", "trained on", "found"), cells, data=shares),
     )
 
 

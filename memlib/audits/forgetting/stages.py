@@ -193,7 +193,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 8)
+    declared: ClassVar[Declared] = Declared("report", 9)
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

@@ -29,6 +29,7 @@ from memlib.report.page import (
     first_words,
     meaning_of,
 )
+from memlib.report.spreadsheet import columns_of, of_curves
 
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198")  # one per attack
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
@@ -166,8 +167,9 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
             _roc(curves, nonmembers, folder),
             "Share of members named (vertical) by share of false alarms (horizontal), both on log scales, one line per "
             "attack. The dotted line is guessing.",
+            of_curves(curves, "roc"),
         ),
-        filled(headings, cells),
+        filled(headings, cells, findings.all("auc", "true_alarms", "above_all")),
     )
 
 
@@ -208,7 +210,7 @@ def _roc(curves: pa.Table, nonmembers: int, folder: Path) -> str:
         x, y = line["x"].to_numpy(), line["y"].to_numpy()
         axes.step(np.maximum(x, least), np.maximum(y, least), where="post", label=NAMES[name], lw=1.5,
                   color=COLOURS[place % len(COLOURS)])  # fmt: skip
-    axes.plot([least, 1], [least, 1], color=MUTED, ls=":", lw=1.2)
+    axes.plot([least, 1], [least, 1], color=MUTED, ls=":", lw=1.2, label="_guessing")
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
     axes.set_xlabel("false alarms (share of non-members)")
     axes.set_ylabel("members named")
@@ -235,6 +237,7 @@ def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
             save_figure(figure, folder, "scores"),
             f"Distribution of the score of {NAMES[recipe.score.headline]} among members and among non-members; the "
             "outermost steps hold all scores beyond them.",
+            of_curves(curves, "scores"),
         ),
     )
 
@@ -243,11 +246,11 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
     persons = recipe.split.group is not None
     noun = recipe.group_noun if persons else "documents" if recipe.reads_texts else "examples"
     top = units.slice(0, LISTED).to_pylist()
-    members = sum(row["member"] for row in top)
+    members, score, persons_alone = sum(row["member"] for row in top), recipe.score.headline, ["examples"] if persons else []
     cells = [
         (
             row["unit"], str(row["examples"]) if persons else "", row["class_name"], "yes" if row["member"] else "no",
-            format_value(row[recipe.score.headline]), percent(row["above_nonmembers"]),
+            format_value(row[score]), percent(row["above_nonmembers"]),
         )
         for row in top
     ]  # fmt: skip
@@ -256,7 +259,7 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
         f"The {noun} at greatest risk",
         f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. "
         "They are selected by the score, so their scores look stronger than they would in another model.",
-        filled(headings, cells),
+        filled(headings, cells, columns_of(top, "unit", *persons_alone, "class_name", "member", score, "above_nonmembers")),
     )
 
 
@@ -280,7 +283,9 @@ def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
         "Without the model",
         f"From ids, sizes, dates and content alone, members can be told from non-members with an AUC of {blind.value:.2f} "
         f"({_interval(blind)}). {outcome}",
-        TableView(("features", "AUC"), families, folded="By kind of feature"),
+        TableView(
+            ("features", "AUC"), families, folded="By kind of feature", data=findings.all(BLIND, "blind_auc_by_family")
+        ),
     )
 
 
@@ -311,7 +316,9 @@ def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
         "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each "
         "bound holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
         _claimed(claim, recipe),
-        TableView(("bound", "epsilon at least", "ceiling", "from"), rows),
+        TableView(
+            ("bound", "epsilon at least", "ceiling", "from"), rows, data=[row for row in (bound, many, gaussian) if row]
+        ),
     )
 
 
@@ -357,7 +364,18 @@ def _memorization_section(
         f"selected from {examples.num_rows:,}.{_agreement(findings)}",
         PicturesView(pictures)
         if pictures
-        else TableView(("id", "class", "right, with", "right, without", "adjusted p"), cells),
+        else TableView(
+            ("id", "class", "right, with", "right, without", "adjusted p"),
+            cells,
+            data=columns_of(
+                [row for row in top if row["memorization"] is not None],
+                "example_id",
+                "class_name",
+                "correct_in",
+                "correct_out",
+                "p_adjusted",
+            ),
+        ),
     )
 
 
@@ -391,16 +409,15 @@ def _influence_section(
     if found is None or pairs is None:
         return None
     single = findings.first("influence_pairs_unadjusted")
-    cells = [
-        (row["example_id"], row["held_out_id"], f"{row['influence']:.2f}", format_p(row["p_adjusted"]))
-        for row in pairs.slice(0, LISTED).to_pylist()
-    ]
+    top = pairs.slice(0, LISTED).to_pylist()
+    cells = [(row["example_id"], row["held_out_id"], f"{row['influence']:.2f}", format_p(row["p_adjusted"])) for row in top]
+    data = columns_of(top, "example_id", "held_out_id", "influence", "p_adjusted")
     return Section(
         "Influence on held-out examples",
         f"Of {found.n:,} pairs of a memorized and a held-out example, {int(found.value):,} show influence (adjusted over "
         f"all pairs). At an unadjusted level of {single.params['unadjusted']:g} there are {int(single.value):,}, and "
         f"{single.params['expected']:g} would be expected by chance.",
-        TableView(("memorized example", "held-out example", "influence", "adjusted p"), cells) if cells else None,
+        TableView(("memorized example", "held-out example", "influence", "adjusted p"), cells, data=data) if cells else None,
     )
 
 
@@ -422,7 +439,7 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
         f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average ({_interval(row)}, "
         f"the range of {row.n} models; {say_p(row.p_value)}, twice the mean of the models' p-values)."
         + (" Shadow models that are unlike the target make attacks weaker, not tests wrong." if external else ""),
-        TableView(("number", "target", "shadow models", ""), cells),
+        TableView(("number", "target", "shadow models", ""), cells, data=measures),
     )
 
 

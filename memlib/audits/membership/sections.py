@@ -48,7 +48,11 @@ def slices_section(findings: Findings, recipe: Recipe) -> Section | None:
     return Section(
         "Slices",
         f"AUC and true alarms of {NAMES[recipe.score.headline]} within parts of the pool. {tests}{answers}{least}{more}",
-        filled(headings, [_slice_cells(row, findings) for row in rows]),
+        filled(
+            headings,
+            [_slice_cells(row, findings) for row in rows],
+            [*rows, *findings.all("true_alarms_of_slice", "above_all_of_slice")],
+        ),
     )
 
 
@@ -76,7 +80,7 @@ def hidden_section(findings: Findings) -> Section | None:
         "Each column was hidden and guessed from the class, all other columns and the model's answers with every value in "
         "turn (Fredrikson et al. 2014; Yeom et al. 2018). Right guesses of non-members come from the population; only the "
         "difference between members and non-members is memory.",
-        filled(headings, [_column_cells(row) for row in rows]),
+        filled(headings, [_column_cells(row) for row in rows], rows),
     )
 
 
@@ -123,5 +127,5 @@ def structure_section(findings: Findings) -> Section | None:
         "Structure",
         f"Numbers of rows that the model's outputs tell apart among its {rows[0].n:,} training rows, without an attack; "
         f"outputs that agree in {DECIMALS} decimals count as one. {stores} These numbers describe the model; none is tested.",
-        TableView(("number", "count"), cells),
+        TableView(("number", "count"), cells, data=rows),
     )

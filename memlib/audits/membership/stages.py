@@ -204,7 +204,7 @@ def more_likely_right(answers: Answers) -> Answers:
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 1)
+    declared: ClassVar[Declared] = Declared("report", 2)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

@@ -115,7 +115,10 @@ def _curve(curves: pa.Table, folder: Path) -> Section:
     axes.set_xlabel("most influential share of the examples")
     axes.set_ylabel("their share of all self-influence")
     caption = "Share of all self-influence (vertical) held by the most influential share of the examples (horizontal)."
-    return Section("Concentration of self-influence", FigureView(save_figure(figure, folder, "influence_by_rank"), caption))
+    return Section(
+        "Concentration of self-influence",
+        FigureView(save_figure(figure, folder, "influence_by_rank"), caption, curves.to_pylist()),
+    )
 
 
 def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uint8] | None]) -> Section:
@@ -126,11 +129,12 @@ def _gallery(heading: str, units: pa.Table, show: Callable[[str], NDArray[np.uin
         if picture is not None:
             pictures.append((data_uri(picture, side=128), caption))
         rows.append((str(row["rank"]), row["example_id"], row["class_name"], f"{row['self_influence']:.4g}"))
-    table = TableView(("rank", "example", "class", "self-influence"), rows)
+    data = units.select(["rank", "example_id", "class_name", "self_influence"]).to_pylist()
+    table = TableView(("rank", "example", "class", "self-influence"), rows, data=data)
     return Section(heading, PicturesView(pictures) if pictures else table)
 
 
 def _classes(findings: Findings) -> Section:
     means = sorted(findings.all("self_influence_mean"), key=lambda row: -row.value)
     cells = [(str(row.params["class"]), f"{row.value:.4g}", str(row.n)) for row in means]
-    return Section("By class", TableView(("class", "mean self-influence", "examples"), cells))
+    return Section("By class", TableView(("class", "mean self-influence", "examples"), cells, data=means))

@@ -20,6 +20,7 @@ from memlib.report.figures import (
     MUTED,
     REFERENCE,
     TARGET,
+    draw_interval,
     new_figure,
     new_panels,
     plain_ticks,
@@ -102,11 +103,9 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], useful: Mapping[str, Fi
     axes = figure.axes[0]
     heads = [outcome.headline for outcome in outcomes]
     for place, row in enumerate(heads):
-        if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place, place], color=MUTED, linewidth=2)
-        axes.plot(row.value, place, "o", color=TARGET if row.verdict == SHOWN else INK)
+        draw_interval(axes, place, row.value, row.low, row.high, color=TARGET if row.verdict == SHOWN else INK)
     for null in {row.null_value for row in heads if row.null_value is not None}:
-        axes.axvline(null, color=MUTED, linestyle="--", linewidth=1)
+        axes.axvline(null, color=MUTED, linestyle="--", linewidth=1, label="under the null")
     axes.set_yticks(range(len(outcomes)), [outcome.cell for outcome in outcomes])
     axes.invert_yaxis()
     axes.set_xlabel(_in_words(metric))
@@ -117,14 +116,14 @@ def _headlines(metric: str, outcomes: Sequence[Outcome], useful: Mapping[str, Fi
     if measured:
         _utilities_beside(axes, figure.axes[1], measured)
         caption += f" Right: {_measure_of(measured.values())}, with its 95 % interval over images."
-    return Section(f"{_in_words(metric)} by cell", FigureView(save_figure(figure, folder, f"sweep_{number}"), caption))
+    data = [{"cell": outcome.cell, **outcome.headline.row()} for outcome in outcomes]
+    return Section(f"{_in_words(metric)} by cell", FigureView(save_figure(figure, folder, f"sweep_{number}"), caption, data))
 
 
 def _utilities_beside(left: Any, axes: Any, measured: Mapping[int, Finding]) -> None:
     """Draw the utility of each cell at the height of its headline in the panel on the left."""
     for place, row in measured.items():
-        axes.plot([row.low, row.high], [place, place], color=MUTED, linewidth=2)
-        axes.plot(row.value, place, "o", color=REFERENCE)
+        draw_interval(axes, place, row.value, row.low, row.high, color=REFERENCE)
     axes.set_ylim(left.get_ylim())
     axes.set_yticks(left.get_yticks(), [])
     axes.set_xlabel("utility")
@@ -193,10 +192,11 @@ def _along(trend: Trend, change: Finding | None, useful: Mapping[str, Finding], 
         shown = f"it {direction}" if row.verdict == SHOWN else "a trend is neither shown nor ruled out"
         text += f"By permuting the cells, {say_p(row.p_value)}, adjusted {format_p(row.p_adjusted)}: {shown}."
     caption = "Each cell's headline with its 95 % interval."
+    data = [{"cell": cell, trend.key: x, **head.row()} for x, cell, head in longest]
     if change is not None:
         text += f" {in_words(trend, change)} {_sampled(change)}"
         caption = "Each cell's headline, and its utility, with their 95 % intervals."
-    return Section(f"Along {trend.key}", text, FigureView(save_figure(figure, folder, f"along_{number}"), caption))
+    return Section(f"Along {trend.key}", text, FigureView(save_figure(figure, folder, f"along_{number}"), caption, data))
 
 
 def _sampled(change: Finding) -> str:
@@ -249,8 +249,19 @@ def _compared(audit: str, rows: Sequence[Finding], useful: Mapping[str, Finding]
     return Section(
         f"{_in_words(audit)}: cells compared",
         text if ranked else f"{text} None of these can be ranked.",
-        TableView((*headings, "p", "p, adjusted", "more memorization shown in"), ranked) if ranked else None,
-        TableView((*headings, "reason for not ranking"), unranked, folded=f"{len(unranked)} unranked differences")
+        TableView(
+            (*headings, "p", "p, adjusted", "more memorization shown in"),
+            ranked,
+            data=[row for row in rows if row.p_adjusted is not None],
+        )
+        if ranked
+        else None,
+        TableView(
+            (*headings, "reason for not ranking"),
+            unranked,
+            folded=f"{len(unranked)} unranked differences",
+            data=[row for row in rows if row.p_adjusted is None],
+        )
         if unranked
         else None,
     )

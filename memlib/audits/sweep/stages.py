@@ -79,7 +79,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a sweep."""
 
-    declared: ClassVar[Declared] = Declared("report", 2)
+    declared: ClassVar[Declared] = Declared("report", 3)
     title: ClassVar[str] = "report sweep"
     place: ClassVar[Place] = "driver"
 

@@ -278,7 +278,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 11)
+    declared: ClassVar[Declared] = Declared("report", 12)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

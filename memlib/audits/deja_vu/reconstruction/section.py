@@ -166,7 +166,7 @@ def _tested(rows: Findings) -> TableView:
         if row.is_test
     ]  # fmt: skip
     columns = ("measure", "compared", "gain", "95 % interval", "images", "p", "p, adjusted", "verdict")
-    return TableView(columns, lines)
+    return TableView(columns, lines, data=rows.tests())
 
 
 def _by_source(rows: Findings) -> TableView:
@@ -178,7 +178,7 @@ def _by_source(rows: Findings) -> TableView:
             if None not in means:
                 lines.append((_name(measure), words, *(cell for row in means if row for cell in _cells(row))))
     headings = ("own model", "95 % interval", "other model", "95 % interval", "gain", "95 % interval")
-    return TableView(("measure", "drawn from", *headings), lines, folded="All sources of pictures")
+    return TableView(("measure", "drawn from", *headings), lines, folded="All sources of pictures", data=rows.all(MEAN, GAIN))
 
 
 def _cells(row: Finding) -> tuple[str, str]:

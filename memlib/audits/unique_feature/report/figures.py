@@ -1,6 +1,5 @@
 """Sections with figures and pictures: scores, examples, epochs, draws of the data, removed pixels, canaries, units."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,11 @@ from memlib.report.figures import (
 )
 from memlib.report.format import format_interval
 from memlib.report.page import FigureView, PicturesView, Section, TableView
+from memlib.report.spreadsheet import of_curves
 
 PANELS = 9  # maximum number of variants in a figure
+OF_NET = ["variant", "data_seed", "net", "control"]
+OF_SCORE = [*OF_NET, "metric", "output", "value"]
 COLOURS = {"canary": TARGET, "control": REFERENCE}
 MODELS = {"canary": "with the feature", "control": "control"}
 UNITS = {
@@ -76,19 +78,25 @@ def nets_section(scores: pd.DataFrame, findings: Findings, folder: Path) -> Sect
         "Each model trained with the feature in an example has a control: a model from the same seed that saw the same "
         "example without the feature. What the two curves share is how any such model reacts to the feature; the gap "
         f"between them is memory. Score: {NAMES[at['metric']]}, on {at['output'].replace('_', ' ')}.",
-        FigureView(svg, "Share of models (vertical) whose score is at most the value on the horizontal axis."),
+        FigureView(
+            svg,
+            "Share of models (vertical) whose score is at most the value on the horizontal axis.",
+            scores[OF_SCORE].to_dict("records"),
+        ),
     )
 
 
 def nulls_section(units: pd.DataFrame, findings: Findings, folder: Path) -> Section:
     """Return the section that shows an external model's scores for the feature among those for other features."""
     tests = findings.tests()
-    figure = new_panels(len(tests), columns=2)
+    figure, drawn = new_panels(len(tests), columns=2), []
     for axes, row in zip(figure.axes, tests, strict=True):
         part = units[(units["metric"] == row.metric) & (units["output"] == row.params["output"])]
+        drawn.append(part)
         axes.hist(part[part["feature"] != "canary"]["value"], bins=20, color=REFERENCE, label="others")
         axes.axvline(float(part[part["feature"] == "canary"]["value"].iloc[0]), color=TARGET, lw=2, label="the feature")
         axes.set_xlabel(score_name(row))
+        axes.set_ylabel("features")
     svg = _with_legend(figure, folder, "null_features")
     return Section(
         "The feature among others of its kind",
@@ -96,16 +104,19 @@ def nulls_section(units: pd.DataFrame, findings: Findings, folder: Path) -> Sect
         "remembers tends to stand out; not standing out is no proof that it is not remembered. The comparison is only as "
         "good as the choice of the other features: a model that knows names reacts more to any name than to random letters. "
         "Each label's score is centred by its mean over all features.",
-        FigureView(svg, "Number of other features with each score (bars), and the score of the tested feature (line)."),
+        FigureView(
+            svg,
+            "Number of other features with each score (bars), and the score of the tested feature (line).",
+            pd.concat(drawn)[["metric", "output", "feature", "value"]].to_dict("records"),
+        ),
     )
 
 
 def settings_section(scores: pd.DataFrame, findings: Findings, folder: Path) -> Section | None:
     """Return the section that compares white, grey and black box."""
     output = findings.head.params["output"]
-    wide = scores[scores["output"] == output].pivot_table(
-        index=["variant", "data_seed", "net", "control"], columns="metric", values="value"
-    )
+    of_output = scores[scores["output"] == output]
+    wide = of_output.pivot_table(index=OF_NET, columns="metric", values="value")
     others = [metric for metric in ("m_grey", "m_black") if metric in wide.columns and "m_white" in wide.columns]
     if not others or len(wide) < 4:
         return None
@@ -122,7 +133,11 @@ def settings_section(scores: pd.DataFrame, findings: Findings, folder: Path) -> 
         "Each model's score in the white box against the scores of those who know less of the training data, on "
         f"{output} (2023, Figs. 6 and 7). Grey and black box take the maximum over labels, each centred by the controls, "
         "so that controls lie above zero as well.",
-        FigureView(svg, "Each model's score in the grey or black box (vertical) by its score in the white box (horizontal)."),
+        FigureView(
+            svg,
+            "Each model's score in the grey or black box (vertical) by its score in the white box (horizontal).",
+            of_output[of_output["metric"].isin(["m_white", *others])][OF_SCORE].to_dict("records"),
+        ),
         correlation_table(findings),
     )
 
@@ -188,6 +203,7 @@ def epoch_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
             svg,
             "Share of models (vertical) that each criterion flags as memorizing after each epoch (horizontal), "
             "with and without the feature.",
+            [*of_curves(curves, "proportion_by_epoch", output=output), *of_curves(curves, "accuracy_by_epoch")],
         ),
     )
 
@@ -216,7 +232,11 @@ def scores_by_epoch_section(curves: pa.Table, findings: Findings, folder: Path) 
         "Scores through training",
         "Mean score of models that saw the feature and of controls after each epoch, those that stopped early at the epoch "
         "that was kept (2022, Fig. 3c); the gap is memory. A diagnostic: epochs are not tested.",
-        FigureView(svg, "Mean score (vertical) after each epoch (horizontal), with and without the feature."),
+        FigureView(
+            svg,
+            "Mean score (vertical) after each epoch (horizontal), with and without the feature.",
+            of_curves(curves, curve),
+        ),
         *_by_epoch_table(findings),
     )
 
@@ -228,8 +248,9 @@ def _by_epoch_table(findings: Findings) -> list[TableView]:
          format_interval(row), "" if row.interval is None else row.interval.over)
         for row in findings.all(MEMORY_BY_EPOCH)
     ]  # fmt: skip
+    data = findings.all(MEMORY_BY_EPOCH)
     headings = ("variant", "score", "epoch", "models that saw the feature less controls", "95 % interval", "over")
-    return [TableView(headings, rows, folded="Memory after some epochs, with intervals")] if rows else []
+    return [TableView(headings, rows, folded="Memory after some epochs, with intervals", data=data)] if rows else []
 
 
 def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section | None:
@@ -248,7 +269,11 @@ def draws_section(curves: pa.Table, findings: Findings, folder: Path) -> Section
         "Variation between draws of the data",
         "Share of models that each criterion flags as memorizing on each draw of the data. The more it varies between "
         "draws, the less a single draw says; intervals on this page are over draws.",
-        FigureView(svg, "Share of models (vertical) that each criterion flags as memorizing, by draw of data (horizontal)."),
+        FigureView(
+            svg,
+            "Share of models (vertical) that each criterion flags as memorizing, by draw of data (horizontal).",
+            of_curves(curves, "proportion_by_data_seed", **score),
+        ),
     )
 
 
@@ -293,7 +318,11 @@ def removal_section(curves: pa.Table, findings: Findings, folder: Path) -> Secti
     return Section(
         "Parts of the feature",
         "Score of models that are shown the feature with some of its pixels removed (2023, Fig. 5).",
-        FigureView(svg, "Mean white-box M (vertical) by the number of pixels removed from the feature (horizontal)."),
+        FigureView(
+            svg,
+            "Mean white-box M (vertical) by the number of pixels removed from the feature (horizontal).",
+            of_curves(curves, "m_by_removed_pixels", output=output),
+        ),
     )
 
 
@@ -320,6 +349,7 @@ def canary_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
             svg,
             "Score (vertical) of each canary's models: mean, and range from lowest to highest; canaries in order "
             "of their mean.",
+            of_curves(curves, "score_by_canary", variant=variants_of(findings)[0], **score),
         ),
     )
 
@@ -345,6 +375,7 @@ def latent_section(curves: pa.Table, findings: Findings, folder: Path) -> Sectio
         FigureView(
             svg,
             "How often the feature excites each unit (vertical), relative to the most excited one, by unit (horizontal).",
+            of_curves(curves, "latent_by_unit"),
         ),
         *_latent_table(findings),
     )
@@ -367,7 +398,7 @@ def _latent_table(findings: Findings) -> list[TableView]:
         "variant", "unit, chosen on the other canaries", "controls of this seed", "share of examples that excite it", "mean",
         "95 % interval",
     )  # fmt: skip
-    return [TableView(headings, rows)] if rows else []
+    return [TableView(headings, rows, data=findings.all(LATENT_UNIT))] if rows else []
 
 
 def _with_legend(figure: Figure, folder: Path, name: str, *, size: int = 8) -> str:
@@ -401,12 +432,10 @@ def _shares(
 def _lines(curves: pa.Table, name: str, **params: Any) -> Lines:
     """Return the points of a curve with these params, by series; a param "" also matches a missing param."""
     lines: Lines = {}
-    for row in curves.to_pylist():
-        at = json.loads(row["params"])
-        if row["curve"] == name and all(at.get(key, "") == value for key, value in params.items()):
-            x, y = lines.setdefault(row["series"], ([], []))
-            x.append(row["x"])
-            y.append(row["y"])
+    for row in of_curves(curves, name, **params):
+        x, y = lines.setdefault(row["series"], ([], []))
+        x.append(row["x"])
+        y.append(row["y"])
     return lines
 
 

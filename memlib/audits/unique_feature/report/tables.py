@@ -29,7 +29,7 @@ def external_section(findings: Findings) -> Section:
         "score", "output", "the feature", "mean of others", "number of others", "p-value by rank", "adjusted (Holm)",
         "80 % power at",
     )  # fmt: skip
-    return Section("Significance", TableView(heads, rows))
+    return Section("Significance", TableView(heads, rows, data=findings.tests()))
 
 
 def tests_section(findings: Findings) -> Section:
@@ -107,7 +107,7 @@ def flips_section(findings: Findings) -> Section | None:
         "patients of the same name (2023). Shares of models that saw the feature and of their controls; the difference is "
         "within pairs, and tested as the scores are, in a family of its own (Holm). Controls flip decisions, too, as any "
         "inserted feature does.",
-        TableView(heads, rows),
+        TableView(heads, rows, data=findings.all(FLIPS)),
     )
 
 
@@ -166,7 +166,8 @@ def correlation_table(findings: Findings) -> TableView | None:
         for row in findings.all("correlation", output=findings.head.params["output"])
     ]
     heads = ("variant", "scores", "output", "correlation over models that saw the feature", "interval", "models")
-    return TableView(heads, rows) if rows else None
+    found = findings.all("correlation", output=findings.head.params["output"])
+    return TableView(heads, rows, data=found) if rows else None
 
 
 def pull_section(findings: Findings) -> Section | None:
@@ -180,7 +181,7 @@ def pull_section(findings: Findings) -> Section | None:
     return Section(
         "Self-influence of the canaries",
         "Self-influence of each canary in models from the same seed, trained with the feature in it and without (2022).",
-        TableView(("variant", "canary", "trained", "self-influence"), rows),
+        TableView(("variant", "canary", "trained", "self-influence"), rows, data=findings.all("self_influence_canary")),
     )
 
 
@@ -237,4 +238,5 @@ def _tables(findings: Findings, heads: Sequence[str], lines: Sequence[Line]) -> 
     score = {name: findings.head.params[name] for name in ("metric", "output")}
     main = [cells for cells, (row, _) in zip(rows, lines, strict=True) if row.has(**score)] or rows
     folded = TableView(heads, rows, folded=f"All {len(rows)} rows, with the other scores")
-    return TableView(heads, main[:MOST_ROWS]), folded if len(rows) > len(main[:MOST_ROWS]) else None
+    found = [row for row, _ in lines]
+    return TableView(heads, main[:MOST_ROWS], data=found), folded if len(rows) > len(main[:MOST_ROWS]) else None
