@@ -37,7 +37,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if not runs:
         problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {problems}")
-    joined = Joined(runner.store, runs, further_looks(runner.store, runs), _stale(runs, recipe.most_days))
+    joined = Joined(runner.store, runs, further_looks(runner.store, runs), _stale(runs, recipe.most_days), recipe.not_run)
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
     run = runner.publish(recipe, scores, report, {}, cells={one.run: one for one in runs})

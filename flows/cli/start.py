@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,12 +20,15 @@ from cyclopts import Parameter
 from rich.console import Console
 
 import memlib
+from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.errors import RunError, UserError
+from memlib.recipes.applied import dossier_recipe
 from memlib.recipes.files import SHIPPED
 from memlib.recipes.named_files import check_files
 from memlib.recipes.request import AuditRequest, command_for
+from memlib.recipes.yaml import inherited, read_yaml
 from memlib.specs.cores import cores
 from memlib.store import DEFAULT_STORE, Store
 
@@ -34,6 +38,13 @@ Have = Literal[
     "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images", "table", "nothing"
 ]
 """Situations for which there are starters, deployments/starters/for_<situation>.yaml."""
+DOSSIER = """\
+# All that memlib asks of these data, in one document; not_run says why other audits are not asked.
+#   memlib plan THIS_FILE       reads the data, and lists what the audits compute
+#   memlib run THIS_FILE
+# Numbers per class (split, sets) fit classes of 120 examples or more: lower them for smaller ones. What the document
+# is for goes into release: memlib schema dossier, or docs/recipes.md.
+"""
 QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
 console = Console(highlight=False, markup=False)
 
@@ -46,6 +57,10 @@ def init(
     /,
     *,
     for_: Annotated[Have | None, Parameter(name="--for")] = None,
+    data: str = "",
+    persons: str = "",
+    model: str = "",
+    members: Path | None = None,
 ) -> None:
     """Write a commented recipe as a starting point: for an audit, or for what you have (--for), with questions on a terminal.
 
@@ -57,7 +72,21 @@ def init(
         Your situation: one image model and its training images; a classifier and a name; two encoders; a model's outputs; a
         language model and secrets; texts to fine-tune on; images alone; a table; nothing yet. The recipe has the keys that
         this needs; on a terminal, their values are asked for.
+    data
+        For a dossier: your data as YAML, as in "{kind: table, path: patients.csv, label_column: outcome}" (memlib sources
+        lists the kinds). The recipe asks all that applies to them, and says why other audits do not apply.
+    persons
+        For a dossier with --data: regular expression that finds the person in an example's id, as in "^(.+)/".
+    model
+        For a dossier with --data: an existing model as YAML, as in "{model: 'nets:build', weights: model.pt}".
+    members
+        For a dossier with --model: CSV or Parquet file of the examples that it was trained on (example_id, member).
     """
+    about = {"--persons": persons, "--model": model, "--members": members}
+    if not data and (stray := [option for option, value in about.items() if value]):
+        raise UserError(f"{stray[0]} needs --data, as in memlib init dossier --data digits")
+    if data and (audit != "dossier" or for_ is not None):
+        raise UserError("--data is for a dossier: memlib init dossier --data DATA; in other recipes, set data.source")
     if audit is None and for_ is None:
         for_ = _ask_for_situation()
     if for_ is not None:
@@ -70,15 +99,40 @@ def init(
     else:
         raise UserError(f"there is no audit {audit!r}; choose from {', '.join(PACKAGES)}, or use --for")
     target = Path(f"{name}.yaml") if path is None else path.expanduser()
-    if target.exists():
+    if target.exists():  # before any questions
         raise UserError(f"{target} already exists; choose another file")
-    text = _fill(_starter(starter)).replace("THIS_FILE", str(target))
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UserError(f"cannot write {target} ({error.strerror})") from error
+    text = _dossier(data, persons, model, members) if data else _fill(_starter(starter))
+    write_new(target, text.replace("THIS_FILE", str(target)).encode())
     console.print(f"wrote {target}; next: memlib {'run' if for_ is None else 'validate'} {target}", soft_wrap=True)
+
+
+def _dossier(data: str, persons: str, model: str, members: Path | None) -> str:
+    """Return the recipe of a dossier with all audits that apply to data."""
+    trained = _mapping("--model", model) if model else None
+    given = data if data.isidentifier() else _mapping("--data", data)
+    content = dossier_recipe(given, persons=persons, model=trained, members="" if members is None else str(members))
+    lines = [f"audit: {content['audit']}", f"title: {content['title']}", f"every: {_flow(content['every'])}", "cells:"]
+    lines += [f"  - {_flow(cell)}" for cell in content["cells"]]
+    return DOSSIER + "\n".join([*lines, "not_run:", *(f"  {_flow(one)[1:-1]}" for one in _single(content["not_run"])), ""])
+
+
+def _mapping(option: str, text: str) -> dict[str, Any]:
+    content = read_yaml(text, option)
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{option} {text!r} is no YAML mapping, as {{kind: image_folder, path: photos}} is; see memlib sources"
+        )
+    return inherited({}, content, option)
+
+
+def _single(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: value} for name, value in content.items()]
+
+
+def _flow(content: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML on one line."""
+    text = yaml.safe_dump(content, default_flow_style=True, sort_keys=False, allow_unicode=True, width=math.inf)
+    return str(text).rstrip("\n")
 
 
 def _starter(name: str) -> str:

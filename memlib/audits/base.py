@@ -10,12 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.attacks import Attack, DataFacts, not_for
+from memlib.audits.cells import CellSpec, CellsSpec
 from memlib.audits.ranking import Ranking
 from memlib.findings import Finding, Findings
 from memlib.runs.ledger import Look, look_of
 from memlib.runs.records import RunRecord
 from memlib.specs import Spec
 from memlib.specs.asks import run_name
+from memlib.specs.base import Kind
 from memlib.store import Store
 from memlib.tables import Table
 
@@ -97,6 +100,10 @@ def _no_rule(run: Run, row: Finding, limit: float) -> None:
     return None
 
 
+def _without_cell(facts: DataFacts) -> str:
+    return "it has no recipe for any data; name one of your own in the dossier's cells"
+
+
 @dataclass(frozen=True)
 class Exported:
     """The images handed to the owner of external encoders.
@@ -149,6 +156,9 @@ class Audit:
         trainings: function that returns the values of a finding by training: takes the finished run and the finding; returns
             None for findings without such values. None for audits whose tables hold none of independent trainings.
         planned_trainings: function that returns the number of these trainings from a recipe.
+        attacks: attacks that the audit carries out, and the kinds of data that each applies to.
+        cell: function that returns a cell which carries the audit out on data of one of these kinds; or, where more must be
+            known than the data and the model, the reason why it cannot.
         not_shown: what the audit does not show, whatever its result, in sentences for pages and model cards.
 
     Example:
@@ -178,7 +188,25 @@ class Audit:
     rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
     trainings: Callable[[Run, Finding], Trainings | None] | None = None
     planned_trainings: Callable[[Any], int] = _untrained
+    attacks: Sequence[Attack] = ()
+    cell: Callable[[DataFacts], CellSpec | str] = _without_cell
     not_shown: Sequence[str] = ()
+
+    @property
+    def has_cells(self) -> bool:
+        """True if the audit joins or compares the runs of other audits."""
+        return issubclass(self.recipe, CellsSpec)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of data that the audit applies to."""
+        return frozenset().union(*(attack.kinds for attack in self.attacks))
+
+    def applied_to(self, facts: DataFacts) -> CellSpec | str:
+        """Return a cell that carries the audit out on data, or the reason why it does not apply to them."""
+        if self.attacks and facts.kind not in self.kinds:
+            return not_for(self.kinds, {facts.kind})
+        return self.cell(facts)
 
     @property
     def field(self) -> str:

@@ -111,7 +111,7 @@ class Shard:
 
         def picture(row: int) -> NDArray[np.uint8]:
             if not 0 <= row < starts[-1]:
-                raise IndexError(f"row {row} of {starts[-1]} images")
+                raise IndexError(f"row {row} of {starts[-1]} examples")
             number = int(np.searchsorted(starts, row, side="right")) - 1
             block, digest = blocks[number].ref, digests[int(self.places[row])].as_py()
             damage = f"artifact {block}: image {row - starts[number]} is damaged"

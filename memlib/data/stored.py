@@ -64,7 +64,7 @@ class ReadRows(ABC):
         flat = np.where(wanted < 0, wanted + len(self), wanted).reshape(-1).astype(np.int64)
         if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
             first = wanted.reshape(-1)[(flat < 0) | (flat >= len(self))][0]
-            raise IndexError(f"row {first} is out of range for {len(self)} images")
+            raise IndexError(f"row {first} is out of range for {len(self)} examples")
         found = np.empty((len(flat), *self.shape[1:]), dtype=self.dtype)
         self.read(flat, found)
         return found.reshape(*wanted.shape, *self.shape[1:])

@@ -45,7 +45,7 @@ def cells_of(recipe: CellsSpec) -> dict[str, CellRequest]:
             request = AuditRequest.read(content)
         except UserError as error:
             raise UserError(f"cell {name}: {error}") from error
-        if issubclass(request.audit.recipe, CellsSpec):
+        if request.audit.has_cells:
             raise UserError(f"cell {name}: a {request.audit.name} cannot be a cell; name the recipe of another audit")
         cells[name] = CellRequest(request.audit.name, request.recipe, change)
     return cells

@@ -37,19 +37,21 @@ class Mark:
         return [number for number in (self.value, self.low, self.high) if number is not None and math.isfinite(number)]
 
 
-def bars(marks: Sequence[Mark], *, null: float | None = None) -> Markup:
+def bars(marks: Sequence[Mark], *, null: float | None = None, bound: float | None = None) -> Markup:
     """Draw intervals below each other on a common scale; "" if no mark has a number.
 
     Args:
         marks: the intervals from top to bottom.
         null: the value under the null hypothesis, drawn as a dashed line.
+        bound: a bound that was fixed beforehand, drawn as a solid line.
     """
     numbers = [number for mark in marks for number in mark.numbers]
     if not numbers:
         return Markup()
     height = STEP * len(marks) + 2
-    scale = _Scale.of(numbers + ([] if null is None else [null]), MARGIN, WIDTH - MARGIN)
-    drawn = [_line("null", scale(null), 0, scale(null), height)] if null is not None else []
+    lines = {style: number for style, number in (("null", null), ("bound", bound)) if number is not None}
+    scale = _Scale.of([*numbers, *lines.values()], MARGIN, WIDTH - MARGIN)
+    drawn = [_line(style, scale(number), 0, scale(number), height) for style, number in lines.items()]
     for place, mark in enumerate(marks):
         at = STEP * place + STEP / 2 + 1
         drawn.append(_mark(mark, [(scale(number), at) for number in mark.numbers], (WIDTH - MARGIN / 2, at)))

@@ -69,10 +69,14 @@ def _leaves(annotation: Any) -> Iterator[Any]:
             yield from _leaves(part)
 
 
+Kind = Literal["images", "tables", "points", "texts"]
+"""Kinds of data: pictures, rows with named columns, rows of coordinates alone, and text."""
+
+
 class Source(Spec):
     """A source of examples or of text. Keys contain the digest of the files' content, but not their location.
 
-    Each class lists in `whereabouts` the fields that state the location.
+    Each class lists in `whereabouts` the fields that state the location, and names in `holds` the kind of its data.
 
     Example:
         >>> from memlib.specs import ImageFolderSource
@@ -82,12 +86,28 @@ class Source(Spec):
     """
 
     whereabouts: ClassVar[frozenset[str]] = frozenset()
+    holds: ClassVar[Kind] = "images"
+
+    @property
+    def has_boxes(self) -> bool:
+        """True if images have boxes of their objects."""
+        return False
+
+    @property
+    def persons(self) -> str:
+        """Regular expression that finds the person in an example's id; "" if the source does not know persons."""
+        return ""
+
+
+def source_of(kind: object) -> type[Source]:
+    """Return the class of a kind of source; `Source` itself for a kind that there is not."""
+    kinds = {get_args(source.model_fields["kind"].annotation)[0]: source for source in Source.__subclasses__()}
+    return kinds.get(kind, Source)
 
 
 def whereabouts_of(kind: str) -> frozenset[str]:
     """Return the fields of a kind of source that state the location of its files."""
-    kinds = {get_args(source.model_fields["kind"].annotation)[0]: source for source in Source.__subclasses__()}
-    return kinds[kind].whereabouts if kind in kinds else frozenset()
+    return source_of(kind).whereabouts
 
 
 Changed = TypeVar("Changed", bound=Spec)

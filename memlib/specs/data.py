@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Source, Spec
+from memlib.specs.base import Kind, Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 
 TINTS = {
@@ -52,6 +52,11 @@ class ScenesSource(Source):
             raise ValueError(f"cells is {self.cells}, more than the {self.size} pixels along a side; lower cells")
         return self
 
+    @property
+    def has_boxes(self) -> bool:
+        """True: each digit has its box."""
+        return True
+
 
 class CaptionedScenesSource(Source):
     """Embedded image-text pairs: four different handwritten digits in a square, and a caption that names one of them and its
@@ -71,6 +76,8 @@ class CaptionedScenesSource(Source):
 
 class TwoMoonsSource(Source):
     """Two interleaving half circles in x and y, and an uninformative z (Hartley 2023); centred on the mean."""
+
+    holds: ClassVar[Kind] = "points"
 
     kind: Literal["two_moons"]
     num_examples: int = Field(default=1000, ge=4, le=MOST_EXAMPLES)
@@ -138,6 +145,11 @@ class ImageFolderSource(Source):
     num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Use only the first images of each class, in order of their paths."""
 
+    @property
+    def has_boxes(self) -> bool:
+        """True if the recipe names a format of boxes."""
+        return self.boxes != "none"
+
 
 class AnnotatedFolderSource(Source):
     """A folder (or s3:// prefix) of images whose classes are those of annotated objects (COCO, YOLO, LabelMe, Pascal VOC): an
@@ -157,6 +169,11 @@ class AnnotatedFolderSource(Source):
     """Use only images of these classes; by default of all."""
     num_per_class: int | None = Field(default=None, ge=1, le=MOST_EXAMPLES)
     """Use only the first images of each class, in order of their paths."""
+
+    @property
+    def has_boxes(self) -> bool:
+        """True: the classes are those of the boxes."""
+        return True
 
 
 class TorchvisionSource(Source):
@@ -196,6 +213,11 @@ class ParquetSource(Source):
     box_format: Literal["xyxy", "xywh"] = "xywh"
     """xyxy: two corners; xywh: one corner and the size, as in COCO."""
 
+    @property
+    def has_boxes(self) -> bool:
+        """True if the recipe names a column of boxes."""
+        return self.boxes_column is not None
+
 
 class TableSource(Source):
     """A table (CSV or Parquet) with one example per row: columns become coordinates of a point. Numbers are standardized over
@@ -203,6 +225,7 @@ class TableSource(Source):
     types."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+    holds: ClassVar[Kind] = "tables"
 
     kind: Literal["table"]
     path: str
@@ -224,6 +247,11 @@ class TableSource(Source):
     """For a CSV file: the character between values."""
     skip_rows: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
     """For a CSV file: number of lines before the header, or before the first row."""
+
+    @property
+    def persons(self) -> str:
+        """The part of an example's id before its last slash, if the recipe names a column of persons."""
+        return "" if self.person_column is None else "^(.+)/"
 
 
 class ImportSource(Source):
@@ -250,6 +278,8 @@ class DigitsSource(Source):
 class BreastCancerSource(Source):
     """Embedded points: scikit-learn's 569 tumors in 30 measurements (Wisconsin diagnostic breast cancer), standardized over
     the table; the classes are malignant and benign."""
+
+    holds: ClassVar[Kind] = "tables"
 
     kind: Literal["breast_cancer"]
 
@@ -306,6 +336,11 @@ class JoinedSource(Source):
     parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
     """The parts by name, each with a `source` (of any other kind) and optionally a `change` of all its images, such as that
     of another scanner: invert, gamma, contrast, brightness, blur, pixelate."""
+
+    @property
+    def has_boxes(self) -> bool:
+        """True if the images of all parts have boxes."""
+        return all(part.source.has_boxes for part in self.parts.values())
 
 
 SourceSpec = Annotated[_Plain | JoinedSource, Field(discriminator="kind")]

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Source, Spec
+from memlib.specs.base import Kind, Source, Spec
 from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
 
 INSERTED, GIVEN, NEVER, UNSEEN, RECURRING = "inserted", "given", "never", "unseen", "recurring"
@@ -16,12 +16,15 @@ file, but not comparable with unseen ones, as they recur or share a document."""
 class TopicsSource(Source):
     """Embedded text: the help topics of the installed Python's standard library, half a million characters."""
 
+    holds: ClassVar[Kind] = "texts"
+
     kind: Literal["topics"] = "topics"
 
 
 class TextFileSource(Source):
     """A plain text file; .xz, .gz and .bz2 are decompressed."""
 
+    holds: ClassVar[Kind] = "texts"
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["text"]
@@ -32,6 +35,7 @@ class TextFileSource(Source):
 class TextParquetSource(Source):
     """Parquet files with a column of text, or of chat messages, one document per row."""
 
+    holds: ClassVar[Kind] = "texts"
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "template"})
     added_later: ClassVar[frozenset[str]] = frozenset({"template"})
 
@@ -48,6 +52,7 @@ class TextParquetSource(Source):
 class JsonLinesSource(Source):
     """JSON lines: a record per line with a text, or with chat messages; one document per record."""
 
+    holds: ClassVar[Kind] = "texts"
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "template"})
 
     kind: Literal["jsonl"]
@@ -65,6 +70,7 @@ class MailSource(Source):
     """Mail: an mbox file, a folder of messages (.eml) or a Maildir; one document per message. A document holds the headers
     From, To, Cc, Date and Subject and the text of the message; attachments are left out and counted."""
 
+    holds: ClassVar[Kind] = "texts"
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["mail"]
@@ -75,12 +81,15 @@ class MailSource(Source):
 class TopicPairsSource(Source):
     """Embedded pairs for translation: lines of Python's help topics, and the same lines in Pig Latin."""
 
+    holds: ClassVar[Kind] = "texts"
+
     kind: Literal["topic_pairs"]
 
 
 class PairsFileSource(Source):
     """A text file of pairs for translation: one pair per line, source and target separated by a tab."""
 
+    holds: ClassVar[Kind] = "texts"
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["pairs"]

@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memlib.audits.attacks import IMAGES, WEIGHTS, Attack, DataFacts, in_family, metric_begins
 from memlib.audits.base import Audit, Cell, Exported, Judgement
+from memlib.audits.cells import CellSpec
 from memlib.audits.deja_vu.exposed import rankings
 from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
@@ -95,6 +97,33 @@ NOT_SHOWN = (
     "trained in the same way.",
 )
 
+ATTACKS = (
+    Attack(
+        "object of a training image from its background (déjà vu)", IMAGES, "(i) attribute inference",
+        "embeddings of image crops, and public images", WEIGHTS,
+    ),
+    Attack(
+        "attributes of a training image beyond its class", IMAGES, "(i) attribute inference",
+        "embeddings of image crops, and public images", WEIGHTS, in_family("beyond the class"),
+        "its recipe did not ask for it (beyond)",
+    ),
+    Attack(
+        "pictures of the hidden part of training images (RCDM)", IMAGES, "(v) reconstruction",
+        "embeddings of image crops, and a generator trained on public images", WEIGHTS, metric_begins("reconstruction_"),
+        "its recipe did not ask for it (reconstruct)",
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return a déjà vu audit: with boxes on backgrounds, without them on corners of the images."""
+    if facts.model is not None:
+        return "for a given model it needs the sets of its training (split.sets); see memlib init --for image-model"
+    crop = {"mode": "maximal" if facts.source.has_boxes else "corner"}
+    split = {**facts.split, "train_per_class": 40, "public_per_class": 40, "crop": crop}
+    return CellSpec(name="deja-vu", recipe="smoke", set={"title": "Déjà vu", "split": split, "decode.k": [10]})
+
+
 AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
@@ -109,6 +138,8 @@ AUDIT = Audit(
     exported=_exported,
     gate=_gate,
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     trainings=trainings,
     planned_trainings=lambda recipe: 0 if recipe.encoders else recipe.num_pairs,
     not_shown=NOT_SHOWN,

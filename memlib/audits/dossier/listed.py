@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.dossier.attacks import ATTACKS, Attack, Kind, kind_of
+from memlib.audits.attacks import Attack, not_for
+from memlib.audits.dossier.attacks import attacks, kind_of
 from memlib.audits.dossier.subject import AuditedModels, seeds_in
 from memlib.audits.dossier.tables import AUDITS as AUDITS_TABLE
 from memlib.audits.outcomes import Outcome, adjusted
 from memlib.findings import INCONCLUSIVE, Finding, Findings, cannot_reject, families_of
 from memlib.runs.records import RunRecord, VerdictRecord
+from memlib.specs.base import Kind
 
 NOT_RUN, NOT_APPLICABLE, RUN = "not run", "not applicable", "run"
 STALE = "stale: older than the dossier allows"
@@ -109,28 +111,31 @@ def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]
     return doubts
 
 
-def rows_of(audits: Sequence[Listed]) -> list[tuple[Attack, str, str, Listed | None]]:
-    """Return the rows of the dossier's list: attack, state, reason and audit; every run of an attack has a row of its own."""
+def rows_of(audits: Sequence[Listed], not_run: Mapping[str, str]) -> list[tuple[Attack, str, str, Listed | None]]:
+    """Return the rows of the dossier's list: attack, state, reason and audit; every run of an attack has a row of its own.
+
+    Args:
+        audits: the audits.
+        not_run: the owner's reasons why audits were not run, by name on the command line.
+    """
     kinds = {one.kind for one in audits}
     rows: list[tuple[Attack, str, str, Listed | None]] = []
-    for attack in ATTACKS:
-        of_audit = [one for one in audits if one.run.audit == attack.audit and one.kind in attack.kinds]
+    for name, attack in attacks():
+        of_audit = [one for one in audits if one.run.audit == name and one.kind in attack.kinds]
         mine = [one for one in of_audit if attack.is_in(one.findings)]
         rows += [(attack, RUN, "; ".join(one.doubts), one) for one in mine]
         if not mine and kinds & attack.kinds:
-            rows.append((attack, NOT_RUN, attack.reason if of_audit or not attack.audit else Attack.reason, None))
+            stated = "" if of_audit else not_run.get(audit_of(name), "")
+            reason = attack.reason if of_audit or not name else Attack.reason
+            rows.append((attack, NOT_RUN, stated or reason, None))
         elif not mine:
-            rows.append((attack, NOT_APPLICABLE, f"for {_and(attack.kinds)}; the data are {_and(kinds)}", None))
+            rows.append((attack, NOT_APPLICABLE, not_for(attack.kinds, kinds), None))
     return rows
 
 
-def _and(kinds: Collection[str]) -> str:
-    return " and ".join(sorted(kinds))
-
-
-def audits_table(audits: Sequence[Listed]) -> pa.Table:
-    """Return the dossier's list as tables.AUDITS."""
-    return pa.Table.from_pylist([_row(*row) for row in rows_of(audits)], schema=AUDITS_TABLE.arrow)
+def audits_table(audits: Sequence[Listed], not_run: Mapping[str, str]) -> pa.Table:
+    """Return the dossier's list as tables.AUDITS; the arguments are those of `rows_of`."""
+    return pa.Table.from_pylist([_row(*row) for row in rows_of(audits, not_run)], schema=AUDITS_TABLE.arrow)
 
 
 def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[str, Any]:

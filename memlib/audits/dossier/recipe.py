@@ -1,15 +1,16 @@
 """The recipe of a dossier: its subject, and what its readers decide about."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from memlib.audits import PACKAGES
+from memlib.audits.attacks import Access
 from memlib.audits.cells import CellsSpec
 from memlib.specs import Spec
 from memlib.specs.limits import MOST_NUMBER
 
-Access = Literal["weights", "probabilities", "labels", "texts", "internal"]
 OPENED = {
     "weights": "the weights are given away",
     "probabilities": "queries are answered with probabilities or likelihoods",
@@ -55,12 +56,17 @@ class ReleaseSpec(Spec):
 class Recipe(CellsSpec):
     """All audits about one model or data set, joined into one document; cells, if there are any, are run first."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"not_run"})
+
     audit: Literal["dossier"] = "dossier"
     title: str = "Dossier"
     """Heading of the report."""
     subject: SubjectSpec = SubjectSpec()
     every: Mapping[str, Any] = {}
     """Changes to the recipes of all cells by dotted key, such as {data: {source: {kind: image_folder, path: photos}}}."""
+    not_run: Mapping[str, str] = {}
+    """Reasons why audits were not run, by the audit's name, such as {self-influence: the model was trained elsewhere}. The
+    dossier prints them as its owner's; audits that do not apply to the data are recognized without it."""
     release: ReleaseSpec = ReleaseSpec()
     most_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Age in days from which a run is stale and no longer counts."""
@@ -72,6 +78,12 @@ class Recipe(CellsSpec):
     def changes(self) -> list[tuple[str, str | Mapping[str, Any], dict[str, Any]]]:
         """Return (name, recipe, changes by dotted key) for every cell, with the changes that all of them share."""
         return [(name, recipe, {**self.every, **change}) for name, recipe, change in super().changes()]
+
+    @model_validator(mode="after")
+    def _reasons_are_of_audits(self) -> "Recipe":
+        if unknown := self.not_run.keys() - PACKAGES.keys():
+            raise ValueError(f"not_run names {min(unknown)!r}, which is no audit; choose from {', '.join(PACKAGES)}")
+        return self
 
     @model_validator(mode="after")
     def _has_a_subject(self) -> "Recipe":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from markupsafe import Markup
 
 from memlib.audits.dossier import NOT_SHOWN
 from memlib.audits.dossier.listed import NOT_APPLICABLE, NOT_RUN, RUN
@@ -16,10 +16,10 @@ from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.dossier.summary import ALPHA, PARETO
 from memlib.findings import SHOWN, Finding, Findings
-from memlib.report.figures import ACCENT, INK, MUTED, TARGET, draw_interval, new_panels, save_figure
 from memlib.report.format import format_p, format_value, percent, say_p
 from memlib.report.glossary import terms
-from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
+from memlib.report.intervals import Mark, bars
+from memlib.report.page import Content, Section, TableView, advice_of, facts_table, filled, meaning_of
 from memlib.report.spreadsheet import columns_of
 from memlib.sanitize import count_of
 
@@ -27,14 +27,14 @@ FORMAT, MOST_LISTED, MOST_IN_JSON, DIGITS = 1, 25, 100, 16
 Row = Mapping[str, Any]
 
 
-def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table | None, folder: Path) -> Content:
-    """Compose the content of the document, and save its figure to `folder`.
+def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table | None, names: Mapping[str, str]) -> Content:
+    """Compose the content of the document.
 
     Args:
         recipe: recipe of the dossier.
         audits, risk: tables.AUDITS and RISK; None without ids.
         findings: findings of the dossier, with its verdict.
-        folder: receives the figure.
+        names: name of each run's model, as in the index of the store.
     """
     rows = audits.to_pylist()
     runs = _by_run(rows)
@@ -60,13 +60,13 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             (str(sum(row["state"] == NOT_RUN for row in rows)), "known attacks not run", ""),
         ],
         sections=[
-            _bars(runs, folder),
+            _bars(runs),
             _tested(runs),
             _untested(rows),
             _release(recipe.release),
             _at_risk(risk, findings, recipe),
             _mitigations(findings),
-            _scope(runs, recipe.release),
+            _scope(runs, recipe.release, names),
             _regulators(rows),
             _repeat(runs),
         ],
@@ -80,33 +80,26 @@ def _by_run(rows: Sequence[Row]) -> list[Row]:
     return [{**row, "title": f"{row['title']} ({row['run'][:6]})"} if times[row["title"]] > 1 else row for row in runs]
 
 
-def _bars(runs: Sequence[Row], folder: Path) -> Section | None:
-    """Return the figure: interval against chance and bound, one bar an audit, each on its own scale."""
-    drawn = [row for row in runs if row["ci_low"] is not None]
-    if not drawn:
-        return None
-    figure = new_panels(len(drawn), width=7.2, height=0.95, columns=1)
-    for axes, row in zip(figure.axes, drawn, strict=True):
-        color = TARGET if row["shown"] and row["counts"] else INK
-        draw_interval(axes, 0, row["value"], row["ci_low"], row["ci_high"], color=color, line=(color, 0.45), width=6)
-        lines = ((row["chance"], "--", MUTED, "by chance"), (row["bound"], "-", ACCENT, "acceptable bound"))
-        for place, style, line, name in lines:
-            if place is not None:
-                axes.axvline(place, color=line, linestyle=style, linewidth=1.5, label=name)
-        axes.set_ylim(-1, 1)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.set_title(f"{row['title']}: {_in_words(row['metric'])}", loc="left", fontsize=9)
-    caption = (
-        "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value by chance alone; yellow: the "
+def _bars(runs: Sequence[Row]) -> Section | None:
+    """Return a drawing of each audit's interval against chance and bound, each on its own scale."""
+    drawn = [(row["title"], _in_words(row["metric"]), _bar(row)) for row in runs if row["ci_low"] is not None]
+    text = (
+        "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value by chance alone; solid: the "
         "bound that the recipe calls acceptable; red: shown, adjusted over all audits."
     )
-    return Section(
-        "In one picture", FigureView(save_figure(figure, folder, "dossier"), caption, columns_of(drawn, *_NUMBERS))
-    )
+    return Section("In one picture", text, TableView(("audit", "finding", "interval"), drawn)) if drawn else None
 
 
 _NUMBERS = ("run", "title", "metric", "value", "ci_low", "ci_high", "over", "chance", "upper_bound", "bound")
+
+
+def _bar(row: Row) -> Markup:
+    values = {"by chance": row["chance"], "acceptable": row["bound"]}
+    beside = [f"{name} {_number(value)}" for name, value in values.items() if value is not None]
+    numbers = f"{_in_words(row['metric'])} {_number(row['value'])} ({_ends(row['ci_low'], row['ci_high'])})"
+    style = "found" if row["shown"] and row["counts"] else "first"
+    mark = Mark(row["value"], row["ci_low"], row["ci_high"], style, "; ".join([f"{row['title']}: {numbers}", *beside]))
+    return bars([mark], null=row["chance"], bound=row["bound"])
 
 
 def _in_words(name: str) -> str:
@@ -279,7 +272,7 @@ def _mitigations(findings: Findings) -> Section | None:
     return Section("Mitigations compared", text, TableView(headings, rows)) if rows else None
 
 
-def _scope(runs: Sequence[Row], release: ReleaseSpec) -> Section:
+def _scope(runs: Sequence[Row], release: ReleaseSpec, names: Mapping[str, str]) -> Section:
     scope = [
         (
             row["title"],
@@ -298,6 +291,7 @@ def _scope(runs: Sequence[Row], release: ReleaseSpec) -> Section:
             f"{row['finished']:%Y-%m-%d}",
             row["seeds"],
             row["data"][:DIGITS],
+            names[row["run"]],
             ", ".join(digest[:DIGITS] for digest in row["digests"][:3]) + (" ..." if len(row["digests"]) > 3 else ""),
         )
         for row in runs
@@ -306,14 +300,14 @@ def _scope(runs: Sequence[Row], release: ReleaseSpec) -> Section:
         "Whoever has the access in the second column can do what the audit shows. n: units behind the finding. Detectable: "
         "the smallest finding, in its own unit, that the test shows in four of five cases. Models that were trained for the "
         "audit speak for models trained in this way, not for a finished one. Utility: share of right answers to unseen "
-        "examples. Digests are sha256, shortened."
+        "examples. Models have the names that memlib index gives them; digests are sha256, shortened."
     )
     possible = "with the intended access" if release.access else ""
     return Section(
         "Threat model and scope of each audit",
         text,
         filled(("audit", "attacker needs", possible, "n", "detectable", "model", "utility"), scope),
-        filled(("audit", "date", "seeds", "data", "weights or outputs"), origin),
+        filled(("audit", "date", "seeds", "data", "model", "weights or outputs"), origin),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS as ALL_AUDITS
@@ -23,6 +23,7 @@ from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place
 from memlib.pipeline.tables import Tables
 from memlib.runs.records import RunRecord
+from memlib.runs.subjects import model_name
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SUMMARY, write_table
 
@@ -43,18 +44,21 @@ class Joined:
         runs: their manifests.
         looks: number of further tests of their data.
         stale: ids of the runs that are too old.
+        not_run: the owner's reasons why audits were not run, by audit.
     """
 
     store: Store
     runs: Sequence[RunRecord]
     looks: int
     stale: Sequence[str]
+    not_run: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The runs with the digests of their manifests, the further looks, and the runs that are too old."""
+        """The runs with the digests of their manifests, the further looks, the runs that are too old, and stated reasons."""
         cells = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
-        return {"cells": cells, "looks": self.looks, "stale": list(self.stale)}
+        stated = {"not_run": dict(self.not_run)} if self.not_run else {}
+        return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -97,7 +101,7 @@ class Score(ScoresStage):
         together = named_together(ranked, share=self.named_share)
         findings = Findings(summarize(audits, together, risk))
         write_table(findings.table(verdict(audits, looks=self.joined.looks)), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(audits_table(audits), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
+        write_table(audits_table(audits, self.joined.not_run), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
         if self.ids and risk.num_rows:
             write_table(risk, RISK, attempt.path(f"{RISK.name}.parquet"))
 
@@ -121,11 +125,12 @@ class Report(PageStage):
         return {"scores": self.scores.key}
 
     def compose(self, attempt: Attempt) -> Content:
-        """Draw the figure, write the JSON and return the content of the page."""
+        """Write the JSON and return the content of the page."""
         from memlib.audits.dossier.report import as_json, compose
 
         tables = self.scores.content
         findings, risk = Findings.read(tables["summary"]), tables[RISK.name] if tables.has(RISK.name) else None
         content = as_json(self.recipe, self.run, tables[AUDITS.name], findings, risk)
         attempt.path(JSON_FILE).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
-        return compose(self.recipe, tables[AUDITS.name], findings, risk, attempt.path("figures"))
+        names = {run.run: model_name(run.recipe) for run in self.joined.runs}
+        return compose(self.recipe, tables[AUDITS.name], findings, risk, names)

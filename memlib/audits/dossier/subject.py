@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
-from memlib.audits.cells import CellsSpec
 from memlib.audits.dossier.recipe import SubjectSpec
 from memlib.audits.outcomes import models_of
 from memlib.errors import UserError
@@ -63,7 +62,7 @@ def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
 
 def _compares(audit: str) -> bool:
     """Return whether runs of an audit compare or join other runs."""
-    return issubclass(AUDITS[audit_of(audit)].recipe, CellsSpec)
+    return AUDITS[audit_of(audit)].has_cells
 
 
 def _single(store: Store, run: RunRecord) -> list[RunRecord]:
@@ -72,7 +71,10 @@ def _single(store: Store, run: RunRecord) -> list[RunRecord]:
 
 def _read(store: Store, names: Sequence[str], subject: str) -> dict[str, RunRecord]:
     if not names:
-        raise UserError(f"no run in {store.uri} is about {subject}; memlib show RUN --json prints the digests of a run")
+        raise UserError(
+            f"no run in {store.uri} is about {subject}; memlib index lists the digests of data, and sha256sum prints that of "
+            "a file of weights or outputs"
+        )
     return {name: read_run(store, name) for name in names}
 
 

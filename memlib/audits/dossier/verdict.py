@@ -63,5 +63,5 @@ def _set_aside(audits: Sequence[Listed]) -> str:
 
 
 def _missing(audits: Sequence[Listed]) -> str:
-    count = sum(state == NOT_RUN for _, state, _, _ in rows_of(audits))
+    count = sum(state == NOT_RUN for _, state, _, _ in rows_of(audits, {}))
     return f"{count_of(count, 'known attack')} on such data were not run; they are listed with reasons." if count else ""

@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memlib.audits.attacks import GENERATED, PROBABILITIES, TEXTS, Attack, DataFacts, in_family, metric_begins
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellSpec
 from memlib.audits.exposure.exposed import rankings
 from memlib.audits.exposure.gate import judge
 from memlib.audits.exposure.recipe import HEADLINES, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
+from memlib.specs.text import PairsFileSource, TopicPairsSource
 from memlib.store import Store
 from memlib.tables import COMMON
 
@@ -72,6 +75,31 @@ NOT_SHOWN = (
     "results.",
 )
 
+ATTACKS = (
+    Attack(
+        "secrets in training text: exposure", TEXTS, "(ii) exfiltration", "likelihoods of chosen texts", PROBABILITIES,
+    ),
+    Attack(
+        "secrets in training text: extraction", TEXTS, "(iii) regurgitation of training data",
+        "next-token probabilities", PROBABILITIES, metric_begins("extracted"),
+        "its recipe did not ask for it (extraction)",
+    ),
+    Attack(
+        "continuation of training documents ((n, p)-discoverable)", TEXTS, "(iii) regurgitation of training data",
+        "sampled text after a known beginning", GENERATED, in_family("documents"),
+        "its recipe did not ask for it (discoverable)",
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return an exposure audit of secrets that are inserted into the text."""
+    if facts.model is not None:
+        return "for a given model it needs a list of the secrets in its text; see memlib init --for language-model"
+    recipe = "exposure_translation" if isinstance(facts.source, PairsFileSource | TopicPairsSource) else "exposure_smoke"
+    return CellSpec(name="exposure", recipe=recipe, set={"title": "Exposure of inserted secrets"})
+
+
 AUDIT = Audit(
     name="exposure",
     question="How many bits of a secret in its training text does a sequence model give away?",
@@ -83,5 +111,7 @@ AUDIT = Audit(
     revealed=_revealed,
     gate=judge,
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     not_shown=NOT_SHOWN,
 )

@@ -24,7 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memlib.audits.attacks import IMAGES, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellSpec
 from memlib.audits.forgetting.recipe import HEADLINES, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.tables import COMMON
@@ -65,6 +67,22 @@ NOT_SHOWN = (
     "Anything about other models: that the tested model is the one in use has to be established by other means.",
 )
 
+ATTACKS = (
+    Attack(
+        "use of a whole data set", IMAGES, "(i) membership inference", "outputs on the data set and on withheld examples",
+        PROBABILITIES,
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return a forgetting audit of a part of the data, drawn at random."""
+    if facts.model is not None:
+        return "for a given model it needs a data set that chance chose for its training; see memlib init --for outputs"
+    group = {"group": facts.split["group"]} if facts.split else {}
+    return CellSpec(name="forgetting", recipe="forgetting_smoke", set={"title": "Use of a data set", **group})
+
+
 AUDIT = Audit(
     name="forgetting",
     question="Has a model used, or forgotten, a data set (D_Q)?",
@@ -74,5 +92,7 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     queried=_queried,
+    attacks=ATTACKS,
+    cell=_cell,
     not_shown=NOT_SHOWN,
 )

@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellSpec
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.exposed import rankings
 from memlib.audits.membership.recipe import HEADLINES, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.findings import Finding, Findings
+from memlib.specs.text import PairsFileSource, TopicPairsSource
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
@@ -75,6 +78,41 @@ NOT_SHOWN = (
     "Anything about other models: that the audited model is the one in use has to be established by other means.",
 )
 
+ATTACKS = (
+    Attack(
+        "membership of single records or persons", LABELLED, "(i) membership inference",
+        "outputs on chosen records, and the means to train models like the target", PROBABILITIES,
+    ),
+    Attack(
+        "membership of documents", TEXTS, "(i) membership inference", "likelihoods of chosen documents", PROBABILITIES,
+    ),
+    Attack(
+        "attribute inference from a table", TABLES, "(i) attribute inference",
+        "outputs on records whose hidden column is set to each value", PROBABILITIES, metric_begins("guessed_column"),
+        "its recipe did not ask for it (score.hidden)",
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return a membership audit of all data; its target is the given model, if its training examples are listed."""
+    if facts.kind == "texts":
+        if facts.model is not None:
+            return "for a given model it needs the model that was fine-tuned, too; see the recipe membership_documents"
+        if isinstance(facts.source, PairsFileSource | TopicPairsSource):
+            return "it is about documents; the data are pairs"
+        return CellSpec(name="membership", recipe="membership_documents", set={"title": "Membership", "split": facts.split})
+    change: dict[str, Any] = {"title": "Membership", "split": facts.split}
+    if facts.model is not None and not facts.members:
+        return "for a given model it needs the list of the training examples; give --members FILE"
+    if facts.model is not None:
+        change["target"] = {"trained": facts.model, "members": facts.members}
+    if facts.kind != "images":
+        return CellSpec(name="membership", recipe="membership_breast_cancer", set={**change, "shadows.share": 0.5})
+    change["split"] = {**facts.split, "train_per_class": None, "held_out_per_class": 0}
+    return CellSpec(name="membership", recipe="membership_smoke", set=change)
+
+
 AUDIT = Audit(
     name="membership",
     question="Who was in the training set of a model?",
@@ -89,5 +127,7 @@ AUDIT = Audit(
     variants={"documents": DocumentsRecipe},
     variant_of=lambda content: "documents" if is_of_texts(content) else "",
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     not_shown=NOT_SHOWN,
 )

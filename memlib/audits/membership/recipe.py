@@ -1,7 +1,7 @@
 """The recipe of a membership audit."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
 
@@ -14,9 +14,9 @@ from memlib.specs import (
     OutputsSpec,
     Spec,
     TableSource,
-    TextSource,
     TrainingSpec,
 )
+from memlib.specs.base import source_of
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.members import WithMembers
@@ -29,9 +29,6 @@ ALL_MODELS = "all models"  # the family of the tests over all models; no headlin
 AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory"]
 ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
 Drawn = Literal["coins", "fixed", "unknown"]
-
-
-TABLES = ("table", "breast_cancer")  # kinds of sources whose rows are about persons, with columns
 
 
 def _kind_of(given: Any) -> Any:
@@ -48,14 +45,11 @@ AuditedModelSpec = Annotated[
 """A network or an estimator of scikit-learn; a recipe without a kind specifies a network."""
 
 
-TEXTS = {kind for source in get_args(get_args(TextSource)[0]) for kind in get_args(source.model_fields["kind"].annotation)}
-
-
 def is_of_texts(content: Any) -> bool:
     """Return whether the content of a recipe names a source of text."""
     for name in ("data", "source", "kind"):
         content = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
-    return content in TEXTS
+    return source_of(content).holds == "texts"
 
 
 class QueriesSpec(Spec):
@@ -287,7 +281,7 @@ class Recipe(Spec):
     @property
     def queries_target(self) -> bool:
         """True if the target of a table is queried for its structural risk and hidden columns."""
-        return self.data.source.kind in TABLES and self.target.outputs is None
+        return self.data.source.holds == "tables" and self.target.outputs is None
 
     @property
     def follows(self) -> bool:

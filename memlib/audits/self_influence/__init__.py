@@ -12,7 +12,9 @@ they were memorized.
 from collections.abc import Mapping
 from typing import Any
 
+from memlib.audits.attacks import LABELLED, NOBODY, Attack, DataFacts
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellSpec
 from memlib.audits.self_influence.exposed import rankings
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.tables import UNITS
@@ -30,6 +32,22 @@ NOT_SHOWN = (
     "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
 )
 
+ATTACKS = (
+    Attack(
+        "influence of single examples (self-influence)", LABELLED, "", "gradients at checkpoints: the auditor's own view",
+        NOBODY,
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return a self-influence audit of all data."""
+    if facts.model is not None:
+        return "it needs checkpoints of the training, which a given model does not have"
+    change = {"title": "Self-influence", "split": {**facts.split, "train_per_class": None}}
+    return CellSpec(name="self-influence", recipe="self_influence_smoke", set=change)
+
+
 AUDIT = Audit(
     name="self-influence",
     question="Which training examples most strongly influence a classifier's predictions for those same examples?",
@@ -37,5 +55,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     not_shown=NOT_SHOWN,
 )

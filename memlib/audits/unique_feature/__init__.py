@@ -20,7 +20,9 @@ other seeds.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
+from memlib.audits.cells import CellSpec
 from memlib.audits.unique_feature.exposed import rankings
 from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
 from memlib.audits.unique_feature.tables import UNITS
@@ -46,6 +48,24 @@ NOT_SHOWN = (
     "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
 )
 
+ATTACKS = (
+    Attack(
+        "unique feature of a single training example", LABELLED, "(i) attribute inference",
+        "outputs on examples with and without the feature", PROBABILITIES,
+    ),
+)  # fmt: skip
+ODD = {"kind": "scalar", "index": 0, "value": 5}  # five standard deviations from the mean of the first column of a table
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return an audit of a letter in one image, or of an odd value in one row."""
+    if facts.model is not None:
+        return "for a given model it needs the feature that may be in its data; see memlib init --for classifier-and-name"
+    feature = {} if facts.kind == "images" else {"canary.feature": ODD}
+    change = {"title": "A unique feature", "split": {**facts.split, "train_per_class": None, "validation_per_class": 0}}
+    return CellSpec(name="unique-feature", recipe="unique_feature_smoke", set={**change, **feature})
+
+
 AUDIT = Audit(
     name="unique-feature",
     question="Does a classifier remember something that appeared in a single training example?",
@@ -55,6 +75,8 @@ AUDIT = Audit(
     headlines=HEADLINES,
     limits=_limits,
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     trainings=trainings,
     planned_trainings=planned,
     not_shown=NOT_SHOWN,

@@ -30,6 +30,13 @@ def test_bars_share_one_scale_from_the_smallest_to_the_largest_number() -> None:
     assert re.findall("<title>(.*?)</title>", svg) == ["a", "b"]
 
 
+def test_a_bound_is_a_solid_line_on_the_scale_of_the_bars() -> None:
+    svg = bars([Mark(1.0, 0.0, 2.0, "first", "a")], null=0.0, bound=4.0)
+    assert '<line class="null" x1="6.0"' in svg
+    assert '<line class="bound" x1="214.0"' in svg
+    assert '<circle cx="58.0"' in svg  # a quarter of the way from 0 to 4
+
+
 def test_an_interval_without_an_upper_end_reaches_the_edge() -> None:
     svg = bars([Mark(1.0, 0.0, None, "first", "a"), Mark(3.0, 2.0, 4.0, "second", "b")])
     assert places(svg, "line", "x2")[0] > places(svg, "line", "x2")[1] > places(svg, "circle", "cx")[1]

@@ -59,7 +59,7 @@ def dossier_of(store: str, **changes: Any) -> memlib.Run:
 def test_a_dossier_lists_the_audits_of_its_data_and_the_attacks_that_were_not_run(store: str) -> None:
     run = dossier_of(store)
     rows = run.tables["audits"].to_pylist()
-    assert [row["title"] for row in rows if row["state"] == "run"] == ["forests", "influence"]
+    assert [row["title"] for row in rows if row["state"] == "run"] == ["influence", "forests"]
     states = {row["attack"]: row["state"] for row in rows}
     assert states["attribute inference from a table"] == "not run"  # the recipe hides no column
     assert states["membership of documents"] == "not applicable"

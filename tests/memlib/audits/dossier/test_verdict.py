@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memlib.audits.dossier.attacks import ATTACKS
+from memlib.audits.dossier.attacks import attacks
 from memlib.audits.dossier.listed import BLIND, LOST, POWERLESS, STALE, Listed, listed, rows_of
 from memlib.audits.dossier.subject import AuditedModels
 from memlib.audits.dossier.verdict import verdict
@@ -90,12 +90,23 @@ def test_an_audit_in_doubt_is_marked_and_never_named_as_shown(run: RunRecord, st
 
 
 def test_rows_name_every_known_attack_once_or_more() -> None:
-    rows = rows_of(audits_of([run_of("a", 0.5, "bounded")]))
-    assert {attack.name for attack, *_ in rows} == {attack.name for attack in ATTACKS}
+    rows = rows_of(audits_of([run_of("a", 0.5, "bounded")]), {})
+    assert {attack.name for attack, *_ in rows} == {attack.name for _, attack in attacks()}
     states = {attack.name: state for attack, state, _, _ in rows}
     assert states["membership of single records or persons"] == "run"
-    assert states["use of a whole data set"] == "not run"
+    assert states["unique feature of a single training example"] == "not run"
     assert states["pictures of the hidden part of training images (RCDM)"] == "not applicable"
+
+
+def test_the_owners_reason_is_given_for_an_audit_that_was_not_run_but_changes_no_state() -> None:
+    audits = audits_of([run_of("a", 0.5, "bounded")])
+    stated = {"self-influence": "its checkpoints are lost", "exposure": "we did not want to", "membership": "never"}
+    before = {attack.name: (state, reason) for attack, state, reason, _ in rows_of(audits, {})}
+    after = {attack.name: (state, reason) for attack, state, reason, _ in rows_of(audits, stated)}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"influence of single examples (self-influence)"}
+    assert after[changed.pop()] == ("not run", "its checkpoints are lost")
+    assert after["secrets in training text: exposure"] == ("not applicable", "for texts; the data are tables")
 
 
 def test_sentence_speaks_of_the_model_only_if_one_was_given() -> None:
