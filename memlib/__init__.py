@@ -10,6 +10,9 @@ on neither Prefect nor Ray, and every part can be used from a notebook:
     run.verdict, run.summary, run.units, run.report
     memlib.diff("3f2a", "91c0")             compare the recipes and findings of two runs
     memlib.check(run, fail_on="shown")      decide whether a build passes
+    memlib.gate("policy.yaml")              the same by a policy, for all runs that it requires
+    memlib.index()                          write a page over all runs of a store
+    memlib.forget(person="p17")             list what a store holds of a person, and erase it
     memlib.verify()                         check that nothing in a store has changed
 
 The functions are imported when they are first used.
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from memlib.audits.base import Audit
     from memlib.objectives import Objective
     from memlib.pipeline.stage import Artifact, Stage
-    from memlib.running.api import check, diff, list_runs, plan, run, verify
+    from memlib.running.api import check, diff, forget, gate, index, list_runs, plan, run, verify
     from memlib.running.planning import Plan
     from memlib.runs.run import Run, open
     from memlib.specs import Spec
@@ -35,7 +38,7 @@ _PLACES = {
     "memlib.audits.base": ("Audit",),
     "memlib.objectives": ("Objective",),
     "memlib.pipeline.stage": ("Artifact", "Stage"),
-    "memlib.running.api": ("check", "diff", "list_runs", "plan", "run", "verify"),
+    "memlib.running.api": ("check", "diff", "forget", "gate", "index", "list_runs", "plan", "run", "verify"),
     "memlib.running.planning": ("Plan",),
     "memlib.runs.run": ("Run", "open"),
     "memlib.specs": ("Spec",),
@@ -44,7 +47,7 @@ _PLACES = {
 }
 __all__ = [
     "Artifact", "Audit", "Objective", "Plan", "Run", "Source", "Spec", "Stage", "Store", "__version__", "check", "diff",
-    "list_runs", "open", "plan", "run", "verify",
+    "forget", "gate", "index", "list_runs", "open", "plan", "run", "verify",
 ]  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.store import NOT_CHECKABLE, JsonOption, StoreOption, opened_store
-from memlib.errors import UserError
+import memlib
+from flows.cli.store import NOT_CHECKABLE, JsonOption, StoreOption
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE
 
@@ -69,13 +69,9 @@ def forget(
     json_
         Print the list as JSON.
     """
-    from memlib.running import erasing  # loads scipy
+    from memlib.running import erasing  # loads Arrow
 
-    name = person if person is not None else example
-    if name is None or not name or (person is not None and example is not None):
-        raise UserError("give the id of a person (--person ID) or of an example (--example ID)")
-    opened, asked = opened_store(store), erasing.Asked(name, is_person=person is not None)
-    found = erasing.erase(opened, asked, models=models) if delete else erasing.survey(opened, asked)
+    found = memlib.forget(person=person, example=example, models=models, delete=delete, store=store)
     found = found.with_items(_in_prefect(found, delete=delete))
     if json_:
         print(json.dumps(erasing.as_json(found, deleted=delete, models=models), indent=1))

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,13 +11,13 @@ from xml.etree import ElementTree
 from cyclopts import Parameter
 from rich.console import Console
 
+import memlib
+from flows.cli.files import write_again
 from flows.cli.store import JsonOption, StoreOption, opened_store
 from memlib.audits.gates import Judged, Outcome, decide
-from memlib.errors import UserError
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import planned_margins
 from memlib.running.gate import AuditDecision, GateDecision, read_policy
-from memlib.running.gate import gate as decide_by_policy
 from memlib.runs.index import find_run
 from memlib.runs.run import Run
 from memlib.sanitize import plain
@@ -64,7 +63,7 @@ def check(
     run = Run(opened, find_run(opened, run_id))
     decision = decide(run, fail_above=fail_above, fail_on=fail_on)
     if junit is not None:
-        _write(junit, _xml(_suite(f"memlib {run.audit} {run.id}", run.audit, decision.findings)))
+        write_again(junit, _xml(_suite(f"memlib {run.audit} {run.id}", run.audit, decision.findings)))
     if json_:
         print(json.dumps(decision.as_json(), indent=1))
     for judged in decision.findings if not json_ else ():
@@ -107,15 +106,14 @@ def gate(
     json_
         Print the outcome as JSON.
     """
-    rules, opened = read_policy(policy), opened_store(store)
-    decision = decide_by_policy(rules, opened, now=time.time(), runs=run_ids, data=data, baseline=baseline)
+    decision = memlib.gate(policy, runs=run_ids, baseline=baseline, data=data, store=store)
     if junit is not None:
-        suites = ElementTree.Element("testsuites", name=f"memlib {rules.title}")
+        suites = ElementTree.Element("testsuites", name=f"memlib {decision.policy.title}")
         for audit in decision.audits:
             suites.append(_suite(f"memlib {_named(audit)}", audit.rules.audit, audit.findings))
-        _write(junit, _xml(suites))
+        write_again(junit, _xml(suites))
     if summary is not None:
-        _write(summary, "\n".join(_markdown(decision)).encode())
+        write_again(summary, "\n".join(_markdown(decision)).encode())
     if json_:
         print(json.dumps(decision.as_json(), indent=1))
         return STATUS[decision.outcome]
@@ -136,13 +134,6 @@ def _named(audit: AuditDecision) -> str:
     """Return the audit with its run and title, or as the policy names it if the run is missing."""
     run = audit.run
     return audit.rules.named if run is None else plain(f"{audit.rules.audit} {run.run} {run.title}")
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror})") from error
 
 
 def _suite(name: str, audit: str, found: Sequence[Judged]) -> ElementTree.Element:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+import memlib
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
@@ -33,7 +34,6 @@ from memlib.report.format import (
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.freezing import MOST_SHOWN, departure_in_words
-from memlib.running.overview import write_overview
 from memlib.running.planning import Plan, in_time
 from memlib.running.publishing import said_at_publication
 from memlib.runs import garbage, ledger
@@ -125,8 +125,7 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE) 
     store
         Folder or s3:// prefix that the runs were written to.
     """
-
-    console.print(write_overview(opened_store(store), folder), soft_wrap=True)
+    console.print(memlib.index(folder=folder, store=store).address, soft_wrap=True)
 
 
 def show(

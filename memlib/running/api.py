@@ -1,8 +1,9 @@
 """The functions of `memlib`: audits in the calling process, without Prefect and Ray, and operations on finished runs."""
 
 import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,15 +18,19 @@ from memlib.running.comparison import Comparison, compare
 from memlib.running.eviction import evict
 from memlib.running.finished import finished
 from memlib.running.finished import plan as planned
+from memlib.running.gate import GateDecision, read_policy
+from memlib.running.gate import gate as decide_by
 from memlib.running.planning import Plan
 from memlib.running.runners import PlainRunner
-from memlib.runs import index
+from memlib.runs.index import list_runs as listed_runs
 from memlib.runs.plans import read_plan, unrecorded
 from memlib.runs.requests import announced
 from memlib.runs.run import ListedRun, Run, open
 from memlib.store import Ref, Store, chosen_store
 
 if TYPE_CHECKING:
+    from memlib.running.erasing import Survey
+    from memlib.running.overview import WrittenOverview
     from memlib.running.verification import Verification
 
 
@@ -132,7 +137,7 @@ def list_runs(*, store: str | None = None) -> list[ListedRun]:
         >>> [(run.audit, run.verdict, run.headline) for run in memlib.list_runs()]
         [('self_influence', 'descriptive', 'influence_share')]
     """
-    listed = index.list_runs(_existing(store))
+    listed = listed_runs(_existing(store))
     if listed.damaged:
         _warn(listed.warning())
     return [ListedRun.of(entry) for entry in listed.entries]
@@ -194,6 +199,105 @@ def check(
     return decide(_run_of(run, store), fail_above=gates, fail_on=fail_on)
 
 
+def gate(
+    policy: str | PathLike[str],
+    *,
+    runs: Sequence[Run | str] = (),
+    baseline: Run | str | None = None,
+    data: str | None = None,
+    store: str | None = None,
+) -> GateDecision:
+    """Decide by a policy whether a build passes: required audits and their power, ceilings, no more memory than a baseline.
+
+    An audit that is missing, stale or underpowered is undecided. Only manifests and published tables are read.
+
+    Args:
+        policy: the policy, a YAML file.
+        runs: runs to judge, or names or unique prefixes; by default the newest run of each audit that the policy requires.
+        baseline: the run, or its name or a unique prefix, with which the policy's non_inferiority rules compare.
+        data: digest of the data, or its first digits, on which the newest runs are looked for; by default the policy's.
+        store: store of the runs; see `memlib.list_runs`.
+
+    Returns:
+        the decision: its `outcome` is passed, failed or undecided, and `audits` gives the decision and reasons for each run.
+
+    Raises:
+        UserError: if the policy is not valid, has no rule for a given run, or asks for a comparison without a baseline.
+
+    Example:
+        >>> import memlib
+        >>> from pathlib import Path
+        >>> _ = Path("policy.yaml").write_text("audits: [{audit: self-influence}]")
+        >>> memlib.gate("policy.yaml").outcome
+        'passed'
+    """
+    opened, names = _existing(store), [_name_of(run) for run in runs]
+    before = None if baseline is None else _name_of(baseline)
+    return decide_by(read_policy(Path(policy)), opened, now=time.time(), runs=names, data=data, baseline=before)
+
+
+def index(*, folder: str | PathLike[str] | None = None, store: str | None = None) -> "WrittenOverview":
+    """Write one page over all runs of a store: by data and model, with their verdicts over time and a filter.
+
+    Args:
+        folder: folder of the page; by default index/ below the store, or memlib-index/ in the current folder for S3.
+        store: the store; see `memlib.list_runs`.
+
+    Raises:
+        UserError: if there is no store, or the page cannot be written.
+
+    Example:
+        >>> import memlib
+        >>> page = memlib.index()
+        >>> page.address, page.runs, page.problems
+        ('memlib-store/index/index.html', 1, 0)
+    """
+    from memlib.running.overview import write_overview  # loads Jinja
+
+    return write_overview(_existing(store), None if folder is None else Path(folder))
+
+
+def forget(
+    *,
+    person: str | None = None,
+    example: str | None = None,
+    models: bool = False,
+    delete: bool = False,
+    store: str | None = None,
+) -> "Survey":
+    """List all that a store holds of a person or an example, and what was computed from it; with `delete`, erase it.
+
+    Runs of the command line leave their recipes in Prefect's database, too, which only `memlib forget` searches.
+
+    Args:
+        person: id of a person: the name that groups of a recipe or a person column give, or the id of one of the examples.
+        example: id of a single example, as in tables of units.
+        models: delete models that were trained on the examples, too, and unfinished work, whose origin no file records.
+        delete: delete the listed items; models and unfinished work only with `models`.
+        store: the store; see `memlib.list_runs`.
+
+    Returns:
+        what was found: `items`; with `delete`, those of `doomed(models=...)` are gone. `unknown` cannot be searched.
+
+    Raises:
+        UserError: unless exactly one of person and example is given, and something in the store concerns it.
+        RunError: if a run is under way.
+
+    Example:
+        >>> import memlib
+        >>> found = memlib.forget(example=memlib.open(memlib.list_runs()[0].id).units["example_id"][0].as_py())
+        >>> found.unknown, len(found.runs)
+        ([], 1)
+    """
+    from memlib.running import erasing
+
+    names = [name for name in (person, example) if name]
+    if len(names) != 1:
+        raise UserError("give the id either of a person or of an example")
+    opened, asked = _existing(store), erasing.Asked(names[0], is_person=bool(person))
+    return erasing.erase(opened, asked, models=models) if delete else erasing.survey(opened, asked)
+
+
 def verify(run: Run | str | None = None, *, trust: str | Path | None = None, store: str | None = None) -> "Verification":
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
@@ -223,6 +327,10 @@ def _existing(store: str | None) -> Store:
     opened = Store(chosen_store(store))
     opened.check_known()
     return opened
+
+
+def _name_of(run: Run | str) -> str:
+    return run.id if isinstance(run, Run) else run
 
 
 def _run_of(run: Run | str, store: str | None) -> Run:

@@ -40,8 +40,23 @@ LEGEND = (
 Link = Callable[[str], str]
 
 
-def write_overview(store: Store, folder: Path | None = None) -> str:
-    """Write the overview of a store, and return its address.
+@dataclass(frozen=True)
+class WrittenOverview:
+    """A page over all runs of a store.
+
+    Attributes:
+        address: address of the page.
+        runs: number of the runs that it lists.
+        problems: number of the runs that have not ended, or whose manifests cannot be read.
+    """
+
+    address: str
+    runs: int
+    problems: int
+
+
+def write_overview(store: Store, folder: Path | None = None) -> WrittenOverview:
+    """Write the overview of a store.
 
     Args:
         store: the store.
@@ -51,18 +66,23 @@ def write_overview(store: Store, folder: Path | None = None) -> str:
         UserError: when the page cannot be written, or the folder holds an index.html that is not an overview.
     """
     if folder is None and store.is_local:
-        page = render(overview_of(store, _link_from(store, Path(store.root, FOLDER)))).encode()
+        overview = overview_of(store, _link_from(store, Path(store.root, FOLDER)))
         try:
-            return store.publish(f"{FOLDER}/{FILE}", page, secret=True)
+            return _written(overview, store.publish(f"{FOLDER}/{FILE}", render(overview).encode(), secret=True))
         except OSError as error:
             raise UserError(f"cannot write to {store.uri} ({error.strerror}); give a folder: memlib index FOLDER") from error
     folder = Path("memlib-index") if folder is None else folder.expanduser()
     path = folder / FILE
     if path.exists() and f'content="{GENERATOR}"' not in path.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{path} was not written by memlib index; choose another folder")
-    page = render(overview_of(store, _link_from(store, folder.absolute()))).encode()
-    replace_file(path, page)
-    return str(path)
+    overview = overview_of(store, _link_from(store, folder.absolute()))
+    replace_file(path, render(overview).encode())
+    return _written(overview, str(path))
+
+
+def _written(overview: Overview, address: str) -> WrittenOverview:
+    problems = sum(len(rows) for _, _, rows in overview.problems)
+    return WrittenOverview(address, sum(len(group.rows) for group in overview.groups), problems)
 
 
 def _link_from(store: Store, folder: Path) -> Link:

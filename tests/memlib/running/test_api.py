@@ -1,5 +1,6 @@
 """The functions of memlib: an audit in one process, its tables and its page, and operations on finished runs."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 
 import memlib
 import memlib.audits.self_influence
+from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.errors import RunError, UserError
 from memlib.runs import NoSuchRun
@@ -214,3 +216,48 @@ def test_a_store_is_verified(run: Run, store: str, tmp_path: Path) -> None:
 def test_importing_memlib_loads_nothing_heavy() -> None:
     code = "import sys, memlib; memlib.plan, memlib.verify; sys.exit(bool({'torch', 'prefect', 'ray', 'faiss'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_gate_decides_like_the_command_by_the_newest_run_and_by_a_given_one(
+    run: Run, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("title: Release\naudits: [{audit: self-influence, verdicts: [bounded]}]\n")
+    decision = memlib.gate(policy, store=store)
+    assert decision.outcome != "passed"  # the run describes, and bounds nothing
+    assert memlib.gate(str(policy), runs=[run], store=store).as_json() == decision.as_json()
+    assert (
+        main(["gate", "--policy", str(policy), "--store", store, "--json"]) == {"failed": 1, "undecided": 3}[decision.outcome]
+    )
+    assert json.loads(capsys.readouterr().out) == decision.as_json()
+    with pytest.raises(UserError, match="not both"):
+        memlib.gate(policy, runs=[run.id], data="00", store=store)
+    with pytest.raises(UserError, match="there is no policy"):
+        memlib.gate(tmp_path / "none.yaml", store=store)
+
+
+def test_the_index_says_where_its_page_is_and_how_many_runs_it_lists(run: Run, store: str, tmp_path: Path) -> None:
+    page = memlib.index(folder=tmp_path / "pages", store=store)
+    assert (page.address, page.runs, page.problems) == (
+        str(tmp_path / "pages/index.html"),
+        len(memlib.list_runs(store=store)),
+        0,
+    )
+    assert run.id in Path(page.address).read_text()
+    with pytest.raises(UserError, match="no store"):
+        memlib.index(store=str(tmp_path / "none"))
+
+
+def test_forget_lists_and_then_erases_what_holds_an_example(run: Run, store: str, tmp_path: Path) -> None:
+    copy = str(shutil.copytree(store, tmp_path / "store"))
+    name = run.units["example_id"][0].as_py()
+    found = memlib.forget(example=name, store=copy)
+    assert run.id in [one.run for one in found.runs]
+    assert memlib.verify(store=copy).outcome == "unchanged"  # nothing was deleted
+    assert {item.path for item in memlib.forget(example=name, models=True, delete=True, store=copy).items} == {
+        item.path for item in found.items
+    }
+    assert not memlib.forget(example=name, store=copy).doomed(models=True)
+    for given in ({}, {"person": name, "example": name}, {"person": ""}):
+        with pytest.raises(UserError, match="the id either of a person or of an example"):
+            memlib.forget(**given, store=copy)

@@ -148,7 +148,7 @@ def test_the_overview_reads_no_manifest_that_the_index_describes(store: Store, m
 @pytest.mark.parametrize(("folder", "link"), [(None, ".."), ("store/mine/deep", "../.."), ("elsewhere", None)])
 def test_links_are_relative_within_the_store(store: Store, tmp_path: Path, folder: str | None, link: str | None) -> None:
     put(store, "r1", 1.0)
-    path = Path(write_overview(store, None if folder is None else tmp_path / folder))
+    path = Path(write_overview(store, None if folder is None else tmp_path / folder).address)
     assert path == tmp_path / (folder or "store/index") / "index.html"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     start = (tmp_path / "store").as_uri() if link is None else link
@@ -165,7 +165,7 @@ def test_the_overview_of_a_remote_store_lies_in_a_local_folder_without_links(
     store = Store("memory://bucket/overview", cache=str(tmp_path / "cache"))
     put(store, "r1", 1.0)
     monkeypatch.chdir(tmp_path)
-    assert write_overview(store) == "memlib-index/index.html"
+    assert write_overview(store).address == "memlib-index/index.html"
     html = Path("memlib-index/index.html").read_text()
     assert "<a href" not in html
     assert "Open the page of a run with memlib open RUN." in html
@@ -177,7 +177,7 @@ def test_the_overview_replaces_itself_and_no_other_page(store: Store, tmp_path: 
     folder = tmp_path / "pages"
     write_overview(store, folder)
     put(store, "r2", 2.0)
-    assert "r2" in Path(write_overview(store, folder)).read_text()
+    assert "r2" in Path(write_overview(store, folder).address).read_text()
     assert [path.name for path in folder.iterdir()] == ["index.html"]
     (folder / "index.html").write_text("<p>mine</p>")
     with pytest.raises(UserError, match="was not written by memlib index; choose another folder"):
