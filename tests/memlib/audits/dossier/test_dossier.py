@@ -1,6 +1,7 @@
 """Dossiers of small audits: their verdict, the attacks that were not run, and the persons at risk."""
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,3 +191,18 @@ def test_an_erased_example_is_in_no_file_of_a_dossier(tmp_path: Path) -> None:
     assert not document.exists()
     assert "audits" in run.tables  # aggregates stay
     assert memlib.verify(run.id, store=place).outcome == "unchecked"
+
+
+def test_the_document_is_printed_to_pdf(store: str, tmp_path: Path) -> None:
+    try:
+        import weasyprint  # noqa: F401
+    except (ImportError, OSError) as error:  # OSError: without pango
+        pytest.skip(f"WeasyPrint or pango is missing ({error}); pip install 'memlib[pdf]'")
+    place = tmp_path / "dossier.pdf"
+    command = ["dossier", "--data", data_of(store, "forests"), "--store", store, "--pdf", str(place)]
+    assert main(command) == 0
+    content = place.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 2 or b"/ObjStm" in content
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert main(command) == 2  # an existing file is never overwritten
