@@ -10,6 +10,8 @@ WIDTH, STEP = 220, 14  # of a drawing of bars, and the distance between its bars
 HEIGHT = 72  # of a strip
 MARGIN, RADIUS = 6, 3.5
 MOST_MARKS = 60  # of a strip
+IN_PRINT = {"null": Markup(' stroke-dasharray="3 3"'), "found": Markup(' fill="#b3202c"')}
+"""Attributes for WeasyPrint, which applies no style sheet within drawings; style sheets win over them elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,21 @@ def _mark(mark: Mark, points: Sequence[tuple[float, float]], far: tuple[float, f
     if not points:
         return Markup()
     ends = list(points) + ([far] if mark.low is not None and mark.high is None else [])
-    shapes = list(_shapes(ends, points[0] if mark.value is not None and math.isfinite(mark.value) else None))
+    shapes = list(_shapes(mark.style, ends, points[0] if mark.value is not None and math.isfinite(mark.value) else None))
     group = Markup('<g class="mark {}"><title>{}</title>{}</g>').format(mark.style, mark.hover, Markup().join(shapes))
     return Markup('<a href="{}">{}</a>').format(mark.link, group) if mark.link else group
 
 
-def _shapes(ends: Sequence[tuple[float, float]], value: tuple[float, float] | None) -> Iterator[Markup]:
+def _shapes(style: str, ends: Sequence[tuple[float, float]], value: tuple[float, float] | None) -> Iterator[Markup]:
     if len(ends) > 1:
         yield _line("", *min(ends), *max(ends))
     if value is not None:
-        yield Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(*value, RADIUS)
+        yield Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}"{}/>').format(*value, RADIUS, IN_PRINT.get(style, ""))
 
 
 def _line(style: str, x0: float, y0: float, x1: float, y1: float) -> Markup:
-    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(style, x0, y0, x1, y1)
+    text = Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"{}/>')
+    return text.format(style, x0, y0, x1, y1, IN_PRINT.get(style, ""))
 
 
 def _svg(width: float, height: float, label: str, drawn: Sequence[Markup]) -> Markup:

@@ -13,9 +13,9 @@ from memlib.audits.dossier.recipe import SubjectSpec
 from memlib.audits.outcomes import models_of
 from memlib.errors import UserError
 from memlib.identity import flat
-from memlib.runs.index import cells_of, find_run, list_runs, read_run, refs_of, rows_of
+from memlib.runs.index import BATCH, cells_of, find_run, list_runs, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
-from memlib.store import Ref, Store
+from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -54,7 +54,8 @@ def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
         on_data = [entry["run"] for entry in newest if entry["ledger"]["data"].startswith(subject.data)]
         wanted |= _read(store, on_data, f"data {subject.data!r}")
     if subject.model:
-        on_model = [entry["run"] for entry in newest if _is_about(store, entry, subject.model)]
+        naming = _naming(store, newest, subject.model)
+        on_model = [entry["run"] for entry in newest if refs_of(entry) & naming and _is_about(store, entry, subject.model)]
         wanted |= _read(store, on_model, f"model {subject.model!r}")
     order = {AUDITS[name].field: place for place, name in enumerate(AUDITS)}
     return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
@@ -76,6 +77,16 @@ def _read(store: Store, names: Sequence[str], subject: str) -> dict[str, RunReco
             "a file of weights or outputs"
         )
     return {name: read_run(store, name) for name in names}
+
+
+def _naming(store: Store, entries: Sequence[RunEntry], digest: str) -> set[Ref]:
+    """Return the artifacts whose manifests contain a digest anywhere; of ten thousand runs, only theirs are parsed."""
+    places = {f"{ref.folder}/{MANIFEST}": ref for ref in refs_of(*entries)}
+    paths, named = list(places), set()
+    for start in range(0, len(paths), BATCH):
+        contents = store.published_together(paths[start : start + BATCH])
+        named |= {places[path] for path, content in contents.items() if digest.encode() in content}
+    return named
 
 
 def _is_about(store: Store, entry: RunEntry, digest: str) -> bool:

@@ -147,7 +147,7 @@ def test_unknown_recipes_devices_and_attributes_raise_errors_with_a_hint(tmp_pat
 
 
 def test_dir_of_memlib_lists_the_public_functions_and_types() -> None:
-    functions = {"run", "plan", "open", "list_runs", "diff", "check", "verify"}
+    functions = {"run", "plan", "open", "list_runs", "diff", "check", "gate", "index", "forget", "verify"}
     types = {"Run", "Plan", "Spec", "Source", "Objective", "Stage", "Artifact", "Audit", "Store"}
     assert set(dir(memlib)) == functions | types | {"__version__"}
     for name in functions | types:
@@ -225,7 +225,10 @@ def test_the_gate_decides_like_the_command_by_the_newest_run_and_by_a_given_one(
     policy.write_text("title: Release\naudits: [{audit: self-influence, verdicts: [bounded]}]\n")
     decision = memlib.gate(policy, store=store)
     assert decision.outcome != "passed"  # the run describes, and bounds nothing
-    assert memlib.gate(str(policy), runs=[run], store=store).as_json() == decision.as_json()
+    newest = memlib.list_runs(store=store)[0].id
+    assert memlib.gate(str(policy), runs=[newest], store=store).as_json() == decision.as_json()
+    (given,) = memlib.gate(policy, runs=[run], store=store).audits
+    assert (given.run and given.run.run, given.outcome) == (run.id, decision.outcome)
     assert (
         main(["gate", "--policy", str(policy), "--store", store, "--json"]) == {"failed": 1, "undecided": 3}[decision.outcome]
     )
