@@ -1,4 +1,4 @@
-"""Which audits apply to which data: worked out from the source, the persons and the model, with a reason for all others."""
+"""The audits that apply to data, worked out from the source, the persons and the model, and the reasons against all others."""
 
 from dataclasses import replace
 from typing import Any
