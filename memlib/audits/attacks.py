@@ -13,9 +13,10 @@ Access = Literal["weights", "probabilities", "labels", "texts", "internal"]
 """Forms of release, by the access that they give."""
 IMAGES: frozenset[Kind] = frozenset({"images"})
 TABLES: frozenset[Kind] = frozenset({"tables"})
+PAIRS: frozenset[Kind] = frozenset({"pairs"})
 TEXTS: frozenset[Kind] = frozenset({"texts"})
 LABELLED: frozenset[Kind] = frozenset({"images", "tables", "points"})
-ALL = LABELLED | TEXTS
+ALL = LABELLED | PAIRS | TEXTS
 WEIGHTS: frozenset[Access] = frozenset({"weights"})
 PROBABILITIES: frozenset[Access] = frozenset({"weights", "probabilities"})
 GENERATED: frozenset[Access] = frozenset({"weights", "probabilities", "texts"})

@@ -227,7 +227,7 @@ def gate(
     Example:
         >>> import memlib
         >>> from pathlib import Path
-        >>> _ = Path("policy.yaml").write_text("audits: [{audit: self-influence}]")
+        >>> _ = Path("policy.yaml").write_text("audits: [{audit: self-influence, verdicts: [descriptive]}]")
         >>> memlib.gate("policy.yaml").outcome
         'passed'
     """
@@ -249,7 +249,7 @@ def index(*, folder: str | PathLike[str] | None = None, store: str | None = None
     Example:
         >>> import memlib
         >>> page = memlib.index()
-        >>> page.address, page.runs, page.problems
+        >>> page.address[-29:], page.runs, page.problems
         ('memlib-store/index/index.html', 1, 0)
     """
     from memlib.running.overview import write_overview  # loads Jinja

@@ -69,8 +69,8 @@ def _leaves(annotation: Any) -> Iterator[Any]:
             yield from _leaves(part)
 
 
-Kind = Literal["images", "tables", "points", "texts"]
-"""Kinds of data: pictures, rows with named columns, rows of coordinates alone, and text."""
+Kind = Literal["images", "pairs", "tables", "points", "texts"]
+"""Kinds of data: pictures, pictures with captions, rows with named columns, rows of coordinates alone, and text."""
 
 
 class Source(Spec):

@@ -63,6 +63,8 @@ class CaptionedScenesSource(Source):
     place. The other three are drawn independently of the caption, so that no model can know them without having seen the
     pair."""
 
+    holds: ClassVar[Kind] = "pairs"
+
     kind: Literal["captioned_scenes"]
     num_examples: int = Field(default=3000, ge=10, le=MOST_EXAMPLES)
     """Number of pairs."""

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memlib.audits.attacks import IMAGES, PAIRS, WEIGHTS, Attack, DataFacts
 from memlib.audits.base import Audit, Exported
 from memlib.audits.captions.exposed import rankings
 from memlib.audits.captions.recipe import HEADLINE, Recipe
 from memlib.audits.captions.tables import UNITS
+from memlib.audits.cells import CellSpec
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
@@ -67,6 +69,23 @@ NOT_SHOWN = (
     "alone.",
 )
 
+ATTACKS = (
+    Attack(
+        "objects of a training image that its caption does not mention", IMAGES | PAIRS, "(i) attribute inference",
+        "embeddings of captions and of public images", WEIGHTS,
+    ),
+)  # fmt: skip
+
+
+def _cell(facts: DataFacts) -> CellSpec | str:
+    """Return an audit of models that are trained on the pairs."""
+    if facts.model is not None:
+        return "it is for models of images and captions; name them under encoders in a cell of its own"
+    if facts.kind != "pairs":
+        return "it needs a caption and the objects of each image; name them under captions in a cell of its own"
+    return CellSpec(name="captions", recipe="captions_smoke", set={"title": "Captions"})
+
+
 AUDIT = Audit(
     name="captions",
     question="Does an image-text model name objects of its training images that their captions do not mention?",
@@ -78,5 +97,7 @@ AUDIT = Audit(
     columns=("recall_excess", "recall_target", "recall_reference", "named_recall"),
     exported=_exported,
     rankings=rankings,
+    attacks=ATTACKS,
+    cell=_cell,
     not_shown=NOT_SHOWN,
 )

@@ -33,6 +33,7 @@ SOURCES: list[tuple[dict[str, Any] | str, set[str]]] = [
     ({"kind": "csv", "path": "a.csv", "root": ".", "label_column": "a", "classes": {"a": ["1"]}}, OF_IMAGES),
     ({"kind": "import", "function": "a.b:c"}, OF_IMAGES),
     ({"kind": "joined", "parts": {"a": {"source": FOLDER}, "b": {"source": FOLDER}}}, OF_IMAGES),
+    ("captioned_scenes", {"captions"}),
     ("two_moons", OF_ROWS),
     ("breast_cancer", OF_ROWS),
     (TABLE, OF_ROWS),
