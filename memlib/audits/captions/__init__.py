@@ -22,7 +22,9 @@ from memlib.audits.base import Audit, Exported
 from memlib.audits.captions.exposed import rankings
 from memlib.audits.captions.recipe import HEADLINE, Recipe
 from memlib.audits.captions.tables import UNITS
+from memlib.audits.captions.trainings import trainings
 from memlib.audits.cells import CellSpec
+from memlib.findings import Finding, Findings, estimate
 from memlib.tables import COMMON
 
 if TYPE_CHECKING:
@@ -38,6 +40,14 @@ def _limits(recipe: Recipe) -> Iterator[str]:
     from memlib.audits.captions.verdict import limits  # loads scipy
 
     return limits(recipe)
+
+
+def _utility(rows: Findings) -> Finding | None:
+    """Return the recall of objects that captions name, under models that were not trained on the pair."""
+    row = rows.get("named_recall", by="reference")
+    if row is None:
+        return None
+    return estimate("utility", {"measure": "recall of named objects"}, row.value, n=row.n, interval=row.interval)
 
 
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
@@ -96,7 +106,10 @@ AUDIT = Audit(
     limits=_limits,
     columns=("recall_excess", "recall_target", "recall_reference", "named_recall"),
     exported=_exported,
+    utility=_utility,
     rankings=rankings,
+    trainings=trainings,
+    planned_trainings=lambda recipe: 0 if recipe.encoders else recipe.pairs,
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

@@ -14,6 +14,7 @@ from memlib.pipeline.tables import Tables
 from memlib.report.figures import MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, save_figure
 from memlib.report.format import format_interval, format_p, percent
 from memlib.report.page import Block, Content, ExampleView, FigureView, Section, TableView, facts_table
+from memlib.report.spreadsheet import of_curves
 
 SERIES = {"A": ("pairs of A", TARGET), "B": ("pairs of B", REFERENCE), "H": ("held out from both", MUTED)}
 _MEANING = (
@@ -50,10 +51,7 @@ def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path
         sections=[
             _gains(tables["curves"], findings, folder, has_reference=len(recipe.directions) > 1),
             _recalls(findings),
-            _table_section(
-                "By number of copies", ("copies", EXCESS, findings.all(EXCESS)), findings,
-                "Pairs on which a model was trained several times in each epoch, drawn before the sides were.",
-            ),
+            _doses(findings),
             _settings(findings),
             _pairs(shown, recipe),
             Section(
@@ -109,11 +107,11 @@ def _gains(curves: pa.Table, findings: Findings, folder: Path, *, has_reference:
     gaps = [(SERIES[row.params["direction"]][0], *_cells(row)) for row in findings.all(GAP)]
     return Section(
         "Gains by set",
-        FigureView(save_figure(figure, folder, "gain_by_set"), caption),
+        FigureView(save_figure(figure, folder, "gain_by_set"), caption, of_curves(curves, "gain_by_set")),
         "The paper's population gap: the share of pairs of which the model trained on A names more unnamed objects, less the "
         "share of which the model trained on B does. On held-out pairs it shows a difference in quality, and is not tested, "
         "as two honest trainings differ." if gaps else None,
-        TableView(("set", "population gap", "95 % interval", "pairs"), gaps) if gaps else None,
+        TableView(("set", "population gap", "95 % interval", "pairs"), gaps, data=findings.all(GAP)) if gaps else None,
     )  # fmt: skip
 
 
@@ -122,28 +120,33 @@ def _recalls(findings: Findings) -> Section:
         "target": "model trained on the pair", "reference": "model not trained on it",
         "words": "words of the caption alone", "chance": "neighbours of another caption (chance)",
     }  # fmt: skip
-    rows = []
+    rows, shown = [], list[Finding]()
     for metric in ("recall", "precision", "f_score"):
         for who, text in texts.items():
             if (row := findings.get(f"{metric}_{who}")) is not None:
+                shown.append(row)
                 rows.append((metric.replace("f_score", "F"), text, *_cells(row)))
     for row in findings.all("named_recall"):
+        shown.append(row)
         rows.append(("recall of named objects", texts[row.params["by"]], *_cells(row)))
     return Section(
         "Who names which objects",
         "Unnamed objects are those that the caption does not mention, in the singular, plural or by a synonym of the recipe.",
-        TableView(("measure", "by", "mean", "95 % interval", "pairs"), rows),
+        TableView(("measure", "by", "mean", "95 % interval", "pairs"), rows, data=shown),
     )
 
 
-def _table_section(heading: str, what: tuple[str, str, Findings], findings: Findings, text: str) -> Section | None:
-    """Return a section on the findings of a metric by one of their params; None if no finding has it."""
-    name, _, rows = what
-    found = [row for row in rows if name in row.params]
-    if not found:
+def _doses(findings: Findings) -> Section | None:
+    """Return the section on pairs that were trained on several times; None if there are none."""
+    rows = [row for row in findings.all(EXCESS) if "copies" in row.params]
+    if not rows:
         return None
-    cells = [(str(row.params[name]), *_cells(row), format_p(row.p_adjusted)) for row in found]
-    return Section(heading, text, TableView((name, "excess", "95 % interval", "pairs", "p (Holm)"), cells))
+    cells = [(str(row.params["copies"]), *_cells(row), format_p(row.p_adjusted)) for row in rows]
+    return Section(
+        "By number of copies",
+        "Pairs on which a model was trained several times in each epoch, drawn before the sides were.",
+        TableView(("copies", "excess", "95 % interval", "pairs", "p (Holm)"), cells, data=rows),
+    )
 
 
 def _settings(findings: Findings) -> Section:
@@ -163,7 +166,11 @@ def _settings(findings: Findings) -> Section:
         "Other settings",
         "Only the first row is tested. The key of the nearest captions is the distance under all models together, which does "
         "not see who was trained on what: pairs chosen by what was found in them show a gap without any memory.",
-        TableView(("pairs and setting", "excess", "95 % interval", "pairs"), rows),
+        TableView(
+            ("pairs and setting", "excess", "95 % interval", "pairs"),
+            rows,
+            data=[findings.head, *findings.all(UNIMPLIED, TOP), *others],
+        ),
     )
 
 

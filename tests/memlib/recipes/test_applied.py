@@ -60,7 +60,7 @@ def recipes_of(recipe: Any) -> dict[str, Any]:
     return {name: request.recipe for name, request in cells_of(spec).items()}
 
 
-@pytest.mark.parametrize(("source", "expected"), SOURCES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("source", "expected"), SOURCES, ids=[str(source)[:40] for source, _ in SOURCES])
 def test_audits_that_apply_to_a_source_become_cells_and_all_others_have_a_reason(
     source: dict[str, Any] | str, expected: set[str]
 ) -> None:

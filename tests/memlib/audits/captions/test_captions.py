@@ -9,8 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 import memlib
+from memlib.audits import AUDITS
 from memlib.audits.captions.recipe import Recipe
 from memlib.errors import UserError
+from memlib.findings import Findings
 from memlib.pipeline.stage import Artifact
 from memlib.specs import changed_content
 from memlib.training.fit import Train
@@ -62,6 +64,18 @@ def test_findings_cover_settings_and_doses(run: Any) -> None:
     excess = [row for row in findings if row.metric == "recall_excess"]
     assert [row.family for row in excess] == ["headline", "doses", "doses", "doses", None, None, None]
     assert findings[0].detectable is not None
+
+
+def test_values_by_training_average_to_the_headline(run: Any) -> None:
+    audit, findings = AUDITS["captions"], Findings.of_run(run.record)
+    found = audit.trainings(run, findings.head)  # type: ignore[misc]
+    assert found is not None
+    assert (len(found.values), found.setting) == (2, {"k": 5, "objects": 3})
+    assert found.values.mean() == pytest.approx(findings.head.value)
+    assert audit.trainings(run, findings.first("recall_excess", copies=2)) is None  # type: ignore[misc]
+    utility = audit.utility(findings)
+    assert utility is not None
+    assert utility.value == findings.first("named_recall", by="reference").value
 
 
 def test_the_page_shows_pairs_that_were_not_chosen_by_what_was_found(run: Any) -> None:
