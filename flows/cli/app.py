@@ -24,6 +24,7 @@ from flows.cli.canaries import canaries
 from flows.cli.forget import forget
 from flows.cli.gate import check, gate, margins_of
 from flows.cli.hooks import NO_HOOKS, Event, Hooks, reported
+from flows.cli.overlap import overlap
 from flows.cli.owner import export, ids
 from flows.cli.scan import scan
 from flows.cli.sharing import card, croissant, mlflow
@@ -410,7 +411,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 COMMANDS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "Start": {
-        **start.COMMANDS, "recipes": recipes, "schema": schema, "scan": scan,
+        **start.COMMANDS, "recipes": recipes, "schema": schema, "scan": scan, "overlap": overlap,
     },
     "Run": {"plan": plan, "run": run, "resume": resume, "status": stored.status},
     "Read": {

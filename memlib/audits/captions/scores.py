@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 BLOCK = 4096  # captions whose votes are dense at a time
 NEARER = 1e-6  # weight of a vote's rank: between equal votes, objects of nearer images come first
 RIDGE = 1.0  # weight of the penalty of the word model
+MOST_WORDS = 5_000  # words of the word model
+LIKELY = 0.5  # likelihood, given the words, from which on an object is implied
 SHIFTS = 20  # exchanges of neighbours for the recall by chance
 
 
@@ -101,36 +104,76 @@ def answers(votes: scipy.sparse.csr_array, asked: Asked, count: int) -> Answers:
     return Answers(*columns)
 
 
-def likelihoods(
-    words: NDArray[np.int32], public_words: NDArray[np.int32], public: scipy.sparse.csr_array, num_words: int
-) -> NDArray[np.float32]:
-    """Return how likely each object is given the words of a caption, without any image: (num_captions, num_objects).
+@dataclass(frozen=True)
+class WordModel:
+    """A linear model of objects given the words of a caption, fitted to public pairs by ridge regression; it sees no image.
 
-    A linear model of the presence of each word is fitted to the public captions by ridge regression.
+    Attributes:
+        kept: words that occur in several public captions, at most `MOST_WORDS` of the most frequent ones.
+        mean: share of the public captions that have each of these words.
+        frequency: share of the public images that show each object.
+        weights: (num_kept, num_objects).
+    """
+
+    kept: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    frequency: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def fit(cls, words: NDArray[np.int32], objects: scipy.sparse.csr_array) -> WordModel:
+        """Fit the model to public pairs.
+
+        Args:
+            words: (num_captions, length) numbers of words, by falling frequency; numbers below 2 stand for no known word.
+            objects: objects in their images.
+        """
+        seen = _presence(words)
+        kept = np.flatnonzero(np.asarray(seen.sum(axis=0)).ravel() > 1)[:MOST_WORDS]  # a single caption's word says nothing
+        seen, count = seen[:, kept], seen.shape[0]
+        mean, frequency = (np.asarray(one.mean(axis=0)).ravel() for one in (seen, objects))
+        gram = (seen.T @ seen).toarray() - count * np.outer(mean, mean) + RIDGE * np.eye(len(kept))
+        moments = (seen.T @ objects).toarray() - count * np.outer(mean, frequency)
+        return cls(kept, mean, frequency, scipy.linalg.solve(gram, moments, assume_a="pos"))
+
+    def likelihoods(self, words: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Return how likely each object is, (num_captions, num_objects), given words of captions (num_captions, length)."""
+        found: NDArray[np.float64] = (_presence(words, self.kept) - self.mean) @ self.weights + self.frequency
+        return found
+
+
+def known_by_words(
+    model: WordModel, words: NDArray[np.int32], objects: scipy.sparse.csr_array, named: scipy.sparse.csr_array, count: int
+) -> tuple[scipy.sparse.csr_array, NDArray[np.int64]]:
+    """Return what the words of captions say of the objects that they do not name.
 
     Args:
-        words: (num_captions, length) numbers of words; numbers below 2 stand for no known word.
-        public_words: the same for the public captions.
-        public: objects of the public images.
-        num_words: number of words that occur.
+        model: the model.
+        words: numbers of the words.
+        objects, named: objects in the images, and those that the captions name.
+        count: number of objects that are named for each caption.
+
+    Returns:
+        unnamed objects that are more likely than not; and (num_captions,) number of unnamed objects among the `count`
+        likeliest ones.
     """
-    seen, frequency = _presence(public_words, num_words), np.asarray(public.mean(axis=0)).ravel()
-    kept = np.flatnonzero(np.asarray(seen.sum(axis=0)).ravel() > 1)  # a word of one caption says nothing of others
-    seen, asked = seen[:, kept], _presence(words, num_words)[:, kept]
-    mean = np.asarray(seen.mean(axis=0)).ravel()
-    gram = (seen.T @ seen).toarray() - seen.shape[0] * np.outer(mean, mean) + RIDGE * np.eye(len(kept))
-    moments = (seen.T @ public).toarray() - seen.shape[0] * np.outer(mean, frequency)
-    weights = scipy.linalg.solve(gram, moments, assume_a="pos")
-    found: NDArray[np.float32] = (asked @ weights - mean @ weights + frequency).astype(np.float32)
-    return found
+    implied, right = [], []
+    for start in range(0, len(words), BLOCK):
+        rows = slice(start, start + BLOCK)
+        likely, is_named = model.likelihoods(words[rows]), named[rows].toarray() > 0
+        unnamed = (objects[rows].toarray() > 0) & ~is_named
+        implied.append(scipy.sparse.csr_array((unnamed & (likely >= LIKELY)).astype(np.float32)))
+        right.append((most_voted(likely, count, without=is_named) & unnamed).sum(axis=1))
+    return scipy.sparse.csr_array(scipy.sparse.vstack(implied)), np.concatenate(right)
 
 
-def _presence(words: NDArray[np.int32], num_words: int) -> scipy.sparse.csr_array:
-    """Return indicators of the words of each caption, (num_captions, num_words)."""
+def _presence(words: NDArray[np.int32], kept: NDArray[np.int64] | None = None) -> Any:
+    """Return indicators of the words of each caption: sparse (num_captions, largest number + 1), or dense of some words."""
     rows, places = np.nonzero(words > 1)
-    matrix = scipy.sparse.csr_array((np.ones(len(rows)), (rows, words[rows, places])), shape=(len(words), num_words))
+    size = int(max(words.max(initial=1), -1 if kept is None else kept.max(initial=1))) + 1
+    matrix = scipy.sparse.csr_array((np.ones(len(rows)), (rows, words[rows, places])), shape=(len(words), size))
     matrix.data[:] = 1.0  # a word that occurs twice in a caption counts once
-    return matrix
+    return matrix if kept is None else matrix[:, kept].toarray()
 
 
 def chance(votes: scipy.sparse.csr_array, asked: Asked, count: int) -> float:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from memlib.audits.captions.scores import Asked
     from memlib.report.page import Content
 
-LIKELY = 0.5  # likelihood, given the words, from which on an object is implied
 KINDS = ("recovered", "wrong", "unimplied", "named")
 
 
@@ -135,17 +134,14 @@ def _known(
     captions: CaptionSet, splits: Artifact[pa.Table], ids: pa.ChunkedArray, count: int
 ) -> tuple[Asked, Any, scipy.sparse.csr_array]:
     """Return what is known of the asked captions, the unnamed objects that words alone give, and the public objects."""
-    from memlib.audits.captions.scores import Asked, likelihoods, most_voted
+    from memlib.audits.captions.scores import Asked, WordModel, known_by_words
 
     table, public_table = captions.chosen(ids), captions.chosen(members_of(splits, PUBLIC)["example_id"])
     public = captions.matrix(public_table["objects"])
     words, public_words = (captions.words[one["row"].to_numpy()] for one in (table, public_table))
-    likely = likelihoods(words, public_words, public, captions.num_words)
     objects, named = (captions.matrix(table[name]) for name in ("objects", "named"))
-    unnamed = (objects - named).toarray() > 0
-    guesses = most_voted(likely.astype(np.float64), count, without=named.toarray() > 0)
-    implied = scipy.sparse.csr_array((unnamed & (likely >= LIKELY)).astype(np.float32))
-    return Asked(objects, named, implied), (guesses & unnamed).sum(axis=1), public
+    implied, prior = known_by_words(WordModel.fit(public_words, public), words, objects, named, count)
+    return Asked(objects, named, implied), prior, public
 
 
 @dataclass(frozen=True)

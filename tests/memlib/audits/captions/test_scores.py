@@ -9,7 +9,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.captions.recipe import Config
-from memlib.audits.captions.scores import Asked, answers, chance, likelihoods, most_voted, votes_of
+from memlib.audits.captions.scores import Asked, WordModel, answers, chance, known_by_words, most_voted, votes_of
 from memlib.audits.captions.summary import curves, summarize
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
@@ -68,7 +68,8 @@ def test_words_give_objects_that_they_come_with_and_no_others() -> None:
     words = rng.integers(2, 12, size=(3000, 3)).astype(np.int32)
     objects = rng.random((3000, 3)) < [0.3, 0.3, 0.05]
     objects[:, 2] |= (words == 7).any(axis=1)  # a word that implies an object
-    likely = likelihoods(np.array([[7, 2, 3], [2, 3, 4], [1, 0, 0]], dtype=np.int32), words, sparse(objects), 12)
+    model = WordModel.fit(words, sparse(objects))
+    likely = model.likelihoods(np.array([[7, 2, 3], [2, 3, 4], [1, 0, 0]], dtype=np.int32))
     assert likely[0, 2] > 0.9
     assert np.abs(likely[:, :2] - 0.3).max() < 0.06
     assert likely[1, 2] < 0.15
@@ -77,9 +78,25 @@ def test_words_give_objects_that_they_come_with_and_no_others() -> None:
 def test_words_that_the_public_captions_lack_say_nothing() -> None:
     objects = np.array([[1, 0], [0, 1], [1, 0], [1, 0]])
     words = np.array([[2], [2], [2], [2]], dtype=np.int32)
-    likely = likelihoods(np.array([[9], [0]], dtype=np.int32), words, sparse(objects), 10)
+    likely = WordModel.fit(words, sparse(objects)).likelihoods(np.array([[9], [0]], dtype=np.int32))
     assert likely[0].tolist() == likely[1].tolist()
     assert likely.mean(axis=0) == pytest.approx([0.75, 0.25], abs=0.01)
+
+
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_implied_objects_are_unnamed_and_more_likely_than_not(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.audits.captions.scores.BLOCK", block)
+    rng = np.random.default_rng(0)
+    words, objects = rng.integers(2, 12, size=(500, 3)).astype(np.int32), random_objects(1, 500, 4, 0.3)
+    objects[:, 2] |= (words == 7).any(axis=1)
+    named = objects & random_objects(2, 500, 4, 0.5)
+    model = WordModel.fit(words, sparse(objects))
+    implied, prior = known_by_words(model, words[:40], sparse(objects[:40]), sparse(named[:40]), 1)
+    likely, unnamed = model.likelihoods(words[:40]), (objects & ~named)[:40]
+    assert np.array_equal(implied.toarray() > 0, unnamed & (likely >= 0.5))
+    assert implied.sum() > 0
+    best = np.where(named[:40], -1.0, likely).argmax(axis=1)
+    assert prior.tolist() == unnamed[np.arange(40), best].astype(int).tolist()
 
 
 def test_chance_is_the_recall_of_neighbours_that_say_nothing() -> None:

@@ -1,0 +1,123 @@
+"""Overlap of two data sets: examples of one that have a copy, or nearly one, in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import scipy
+from numpy.typing import NDArray
+
+from memlib.data.captions import words_of
+from memlib.data.groups import small_version
+from memlib.stats.neighbors import nearest_neighbors
+
+IDENTICAL, ALIKE, CAPTION = "identical", "alike", "caption"
+OVERLAP = pa.schema([(name, pa.string()) for name in ("example_id", "other_id", "by")] + [("distance", pa.float64())])
+SHINGLE = 4  # words in a row that are compared
+
+
+@dataclass(frozen=True)
+class Set:
+    """One of two data sets.
+
+    Attributes:
+        ids: (num_examples,) ids.
+        digests: (num_examples,) digest of each image; None for one that could not be read.
+        rows: (num_examples,) stored rows.
+        images: (num_stored, height, width, channels) uint8; None if the examples are no images.
+        captions: caption by id; empty if there are none.
+    """
+
+    ids: Sequence[str]
+    digests: Sequence[str | None]
+    rows: NDArray[np.int64]
+    images: NDArray[np.uint8] | None
+    captions: Mapping[str, str]
+
+
+def overlap(first: Set, second: Set, *, near: float, shared: float) -> pa.Table:
+    """Return the examples of the first set that have a copy in the second one, with the schema OVERLAP, in order of id.
+
+    A row is identical (equal stored pixels or coordinates; distance 0), alike (small versions of the images differ by at most
+    `near` grey levels, the distance), or caption (captions share at least `shared` of their shingles of four words; the
+    distance is one minus this share). Of several copies of an example, the nearest of each kind is given.
+
+    Args:
+        first, second: the sets.
+        near: largest root mean square difference in grey levels of images that are alike.
+        shared: smallest Jaccard index of the shingles of captions that are alike.
+    """
+    found = [*_identical(first, second)]
+    same = {row["example_id"] for row in found}
+    if first.images is not None and second.images is not None:
+        found += [row for row in _alike(first, second, near) if row["example_id"] not in same]
+    if first.captions and second.captions:
+        found += _captions(first.captions, second.captions, shared)
+    return pa.Table.from_pylist(sorted(found, key=lambda row: (row["example_id"], row["by"])), schema=OVERLAP)
+
+
+def _row(name: str, other: str, by: str, distance: float) -> dict[str, Any]:
+    return {"example_id": name, "other_id": other, "by": by, "distance": distance}
+
+
+def _identical(first: Set, second: Set) -> Iterator[dict[str, Any]]:
+    known: dict[str, str] = {}
+    for name, digest in zip(second.ids, second.digests, strict=True):
+        if digest:
+            known.setdefault(digest, name)
+    for name, digest in zip(first.ids, first.digests, strict=True):
+        if digest and digest in known:
+            yield _row(name, known[digest], IDENTICAL, 0.0)
+
+
+def _alike(first: Set, second: Set, near: float) -> Iterator[dict[str, Any]]:
+    small = []
+    for one in (first, second):
+        assert one.images is not None
+        kept = [place for place, digest in enumerate(one.digests) if digest]
+        versions = [small_version(one.images[one.rows[place]]) for place in kept]
+        small.append((kept, np.stack(versions) if versions else np.zeros((0, 1), dtype=np.float32)))
+    (asked, queries), (among, base) = small
+    if not asked or not among:
+        return
+    nearest, distances = nearest_neighbors(queries, [(np.arange(len(among)), base)], 1)
+    apart = np.sqrt(distances[:, 0] / base.shape[1])
+    for place in np.flatnonzero(apart <= near).tolist():
+        yield _row(first.ids[asked[place]], second.ids[among[int(nearest[place, 0])]], ALIKE, float(apart[place]))
+
+
+def _captions(first: Mapping[str, str], second: Mapping[str, str], shared: float) -> Iterator[dict[str, Any]]:
+    numbers: dict[tuple[str, ...], int] = {}
+    ours, theirs = (_shingles(captions.values(), numbers) for captions in (first, second))
+    size = max(len(numbers), 1)
+    ones, others = (
+        scipy.sparse.csr_array((np.ones(len(column)), (row, column)), shape=(len(captions), size))
+        for (row, column), captions in ((ours, first), (theirs, second))
+    )
+    common = scipy.sparse.coo_array(ones @ others.T)
+    counts = np.asarray(ones.sum(axis=1)), np.asarray(others.sum(axis=1))
+    row, column = common.coords
+    index = common.data / (counts[0][row] + counts[1][column] - common.data)
+    names, other_names = list(first), list(second)
+    order = np.lexsort((column, -index, row))
+    nearest = order[np.unique(row[order], return_index=True)[1]]
+    for place in nearest[index[nearest] >= shared].tolist():
+        yield _row(names[row[place]], other_names[column[place]], CAPTION, float(1 - index[place]))
+
+
+def _shingles(captions: Any, numbers: dict[tuple[str, ...], int]) -> tuple[list[int], list[int]]:
+    """Return caption and number of each different shingle; short captions are one shingle, and empty ones none."""
+    rows, columns = [], []
+    for place, caption in enumerate(captions):
+        words = words_of(caption)
+        found = (
+            {tuple(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1))} if words else set()
+        )
+        for shingle in sorted(found):
+            rows.append(place)
+            columns.append(numbers.setdefault(shingle, len(numbers)))
+    return rows, columns
