@@ -112,9 +112,8 @@ class Captions(Stage[CaptionSet]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write captions and words, and count what was read."""
-        source = open_source(self.data.source, self.data.intensities, self.data.labels)
         index, by_name = self.shard.content.index, isinstance(self.captions.origin, CocoCaptions)
-        known, ids = read_captions(source, self.captions), index["example_id"].to_pylist()
+        known, ids = self._known, index["example_id"].to_pylist()
         found = [known.get(name.rpartition("/")[2] if by_name else name) for name in ids]
         if not any(found):
             hint = hint_at_ids(list(known), ids)
@@ -134,6 +133,15 @@ class Captions(Stage[CaptionSet]):
         words, number = self._numbered(table, index.num_rows)
         np.save(attempt.path(WORDS_FILE), words)
         attempt.facts |= {"num_words": number, "num_captions": table.num_rows, "without_caption": len(ids) - table.num_rows}
+
+    @cached_property
+    def _known(self) -> Mapping[str, Caption]:
+        """The captions by example id, or by the names of images for COCO."""
+        return read_captions(open_source(self.data.source, self.data.intensities, self.data.labels), self.captions)
+
+    def preview(self) -> list[str]:
+        """Describe the captions of the source or the files, so that a plan refuses those that cannot be read."""
+        return [f"captions: {len(self._known):,} before they are joined with the images"]
 
     def _named(self, caption: Caption) -> list[str]:
         words = words_of(caption.text)

@@ -139,6 +139,14 @@ def test_a_source_without_captions_is_refused_with_what_to_write() -> None:
         read_captions(SimpleNamespace(), CaptionSpec())  # type: ignore[arg-type]
 
 
+def test_a_plan_refuses_a_source_without_captions(tmp_path: Path) -> None:
+    data, run = folder_of_images(tmp_path, ["one.png"]), runner(tmp_path)
+    with pytest.raises(UserError, match="states no captions"):
+        Captions(data, CaptionSpec(), run.run(Decode(data))).preview()
+    stage = Captions(SCENES, CaptionSpec(), run.run(Decode(SCENES)))
+    assert stage.preview() == ["captions: 80 before they are joined with the images"]
+
+
 def test_captions_are_joined_with_images_and_numbered(tmp_path: Path) -> None:
     data, spec = folder_of_images(tmp_path, ["one.png", "three.png", "two.png"]), coco(tmp_path)
     run = runner(tmp_path)
