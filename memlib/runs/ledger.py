@@ -6,7 +6,7 @@ from typing import Any
 
 from memlib.runs.records import EarlierAudit, Ledger, RunEntry
 
-TRAINED = ("train", "train_nets", "train_subset", "train_subsets", "train_documents", "fit_estimators")
+TRAINED = ("train", "train_nets", "train_pairs", "train_subset", "train_subsets", "train_documents", "fit_estimators")
 """Stages whose artifacts are audited models, or the answers of models that are not stored."""
 ALIKE = 2  # number of common digests from which on two audits are said to be of the same examples
 

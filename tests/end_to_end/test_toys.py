@@ -64,7 +64,7 @@ SOURCE: list[Edit] = [
 
 ''',
     ),
-    ("memlib/specs/data.py", "ScenesSource\n", "StripesSource\n    | "),
+    ("memlib/specs/data.py", "ScenesSource\n    | Captioned", "StripesSource\n    | "),
     (
         "memlib/data/datasets.py",
         "        case TwoMoonsSource():",
@@ -117,7 +117,8 @@ def test_a_user_defined_audit_works_with_every_command(project: Path, call: Call
     call("init", "class-sizes", "sizes.yaml")
     assert "valid recipe for the class-sizes audit" in call("validate", "sizes.yaml").stdout
     asked = ("class-sizes", "--recipe", "sizes.yaml", "--store", "store")
-    assert "How unevenly are the examples spread" in call("run", "--help").stdout
+    helped = call("run", "--help").stdout.replace("│", " ")
+    assert "How unevenly are the examples spread" in " ".join(helped.split())
     assert "class_sizes" in call("plan", *asked).stdout
     manifest = json.loads(call("run", *asked, "--json").stdout)
     assert manifest["verdict"]["sentence"].startswith("The largest class has 1.0")
