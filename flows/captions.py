@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from memlib.audits.arrangement import prefect_flow
-from memlib.audits.captions.recipe import DIRECTIONS, Direction, Recipe
+from memlib.audits.captions.recipe import Direction, Recipe
 from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrieve, TrainPairs, public_blocks
 from memlib.audits.captions.stages import Report, Retrievals, Score
 from memlib.audits.last_stages import run_id
@@ -15,7 +15,7 @@ from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.observe.encoders import ExternalEncoder
+from memlib.observe.encoders import encoders_by_side
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
 
@@ -35,7 +35,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
     stages = _trainings(recipe, shard, splits, captions)
     trained = dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
-    models: Models = {**trained, **_trained_elsewhere(recipe)}
+    models: Models = {**trained, **encoders_by_side(recipe.encoders)}
     retrievals = _retrievals(runner, recipe, models, shard, splits, captions)
 
     seed, config = recipe.split.seed, recipe.score
@@ -66,16 +66,6 @@ def _trainings(
         )
         for pair in range(recipe.pairs)
         for direction in recipe.directions
-    }
-
-
-def _trained_elsewhere(recipe: Recipe) -> Models:
-    """Return the external models of the recipe, by pair and training set."""
-    return {
-        (number, direction): ExternalEncoder(spec)
-        for number, pair in enumerate(recipe.encoders)
-        for direction, spec in zip(DIRECTIONS, (pair.a, pair.b), strict=True)
-        if spec is not None
     }
 
 

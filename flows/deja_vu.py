@@ -27,7 +27,7 @@ from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
-from memlib.observe.encoders import ExternalEncoder
+from memlib.observe.encoders import ExternalEncoder, encoders_by_side
 from memlib.pipeline.stage import AnyStage, Artifact, Runner
 from memlib.pipeline.tables import Tables
 from memlib.runs.records import RunRecord
@@ -86,7 +86,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     training = _training(recipe, shard, splits, started)
     trained = _run_all(runner, training)
 
-    observations = _Observations(runner, recipe, shard, splits, trained or _trained_elsewhere(recipe))
+    observations = _Observations(runner, recipe, shard, splits, trained or encoders_by_side(recipe.encoders))
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
     last = probes.pop(recipe.last_epoch)
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
@@ -204,16 +204,6 @@ def _trainings(
                 roles=(*own, *((EXTRA,) if "extra" in on else ())),
             )
     return trainings
-
-
-def _trained_elsewhere(recipe: Recipe) -> Models:
-    """Return the external encoders of the recipe, by pair and training set."""
-    return {
-        (number, direction): ExternalEncoder(spec)
-        for number, pair in enumerate(recipe.encoders)
-        for direction, spec in zip(DIRECTIONS, (pair.a, pair.b), strict=True)
-        if spec is not None
-    }
 
 
 class _Observations:

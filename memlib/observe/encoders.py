@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,27 @@ from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest
 from memlib.specs.encoders import EncoderSpec, SuppliedEmbeddings
 
+if TYPE_CHECKING:
+    from memlib.pipeline.stage import Artifact
+    from memlib.training.fit import TrainedModel
+
+Side = Literal["A", "B"]
+SIDES: tuple[Side, ...] = ("A", "B")
 LAST = "last"  # in recipes: the deepest layer, whatever its name
 WHOLE = "whole"
 NAMED = 3
+
+
+class Pair(Protocol):
+    """Two external encoders in a recipe, or one."""
+
+    @property
+    def a(self) -> EncoderSpec:
+        """The encoder trained on A."""
+
+    @property
+    def b(self) -> EncoderSpec | None:
+        """The encoder trained on B, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,25 @@ class ExternalEncoder:
     def digest(self) -> str:
         """The digest of the encoder or embeddings, for use in keys."""
         return encoder_digest(self.spec)
+
+
+def encoder_key(model: Artifact[TrainedModel] | ExternalEncoder) -> str:
+    """Return the key of a trained model, or the digest of an external encoder."""
+    return model.digest if isinstance(model, ExternalEncoder) else model.key
+
+
+def encoders_by_side(pairs: Sequence[Pair]) -> dict[tuple[int, Side], ExternalEncoder]:
+    """Return the external encoders of a recipe, by number of the pair and set on which they were trained.
+
+    Args:
+        pairs: encoders trained on A and, if there is one, on B.
+    """
+    return {
+        (number, side): ExternalEncoder(spec)
+        for number, pair in enumerate(pairs)
+        for side, spec in zip(SIDES, (pair.a, pair.b), strict=True)
+        if spec is not None
+    }
 
 
 def name_of(row: int, crop: str | None) -> str:

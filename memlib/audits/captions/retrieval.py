@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from memlib.data.caption_stages import CaptionSet
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
+from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
-from memlib.observe.encoders import LAST, ExternalEncoder, given_layers, name_of
+from memlib.observe.encoders import LAST, ExternalEncoder, encoder_key, given_layers, name_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.specs import ImageTextSpec
@@ -43,11 +44,16 @@ def copies_of(splits: Artifact[pa.Table], dose: DoseSpec, seed: int) -> Mapping[
     """Return how often each repeated pair is trained on, by example id; pairs that are not listed are trained on once.
 
     The pairs are drawn from those of A and B together, whatever their side, so that tests that redraw the sides hold.
+
+    Raises:
+        UserError: when whole groups leave fewer pairs in A and B than are to be repeated.
     """
     ids = members_of(splits, TARGET, REFERENCE)["example_id"].to_pylist()
+    wanted = [copies for copies in dose.copies for _ in range(dose.pairs)]
+    if len(wanted) > len(ids):
+        raise UserError(f"dose asks for {len(wanted)} pairs, but A and B have {len(ids)} together; lower dose.pairs")
     order = np.random.default_rng(derive_seed(seed, "dose")).permutation(len(ids))
-    drawn = iter(order.tolist())
-    return {ids[next(drawn)]: copies for copies in dose.copies for _ in range(min(dose.pairs, len(ids)))}
+    return {ids[place]: copies for place, copies in zip(order.tolist(), wanted, strict=False)}
 
 
 class Words:
@@ -136,11 +142,6 @@ class TrainPairs(Train):
 Model = Artifact[TrainedModel] | ExternalEncoder
 
 
-def model_key(model: Model) -> str:
-    """Return the key of a trained model, or the digest of an external one."""
-    return model.digest if isinstance(model, ExternalEncoder) else model.key
-
-
 def supplied(model: Model, rows: NDArray[np.int64], what: str | None) -> NDArray[np.float32] | None:
     """Return the embeddings that a model's owner computed, (num_rows, dim) of length 1; None for other models.
 
@@ -189,7 +190,7 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the images."""
-        return {"model": model_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
+        return {"model": encoder_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
 
     @property
     def units(self) -> float:
@@ -286,7 +287,7 @@ class Retrieve(Stage[Retrieved]):
     def inputs(self) -> Mapping[str, Any]:
         """The model, embeddings of the public images, captions and splits."""
         public = [part.key for part in self.public]
-        return {"model": model_key(self.model), "public": public, "captions": self.captions.key, "splits": self.splits.key}
+        return {"model": encoder_key(self.model), "public": public, "captions": self.captions.key, "splits": self.splits.key}
 
     @property
     def reads_transient(self) -> Sequence[AnyArtifact]:

@@ -17,7 +17,7 @@ from memlib.audits.deja_vu.recipe import Recipe
 from memlib.data.crops import periphery_crops
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
-from memlib.observe.encoders import ExternalEncoder, given_layers, name_of
+from memlib.observe.encoders import ExternalEncoder, encoder_key, given_layers, name_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.specs import CropSpec, ModelSpec, Precision
@@ -168,7 +168,7 @@ class Embed(Stage[Embeddings]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the examples."""
-        return {"model": model_key(self.model), "shard": self.shard.key, "examples": self._shown.digest}
+        return {"model": encoder_key(self.model), "shard": self.shard.key, "examples": self._shown.digest}
 
     @property
     def units(self) -> float:
@@ -225,11 +225,6 @@ class Embed(Stage[Embeddings]):
     def open(cls, artifact: Artifact[Embeddings]) -> Embeddings:
         """Return ids and embeddings."""
         return Embeddings(artifact)
-
-
-def model_key(model: Artifact[TrainedModel] | ExternalEncoder) -> str:
-    """Return the key of a trained model, or the digest of an external encoder."""
-    return model.digest if isinstance(model, ExternalEncoder) else model.key
 
 
 def encoder_of(model: Artifact[TrainedModel] | ExternalEncoder, epoch: int) -> tuple[Encoder | ExternalNetwork, int]:

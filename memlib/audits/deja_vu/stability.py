@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.embedding import BATCH_ROWS, BLOCK_ROWS, encoder_of, model_key
+from memlib.audits.deja_vu.embedding import BATCH_ROWS, BLOCK_ROWS, encoder_of
 from memlib.audits.deja_vu.recipe import STABILITY, Config, StabilitySpec
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
 from memlib.findings import Finding, Interval, diagnostic, tested
 from memlib.identity import derive_seed
+from memlib.observe.encoders import encoder_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import AugmentSpec
@@ -77,7 +78,7 @@ class Stability(Stage[pa.Table]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The model and the examples."""
-        return {"model": model_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
+        return {"model": encoder_key(self.model), "shard": self.shard.key, "examples": members_digest(self._members)}
 
     @property
     def units(self) -> float:

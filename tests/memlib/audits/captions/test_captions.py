@@ -151,6 +151,16 @@ def test_more_neighbours_than_public_pairs_are_refused_before_training(tmp_path:
         memlib.run(tiny(**{"score.k": [101]}), store=str(tmp_path / "store"), quiet=True)
 
 
+def test_a_dose_for_more_pairs_than_whole_groups_leave_is_refused(tmp_path: Path) -> None:
+    """Persons of three pairs: A and B together have 78 pairs at most, where the recipe's budgets allow 80."""
+    recipe = tiny(**{"split.group": {"path": "persons.csv"}, "dose.copies": [2], "dose.pairs": 80})
+    recipe["split"]["group"]["path"] = str(tmp_path / "persons.csv")
+    rows = [f"pair-{number:07d},{number // 3}" for number in range(220)]
+    (tmp_path / "persons.csv").write_text("\n".join(["example_id,group", *rows, ""]))
+    with pytest.raises(UserError, match=r"dose asks for 80 pairs, but A and B have 7\d together; lower dose.pairs"):
+        memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)
+
+
 def test_too_few_pairs_for_a_test_give_a_warning(tmp_path: Path) -> None:
     recipe = tiny(**{"split.train_per_class": 2, "training.batch_size": 2, "training.epochs": 1, "split.extra_per_class": 0})
     with pytest.warns(UserWarning, match=r"with 2 pairs in each of A and B, no test can be significant"):
