@@ -27,8 +27,8 @@ Models = Mapping[tuple[int, Direction], Model]
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the audit from data to report; return the run's manifest, or None in a plan."""
     shard = decode(runner, recipe.data)
-    captions = runner.run(Captions(recipe.data, recipe.captions, shard))
-    splits = runner.run(SplitPairs(recipe.split, shard, captions))
+    captions = runner.run(Captions(recipe.data, recipe.captions.model_copy(update={"alike": None}), shard))
+    splits = runner.run(SplitPairs(recipe.split, shard, captions, recipe.captions.alike))
     public = members_of(splits, PUBLIC).num_rows
     if max(recipe.score.k) > public:
         raise UserError(f"score.k is {max(recipe.score.k)}, but there are only {public} public pairs; lower score.k")

@@ -21,6 +21,7 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import Caption
 from memlib.data.groups import groups_of, joined, links_by_name
 from memlib.data.id_files import said_of_examples
+from memlib.data.overlap import alike_captions
 from memlib.data.splits import split_examples
 from memlib.data.stages import Shard, Split
 from memlib.errors import UserError
@@ -186,6 +187,12 @@ class SplitPairs(Split):
     title: ClassVar[str] = "split pairs"
 
     captions: Artifact[CaptionSet]
+    alike: float | None = None
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The split's settings, and the part of their runs of words that captions which are drawn together share."""
+        return {**super().spec, **({} if self.alike is None else {"alike": self.alike})}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -205,6 +212,9 @@ class SplitPairs(Split):
         groups = groups_of(index.to_pylist(), images, group)
         spoken = [" ".join(words_of(text)) for text in table["caption"].to_pylist()]
         groups = joined(groups, links_by_name(spoken))
+        if self.alike is not None:
+            for row, other, _ in alike_captions(spoken, spoken, self.alike):
+                groups = joined(groups, list(zip(row.tolist(), other.tolist(), strict=True)))
         spec = self.split.model_copy(update={"group": group, "crop": CropSpec(mode="corner")})
         table = split_examples(index, spec, groups, given)
         for name in (name for name in table.column_names if name.startswith("crop_")):  # no crop is shown to a model

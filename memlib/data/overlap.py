@@ -18,6 +18,7 @@ from memlib.stats.neighbors import nearest_neighbors
 IDENTICAL, ALIKE, CAPTION = "identical", "alike", "caption"
 OVERLAP = pa.schema([(name, pa.string()) for name in ("example_id", "other_id", "by")] + [("distance", pa.float64())])
 SHINGLE = 4  # words in a row that are compared
+BLOCK = 4096  # captions compared with all others at a time
 
 
 @dataclass(frozen=True)
@@ -91,22 +92,38 @@ def _alike(first: Set, second: Set, near: float) -> Iterator[dict[str, Any]]:
 
 
 def _captions(first: Mapping[str, str], second: Mapping[str, str], shared: float) -> Iterator[dict[str, Any]]:
+    names, other_names = list(first), list(second)
+    for row, column, index in alike_captions(list(first.values()), list(second.values()), shared):
+        order = np.lexsort((column, -index, row))
+        for place in order[np.unique(row[order], return_index=True)[1]].tolist():
+            yield _row(names[row[place]], other_names[column[place]], CAPTION, float(1 - index[place]))
+
+
+def alike_captions(
+    first: Sequence[str], second: Sequence[str], shared: float
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
+    """Yield the pairs of captions that have enough shingles in common, for one block of the first captions after another.
+
+    Args:
+        first, second: captions; one without words is like no other.
+        shared: smallest Jaccard index of the shingles of two captions that are alike.
+
+    Yields:
+        (num_pairs,) rows of the first captions, rows of the second ones, and the Jaccard index.
+    """
     numbers: dict[tuple[str, ...], int] = {}
-    ours, theirs = (_shingles(captions.values(), numbers) for captions in (first, second))
-    size = max(len(numbers), 1)
+    ours, theirs = (_shingles(captions, numbers) for captions in (first, second))
     ones, others = (
-        scipy.sparse.csr_array((np.ones(len(column)), (row, column)), shape=(len(captions), size))
+        scipy.sparse.csr_array((np.ones(len(column)), (row, column)), shape=(len(captions), max(len(numbers), 1)))
         for (row, column), captions in ((ours, first), (theirs, second))
     )
-    common = scipy.sparse.coo_array(ones @ others.T)
     counts = np.asarray(ones.sum(axis=1)), np.asarray(others.sum(axis=1))
-    row, column = common.coords
-    index = common.data / (counts[0][row] + counts[1][column] - common.data)
-    names, other_names = list(first), list(second)
-    order = np.lexsort((column, -index, row))
-    nearest = order[np.unique(row[order], return_index=True)[1]]
-    for place in nearest[index[nearest] >= shared].tolist():
-        yield _row(names[row[place]], other_names[column[place]], CAPTION, float(1 - index[place]))
+    for start in range(0, len(first), BLOCK):
+        common = scipy.sparse.coo_array(ones[start : start + BLOCK] @ others.T)
+        row, column = common.coords[0] + start, common.coords[1]
+        index = common.data / (counts[0][row] + counts[1][column] - common.data)
+        kept = index >= shared
+        yield row[kept].astype(np.int64), column[kept].astype(np.int64), index[kept]
 
 
 def _shingles(captions: Any, numbers: dict[tuple[str, ...], int]) -> tuple[list[int], list[int]]:

@@ -18,7 +18,9 @@ from memlib.store.records import Unreadable, json_once
 
 Out = TypeVar("Out")
 PANIC = "pyo3_runtime"  # module of the exception for a panic in Rust, which is no Exception
-MODEL, ENCODER = "Hugging Face model", "Hugging Face encoder"
+MODEL, ENCODER, OPEN_CLIP = "Hugging Face model", "Hugging Face encoder", "open_clip model"
+CONFIGS = {MODEL: "config.json", ENCODER: "config.json", OPEN_CLIP: "open_clip_config.json"}
+PICKLES = {MODEL: "pytorch_model*.bin", ENCODER: "pytorch_model*.bin", OPEN_CLIP: "*.bin"}
 CLASSES = {MODEL: "AutoModelForCausalLM", ENCODER: "AutoModel"}  # of transformers, which load them
 ADAPTER = "LoRA adapter"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -46,7 +48,7 @@ def transformers_for(folder: str, what: str) -> Any:
     transformers.utils.logging.set_verbosity_error()  # else it prints tables of what is refused in a line below
     check_folder(folder, what)
     with loading(folder, what):
-        numbers = _check_declared(Path(folder))
+        numbers = check_declared(Path(folder), what)
     if numbers:
         _check_tensors(transformers, folder, what, numbers)
     return transformers
@@ -59,13 +61,13 @@ def check_folder(folder: str, what: str) -> None:
 
     Args:
         folder: the folder.
-        what: kind of model, for messages: MODEL or ENCODER.
+        what: kind of model: MODEL, ENCODER or OPEN_CLIP.
 
     Raises:
         UserError: when a check fails; the message says what to do.
     """
     root = Path(folder)
-    whole = (root / "config.json").is_file()
+    whole = (root / CONFIGS[what]).is_file()
     if (root / ADAPTER_CONFIG).is_file():
         if what != MODEL:
             raise UserError(f"{folder} holds a {ADAPTER}; {MERGE_BY_PEFT}")
@@ -79,11 +81,14 @@ def check_folder(folder: str, what: str) -> None:
             f"adapter to {folder}"
         )
     if not whole:
-        raise UserError(f"there is no {what} in {folder} (no config.json)")
-    pickles = sorted(root.glob("pytorch_model*.bin"))
+        raise UserError(f"there is no {what} in {folder} (no {CONFIGS[what]})")
+    pickles = sorted(root.glob(PICKLES[what]))
     if pickles and not any(root.glob("*.safetensors")):
         name = json.dumps(folder)
-        program = f"from transformers import {CLASSES[what]} as M; M.from_pretrained({name}).save_pretrained({name})"
+        if what == OPEN_CLIP:
+            program = _conversion(pickles[0], root / "open_clip_model.safetensors")
+        else:
+            program = f"from transformers import {CLASSES[what]} as M; M.from_pretrained({name}).save_pretrained({name})"
         raise UserError(
             f"{folder} has its weights only in {pickles[0].name}, a pickle, which is not opened, as it may run code. If you "
             f"trust the file, convert it: python -c {shlex.quote(program)}"
@@ -100,11 +105,7 @@ def adapter_files(folder: str) -> dict[str, Path]:
     files = {name: root / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
     pickle = root / "adapter_model.bin"
     if files[ADAPTER_CONFIG].is_file() and not files[ADAPTER_WEIGHTS].is_file() and pickle.is_file():
-        source, target = json.dumps(str(pickle)), json.dumps(str(files[ADAPTER_WEIGHTS]))
-        program = (
-            "import torch; from safetensors.torch import save_file; "
-            f"save_file({{k: v.contiguous() for k, v in torch.load({source}, weights_only=True).items()}}, {target})"
-        )
+        program = _conversion(pickle, files[ADAPTER_WEIGHTS])
         raise UserError(
             f"{folder} has its weights only in {pickle.name}, a pickle, which is not opened, as it may run code. If you "
             f"trust the file, convert it: python -c {shlex.quote(program)}"
@@ -113,6 +114,15 @@ def adapter_files(folder: str) -> dict[str, Path]:
         if not path.is_file():
             raise UserError(f"there is no {ADAPTER} in {folder}, the folder that adapter names: {name} is missing")
     return files
+
+
+def _conversion(pickle: Path, target: Path) -> str:
+    """Return a program that writes the tensors of a pickle as safetensors."""
+    names = json.dumps(str(pickle)), json.dumps(str(target))
+    return (
+        "import torch; from safetensors.torch import save_file; "
+        f"save_file({{k: v.contiguous() for k, v in torch.load({names[0]}, weights_only=True).items()}}, {names[1]})"
+    )
 
 
 def read_json(path: Path) -> Any:
@@ -183,10 +193,14 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300]
 
 
-def _check_declared(folder: Path) -> int:
-    """Return the number of numbers in the weights; 0 if there are no weights, which transformers then reports.
+def check_declared(folder: Path, what: str) -> int:
+    """Return the number of numbers in the weights; 0 if there are no weights, which the libraries then report.
 
-    transformers builds the declared modules one by one, and some tensors in memory, before it compares them with the weights.
+    Libraries build the declared modules one by one, and some tensors in memory, before they compare them with the weights.
+
+    Args:
+        folder: the model's folder.
+        what: kind of model: MODEL, ENCODER or OPEN_CLIP.
 
     Raises:
         UserError: when the config declares more layers than the weights have tensors, or sizes beyond all their numbers.
@@ -201,12 +215,12 @@ def _check_declared(folder: Path) -> int:
                 tensors, numbers = tensors + 1, numbers + size
     if not tensors:
         return 0
-    config = read_json(folder / "config.json")
+    config = read_json(folder / CONFIGS[what])
     for name, value in _integers(config):
         most = max(tensors, FEW_LAYERS) if name.endswith(("layers", "layer")) else numbers
         if value > most and name not in NOT_SIZES and not name.endswith("_id"):
             weights = f"its weights are {tensors:,} tensors with {numbers:,} numbers; take both from the same model"
-            raise UserError(f"config.json in {folder} declares {name} {value:,}, but {weights}")
+            raise UserError(f"{CONFIGS[what]} in {folder} declares {name} {value:,}, but {weights}")
     return numbers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
-from memlib.specs.encoders import TimmEncoder, TorchvisionEncoder, TransformersEncoder
+from memlib.specs.encoders import OpenClipEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 from memlib.specs.members import WithMembers
 from memlib.specs.weights import InFile
 
@@ -62,10 +62,10 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         from memlib.models.weights import states_in
 
         yield "weights", states_in
-    elif isinstance(spec, HuggingFaceSpec | TransformersEncoder):
-        from memlib.models.hugging import ENCODER, MODEL, check_folder
+    elif isinstance(spec, HuggingFaceSpec | TransformersEncoder | OpenClipEncoder):
+        from memlib.models.hugging import ENCODER, MODEL, OPEN_CLIP, check_folder
 
-        what = ENCODER if isinstance(spec, TransformersEncoder) else MODEL
+        what = {TransformersEncoder: ENCODER, OpenClipEncoder: OPEN_CLIP}.get(type(spec), MODEL)
         yield "path", lambda path: check_folder(path, what)
     elif isinstance(spec, OutputsSpec):
         from memlib.observe.supplied_outputs import check_columns

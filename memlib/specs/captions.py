@@ -1,12 +1,12 @@
 """Specs of image-text pairs: where captions and objects come from, and pairs that are trained on several times."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from memlib.specs.base import Spec
-from memlib.specs.encoders import SuppliedEmbeddings, TransformersEncoder
+from memlib.specs.encoders import OpenClipEncoder, SuppliedEmbeddings, TransformersEncoder
 from memlib.specs.limits import MOST_EXAMPLES
 
 MOST_WORDS = 512  # words of a caption
@@ -43,6 +43,8 @@ CaptionOrigin = Literal["source"] | CaptionTable | CocoCaptions
 class CaptionSpec(Spec):
     """Captions, the objects in the images, and which objects a caption names."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"alike"})
+
     origin: CaptionOrigin = "source"
     """source: the source of the images states them (embedded scenes); else a table, or COCO's files."""
     synonyms: Mapping[str, tuple[str, ...]] = Field(default={})
@@ -51,17 +53,21 @@ class CaptionSpec(Spec):
     """Words of a caption that a model reads."""
     vocabulary: int = Field(default=20_000, ge=1, le=MOST_EXAMPLES)
     """Number of words that models know, the most frequent ones of all captions; others are one unknown word."""
+    alike: float | None = Field(default=None, gt=0, le=1)
+    """Captions that have at least this part of their runs of four words in common (Jaccard index) are drawn together; equal
+    captions always are."""
 
 
-PairModelSpec = Annotated[TransformersEncoder | SuppliedEmbeddings, Field(discriminator="kind")]
+PairModelSpec = Annotated[TransformersEncoder | OpenClipEncoder | SuppliedEmbeddings, Field(discriminator="kind")]
 
 
 class PairModels(Spec):
     """Two external image-text models, or one alone."""
 
     a: PairModelSpec
-    """The model trained on A and C: a folder of transformers ({kind: transformers, path: ...}: CLIP and models like it), or a
-    file of embeddings that its owner computed for what `memlib export` wrote ({kind: embeddings, path: ...})."""
+    """The model trained on A and C: a folder of transformers ({kind: transformers, path: ...}: CLIP and models like it) or of
+    open_clip ({kind: open_clip, path: ...}), or a file of embeddings that its owner computed for what `memlib export` wrote
+    ({kind: embeddings, path: ...})."""
     b: PairModelSpec | None = None
     """The model trained on B and C; null: a is compared on its own pairs and on those of B, which it has not seen."""
 

@@ -72,6 +72,17 @@ class TransformersEncoder(Spec):
     """The folder with config.json, preprocessor_config.json and *.safetensors."""
 
 
+class OpenClipEncoder(Spec):
+    """An image-text model of open_clip, loaded from a folder; pickles are not opened, and nothing is downloaded.
+
+    Normalization, side and tokenizer are read from open_clip_config.json. Of its images there is one layer, output.
+    """
+
+    kind: Literal["open_clip"]
+    path: str
+    """The folder with open_clip_config.json and *.safetensors, as open_clip's push_to_hf_hub.save_for_hf writes it."""
+
+
 class SuppliedEmbeddings(Spec):
     """A Parquet file of embeddings that the encoder's owner computed for the images written by `memlib export`."""
 
@@ -84,7 +95,8 @@ class SuppliedEmbeddings(Spec):
 
 
 EncoderSpec = Annotated[
-    FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder | SuppliedEmbeddings, Field(discriminator="kind")
+    FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder | OpenClipEncoder | SuppliedEmbeddings,
+    Field(discriminator="kind"),
 ]
 
 

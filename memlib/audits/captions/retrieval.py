@@ -22,7 +22,7 @@ from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage, remembered
 from memlib.specs import ImageTextSpec
 from memlib.specs.captions import DoseSpec
-from memlib.specs.encoders import SuppliedEmbeddings, TransformersEncoder
+from memlib.specs.encoders import OpenClipEncoder, SuppliedEmbeddings, TransformersEncoder
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table
 from memlib.training.fit import Train, TrainedModel
@@ -164,7 +164,7 @@ def encoder_of(model: Model, epoch: int, device: torch.device) -> PairEncoder:
     from memlib.observe.image_text import TrainedPairEncoder
 
     if isinstance(model, ExternalEncoder):
-        assert isinstance(model.spec, TransformersEncoder)
+        assert isinstance(model.spec, TransformersEncoder | OpenClipEncoder)
         return ExternalPairEncoder(model.spec, device)
     network, spec = model.content.load(epoch=epoch)
     assert isinstance(network, ImageText)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,19 @@ from torch import Tensor, nn
 from memlib.errors import UserError
 from memlib.models.external.classifiers import loaded, with_weights
 from memlib.models.external.factory import made, scale_of
-from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
+from memlib.models.hugging import (
+    CONFIGS,
+    ENCODER,
+    OPEN_CLIP,
+    check_declared,
+    check_folder,
+    loading,
+    read_json,
+    transformers_for,
+)
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
-from memlib.specs.encoders import FactoryEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
+from memlib.specs.encoders import FactoryEncoder, OpenClipEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
 Layers = list[tuple[str, Tensor]]
 SAME = 1e-3  # relative tolerance for embeddings of the same images
@@ -89,7 +100,9 @@ class ExternalNetwork(nn.Module):
                 raise UserError(f"{self._name} embeds the same images differently each time (layer {layer}): {cause}")
 
 
-def load_external_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder) -> ExternalNetwork:
+def load_external_encoder(
+    spec: FactoryEncoder | TorchvisionEncoder | TimmEncoder | TransformersEncoder | OpenClipEncoder,
+) -> ExternalNetwork:
     """Return an encoder in evaluation mode, on the CPU.
 
     Raises:
@@ -114,6 +127,8 @@ def load_external_encoder(spec: FactoryEncoder | TorchvisionEncoder | TimmEncode
             encoder = _timm(spec)
         case TransformersEncoder():
             encoder = _transformers(spec)
+        case OpenClipEncoder():
+            encoder = load_open_clip(spec).images
     return encoder.eval()
 
 
@@ -239,6 +254,89 @@ def load_folder(spec: TransformersEncoder) -> Folder:
     scale = scale_of(spec.path)
     mean, std = ([value / scale for value in values] for values in (mean, std))
     return Folder(model, unpooled, side, mean, std)
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """An image-text model of open_clip.
+
+    Attributes:
+        model: the model.
+        images: its image half.
+        tokenizer: function from captions to tokens (num_captions, length).
+    """
+
+    model: Any
+    images: ExternalNetwork
+    tokenizer: Callable[[list[str]], Tensor]
+
+
+class Method(nn.Module):
+    """A method of a model, as a module: the image half of an image-text model."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model, self.name = model, name
+
+    def forward(self, pixels: Tensor) -> Any:
+        """Return what the method returns for images (batch, 3, side, side)."""
+        return getattr(self.model, self.name)(pixels)
+
+
+def load_open_clip(spec: OpenClipEncoder) -> OpenClip:
+    """Load a model of open_clip; pickles in the folder are not opened, and nothing is downloaded.
+
+    Raises:
+        UserError: when the folder holds no whole model, or a model whose parts open_clip would download.
+    """
+    try:
+        open_clip = importlib.import_module("open_clip")
+    except ImportError as error:
+        raise UserError("an open_clip model needs open_clip: pip install 'memlib[open_clip]'") from error
+    check_folder(spec.path, OPEN_CLIP)
+    with loading(spec.path, OPEN_CLIP), _without_root_handlers():
+        config = read_json(Path(spec.path) / CONFIGS[OPEN_CLIP])["model_cfg"]
+        if part := _downloaded(config):
+            raise UserError(
+                f"the open_clip model in {spec.path} has {part}, which open_clip would look for elsewhere; "
+                "embed what memlib export writes with it yourself, and give encoders of kind embeddings"
+            )
+        check_declared(Path(spec.path), OPEN_CLIP)
+        name = f"local-dir:{spec.path}"
+        model = open_clip.create_model(name, require_pretrained=True).eval()
+        prepared = open_clip.get_model_preprocess_cfg(model)
+        tokenizer = open_clip.get_tokenizer(name)
+    side = prepared["size"]
+    images = ExternalNetwork(
+        Method(model, "encode_image"), name=spec.path, side=side if isinstance(side, int) else max(side),
+        mean=prepared["mean"], std=prepared["std"], read=_by_layer,
+    )  # fmt: skip
+    return OpenClip(model, images, tokenizer)
+
+
+def _downloaded(config: Mapping[str, Any]) -> str | None:
+    """Return the part of a declared model that open_clip would take from a place outside the folder, or with others' code."""
+    text, vision = config["text_cfg"], config["vision_cfg"]
+    if "hf_model_name" in text:
+        return f"the text half {text['hf_model_name']}"
+    if ":" in str(vision.get("timm_model_name") or ""):
+        return f"the image half {vision['timm_model_name']}"
+    unknown = set(text.get("tokenizer_kwargs", {})) - TOKENIZER_OPTIONS
+    return f"the tokenizer option {min(unknown)}" if unknown else None
+
+
+TOKENIZER_OPTIONS = {"clean", "strip_sep_token", "reduction_mask"}
+
+
+@contextlib.contextmanager
+def _without_root_handlers() -> Iterator[None]:
+    """Keep open_clip, which logs by logging.info, from giving the root logger a handler that prints."""
+    silent = logging.NullHandler()
+    logging.getLogger().addHandler(silent)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(silent)
 
 
 def _transformers(spec: TransformersEncoder) -> ExternalNetwork:

@@ -8,12 +8,13 @@ from typing import Any
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.models.hugging import ENCODER, MODEL, adapter_files, check_folder, read_json
+from memlib.models.hugging import ENCODER, MODEL, OPEN_CLIP, adapter_files, check_folder, read_json
 from memlib.pipeline.user_code import load, source_file
 from memlib.specs import ExternalClassifierSpec, HuggingFaceSpec, ProtocolSpec
 from memlib.specs.encoders import (
     EncoderSpec,
     FactoryEncoder,
+    OpenClipEncoder,
     SuppliedEmbeddings,
     TimmEncoder,
     TorchvisionEncoder,
@@ -88,6 +89,8 @@ def encoder_digest(spec: EncoderSpec) -> str:
         case TransformersEncoder():
             digest = _folder_digest(spec.path, ENCODER)
             return digest if scale_of(spec.path) == 1.0 else f"{digest}:scaled"  # before, its scale was not read
+        case OpenClipEncoder():
+            return _folder_digest(spec.path, OPEN_CLIP)
         case TorchvisionEncoder() | TimmEncoder():
             path, used = spec.weights, spec.model_dump(mode="json", exclude={"weights"})
         case SuppliedEmbeddings():

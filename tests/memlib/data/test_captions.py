@@ -193,6 +193,23 @@ def test_pairs_with_equal_captions_stay_together_and_classes_do_not_count(tmp_pa
     assert splits["crop_x0"].null_count == splits.num_rows
 
 
+def test_pairs_with_like_captions_stay_together_if_asked(tmp_path: Path) -> None:
+    run = runner(tmp_path)
+    shard = run.run(Decode(SCENES))
+    ids = shard.content.index["example_id"].to_pylist()
+    ends = ("alpha", "beta", "gamma", "delta")
+    rows = "".join(f"{name},picture {n // 4} shows a dog and {ends[n % 4]},x\n" for n, name in enumerate(ids))
+    captions = run.run(Captions(SCENES, from_table(tmp_path, f"example_id,caption,objects\n{rows}"), shard))
+    spec = SplitSpec(train_per_class=16, public_per_class=20, extra_per_class=8)
+
+    def groups(alike: float | None) -> list[int]:  # sizes of groups: three of five runs of four words are common
+        stage = SplitPairs(spec, shard, captions, alike)
+        return pc.value_counts(run.run(stage).content["group"].drop_null()).field("counts").to_pylist()
+
+    assert groups(0.6) == [4] * (len(ids) // 4)
+    assert groups(0.61) == groups(None) == []
+
+
 def test_digests_of_words_do_not_depend_on_where_the_table_lies(tmp_path: Path) -> None:
     content, keys = "example_id,caption,objects\npair-0000001,a,b\n", []
     run = runner(tmp_path)

@@ -48,7 +48,8 @@ def test_captions_that_share_half_of_their_runs_of_words_are_found() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_captions_equal_a_slow_comparison(seed: int) -> None:
+def test_captions_equal_a_slow_comparison(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.data.overlap.BLOCK", 7)
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(["a", "b", "c"], size=rng.integers(0, 9))) for _ in range(60)]
     first = {f"f{n:02}": text for n, text in enumerate(texts[:30])}

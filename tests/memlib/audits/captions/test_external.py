@@ -1,6 +1,8 @@
-"""External image-text models: a folder of transformers, and embeddings that equal those of a trained model."""
+"""External image-text models: folders of transformers and open_clip, and embeddings that equal those of a trained model."""
 
 import csv
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 import memlib
 from flows.cli.owner import export
 from memlib.audits.captions.recipe import Recipe
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.errors import UserError
+from memlib.models.external.encoders import load_external_encoder
+from memlib.models.external.factory import encoder_digest
+from memlib.models.external.pairs import ExternalPairEncoder
 from memlib.specs import changed_content
+from memlib.specs.encoders import OpenClipEncoder
 
 DATA: dict[str, Any] = {"source": {"kind": "captioned_scenes", "num_examples": 120, "size": 16}, "image_size": 16}
 EXTERNAL: dict[str, Any] = {
@@ -95,6 +102,83 @@ def test_two_folders_of_transformers_are_audited(tmp_path: Path, monkeypatch: py
     )
     assert unseen.verdict.word == "descriptive"
     assert unseen.findings[0].value == run.findings[0].value
+
+
+def save_open_clip(folder: Path, seed: int, **text: Any) -> None:
+    """Write a model of open_clip with random weights, as open_clip itself writes folders."""
+    open_clip = pytest.importorskip("open_clip")
+    torch.manual_seed(seed)
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": {"image_size": 16, "patch_size": 8, "layers": 1, "width": 64, "head_width": 32},
+        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+    }
+    model = open_clip.CLIP(**config)
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    config["text_cfg"] |= text
+    prepared = {"size": [16, 16], "mean": [0.5] * 3, "std": [0.25] * 3}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": prepared}))
+
+
+def test_two_folders_of_open_clip_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sets(tmp_path)
+    for seed, name in enumerate("ab"):
+        save_open_clip(tmp_path / name, seed)
+    handlers = list(logging.getLogger().handlers)
+    models = {name: {"kind": "open_clip", "path": name} for name in "ab"}
+    run = memlib.run({**EXTERNAL, "encoders": [models]}, store="store", quiet=True)
+    assert run.verdict.word == "inconclusive"
+    assert run.findings[0].n == 60
+    assert "external, open_clip" in Path(run.report).read_text(encoding="utf-8")
+    assert logging.getLogger().handlers == handlers
+
+
+def test_embeddings_of_open_clip_equal_its_own(tmp_path: Path) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    save_open_clip(tmp_path / "a", 0)
+    spec = OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a"))
+    encoder = ExternalPairEncoder(spec, torch.device("cpu"))
+    theirs, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'a'}")
+    pixels = torch.rand(4, 3, 16, 16)
+    captions = ["a zero with a one", "an unknown word", "", "two " * 30]
+    with torch.inference_mode():
+        normalized = torch.stack([prepare.transforms[-1](image) for image in pixels])
+        torch.testing.assert_close(encoder.images(pixels), theirs.encode_image(normalized, normalize=True))
+        tokens = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'a'}")(captions)
+        torch.testing.assert_close(encoder.texts(captions, torch.zeros(4, 1)), theirs.encode_text(tokens, normalize=True))
+        layers = load_external_encoder(spec).all_layers(pixels)
+        assert [name for name, _ in layers] == ["output"]
+        torch.testing.assert_close(layers[0][1], theirs.encode_image(normalized))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ({"hf_model_name": "roberta-base"}, "has the text half roberta-base, which open_clip would look for elsewhere"),
+        ({"tokenizer_kwargs": {"trust_remote_code": True}}, "the tokenizer option trust_remote_code"),
+        ({"layers": 1_000_000}, "open_clip_config.json in .* declares layers 1,000,000, but its weights are"),
+        ({"width": 32}, "cannot load the open_clip model in"),
+    ],
+)
+def test_folders_of_open_clip_that_cannot_be_loaded_are_refused(tmp_path: Path, text: dict[str, Any], message: str) -> None:
+    save_open_clip(tmp_path / "a", 0, **text)
+    with pytest.raises(UserError, match=message):
+        load_external_encoder(OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a")))
+
+
+def test_pickles_of_open_clip_are_not_opened(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    save_open_clip(tmp_path / "a", 0)
+    (tmp_path / "a" / "open_clip_model.safetensors").rename(tmp_path / "a" / "open_clip_pytorch_model.bin")
+    spec = OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a"))
+    for call in (load_external_encoder, encoder_digest):
+        with pytest.raises(UserError, match=r"has its weights only in open_clip_pytorch_model\.bin, a pickle"):
+            call(spec)
+    (tmp_path / "a" / "open_clip_config.json").unlink()
+    with pytest.raises(UserError, match=r"there is no open_clip model in .* \(no open_clip_config\.json\)"):
+        load_external_encoder(spec)
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
