@@ -73,7 +73,7 @@ def beside(busy: int) -> Iterator[None]:
 
 
 def measure(kind: str, setting: str) -> tuple[float, float, int]:
-    from memlib.store.settings import PASSIVE
+    from memlib.settings import PASSIVE
 
     plain = {name: value for name, value in os.environ.items() if name not in PASSIVE}
     environment = plain | (PASSIVE if setting == "today" else {})

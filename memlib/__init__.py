@@ -21,7 +21,7 @@ The functions are imported when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memlib.identity import VERSION as __version__
+__version__ = "0.1.0"  # as in pyproject.toml
 
 if TYPE_CHECKING:
     from memlib.audits.base import Audit

@@ -13,7 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-VERSION = "0.1.0"  # of memlib, as in pyproject.toml
+import memlib
+
+VERSION = memlib.__version__
 KEY_LENGTH = 32  # hex digits, 128 bits
 
 

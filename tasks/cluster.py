@@ -19,7 +19,7 @@ from memlib.pipeline import user_code
 from memlib.runs.journal import LOG_VARIABLE
 from memlib.specs.cores import cores
 from memlib.store.permissions import scratch
-from memlib.store.settings import waiting
+from memlib.settings import waiting
 from tasks.runtime import Context
 
 RAY_SETTINGS = {

@@ -1,4 +1,4 @@
-"""The commands for canary documents in somebody else's trainer: make, check that they are trained on, score, and audit."""
+"""Canary documents for a trainer elsewhere: coins decide which ones it trains on, and the audit tests these coins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = 1
 console = Console(highlight=False, markup=False)
 canaries = App(
     name="canaries",
-    help="Canary documents for a trainer elsewhere: coins decide which ones it trains on, and the audit tests these coins.",
+    help=__doc__,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,6 +165,3 @@ def _no_network(url: str, *_: Any, **__: Any) -> Any:
     if not url.startswith("data:"):
         raise ValueError(f"pages name no files or addresses, but this one names {url[:80]!r}")
     return weasyprint.default_url_fetcher(url)
-
-
-COMMANDS: Mapping[str, Callable[..., Any]] = {"dossier": dossier, "risk": risk}

@@ -1,6 +1,5 @@
 """Entry point of the `memlib` command. Commands that use Ray or Prefect run in a supervised child process."""
 
-import contextlib
 import gc
 import math
 import os
@@ -9,6 +8,7 @@ import sys
 import time
 import traceback
 
+from flows.cli.messages import say
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, hand_over, is_supervised, supervised, tell
 
 LONG = ("run", "resume")
@@ -26,7 +26,7 @@ def command() -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         if _limit() < LEAST_LIMIT and not {"--help", "-h"} & {*sys.argv}:
-            _say(_not_enough(f"the limit is {_limit() / 2**30:.2f} GiB of address space; a run needs at least 4"))
+            say(_not_enough(f"the limit is {_limit() / 2**30:.2f} GiB of address space; a run needs at least 4"))
             return FAILED
         return supervised(_work)
     gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
@@ -35,25 +35,26 @@ def command() -> int:
 
 def _work() -> int:
     try:
-        from memlib.store.settings import waiting  # after the fork: numpy starts threads, and forking is then unsafe
+        from memlib.settings import waiting  # after the fork: numpy starts threads, and forking is then unsafe
 
         os.environ |= waiting()  # before PyTorch is loaded, for this process and those that it starts
-        from flows.cli import hooks
         from flows.cli.app import main
-        from memlib.runs import requests
 
-        requests.listeners[:] = [tell]
-        hooks.handed_over[:] = [hand_over] if is_supervised() else []
+        if is_supervised():
+            from flows.cli import hooks
+            from memlib.runs import requests
 
+            requests.listeners[:] = [tell]
+            hooks.handed_over[:] = [hand_over]
         status = main()
     except SystemExit as error:  # from --help, or invalid arguments
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:  # before main handles it
-        _say(STOPPED_LINE)
+        say(STOPPED_LINE)
         status = STOPPED
     except Exception as error:
         if _is_of_signal(error):
-            _say(STOPPED_LINE)
+            say(STOPPED_LINE)
             status = STOPPED
         else:
             status = _explained(error)
@@ -74,11 +75,13 @@ def _is_of_signal(error: BaseException) -> bool:
 
 def _explained(error: Exception) -> int:
     """Report an error that no command expects as a lack of memory or a bug, and return the exit status."""
+    while isinstance(error, ImportError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # of a command's module, which the library of the command line imports
     if _is_of_memory(error):
         cause = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        _say(_not_enough(cause))
+        say(_not_enough(cause))
         return FAILED
-    _say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
+    say(f"memlib: this is a bug in memlib ({type(error).__name__}); please report it with {_logged(error)}")
     return DEFECT
 
 
@@ -103,11 +106,6 @@ def _limit() -> float:
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may have been closed
-        print(line, file=sys.stderr, flush=True)
-
-
 def _logged(error: Exception) -> str:
     """Save the traceback of a bug to a private file, as it may quote a recipe or a store; return a phrase that names it."""
     from memlib.store.permissions import PRIVATE, make_folder, user_folder, write_file
@@ -119,7 +117,7 @@ def _logged(error: Exception) -> str:
         path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         write_file(path, text.encode(errors="replace"), PRIVATE.file)
     except (OSError, ValueError):
-        _say(text)
+        say(text)
         return "the lines above"
     return f"the log {path}"
 

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.cli.messages import say
 from memlib.errors import UserError
 from memlib.runs import requests
 from memlib.sanitize import brief
@@ -98,7 +98,7 @@ def fire(hooks: Hooks, event: Event) -> None:
             content = json.dumps({"event": kind, **asdict(event)}).encode()
             problem = (_post if _is_web(hook) else _run)(hook, content)
             if problem:
-                _say(f"warning: the hook --on-{kind} failed: {problem}")
+                say(f"warning: the hook --on-{kind} failed: {problem}")
 
 
 def _is_web(hook: str) -> bool:
@@ -163,11 +163,6 @@ def _post(hook: str, content: bytes) -> str:
     except WebError as error:
         return brief(str(error))
     return ""
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # the terminal may have been closed
-        print(line, file=sys.stderr, flush=True)
 
 
 # -- from the computing process to the command that supervises it --------------------------------------

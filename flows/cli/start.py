@@ -11,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -346,6 +346,3 @@ def _store(uri: str) -> tuple[str, str]:
     except (UserError, RunError, OSError) as error:
         return uri, str(error)
     return f"{opened.uri} is writable ({opened.mode})", ""
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"init": init, "validate": validate, "sources": sources, "doctor": doctor}

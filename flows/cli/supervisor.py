@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from flows.cli.messages import say
+
 TRY_AGAIN = 75  # EX_TEMPFAIL: running the same command again resumes the work
 STOPPED = 130
 STOPPED_LINE = "memlib: stopped; to continue, run the same command again, or memlib resume"
@@ -110,7 +112,7 @@ def _command(guard: int, told: int, watched: set[signal.Signals]) -> int:
     if was_stopped and ended != 0:
         _conclude(messages, "stopped", "KeyboardInterrupt")
         if ended != STOPPED:  # Ray, which the same signal has ended, may take the computing process with it
-            _say(STOPPED_LINE)
+            say(STOPPED_LINE)
         return STOPPED
     if ended is not None:
         _call_hooks(messages)
@@ -118,7 +120,7 @@ def _command(guard: int, told: int, watched: set[signal.Signals]) -> int:
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     cause = signal.Signals(code - 128).name if code > 128 else f"status {code}"
     problem = f"the computing process was lost ({cause}): a server of Ray or Prefect died, or memory ran out"
-    _say(f"memlib: {problem}; run the same command again")
+    say(f"memlib: {problem}; run the same command again")
     _conclude(messages, "failed", problem)
     return TRY_AGAIN
 
@@ -149,11 +151,6 @@ def _guard(command: int, child: int, told: int, watched: set[signal.Signals]) ->
         _end_leftovers()
         _conclude(_read(told), "failed", "the memlib command was killed")
     return TRY_AGAIN if status is None else 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may have been closed
-        print(line, file=sys.stderr, flush=True)
 
 
 def heedless(*_: object) -> None:

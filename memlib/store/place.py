@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from memlib.errors import UserError
 from memlib.identity import VERSION, file_digest
+from memlib.settings import choice
 from memlib.store.backend import TMP, Backend, Facts
 from memlib.store.permissions import MODES, PRIVATE, Mode, Permissions, permissions
 from memlib.store.records import FileRecord, MarkerRecord, Unreadable, parse
-from memlib.store.settings import choice
 
 MARKER = "memlib-store.json"
 FORMAT = 1  # version of the store's layout; raised when earlier versions of memlib must not write there

@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from memlib.errors import RunError, UserError
 from memlib.sanitize import is_text
+from memlib.settings import number
 from memlib.store.artifacts import Artifacts
 from memlib.store.backend import TMP, Backend
 from memlib.store.copies import Copies
@@ -33,7 +34,6 @@ from memlib.store.permissions import PRIVATE, user_folder
 from memlib.store.place import Place
 from memlib.store.remote import Remote
 from memlib.store.resume import ResumeStates
-from memlib.store.settings import number
 
 UNWRITABLE = (
     "http",

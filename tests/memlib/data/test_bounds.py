@@ -204,7 +204,8 @@ def test_the_option_rehash_sets_the_environment_of_the_sources(monkeypatch: pyte
     monkeypatch.setenv("MEMLIB_REHASH", "")
     seen: list[str | None] = []
     monkeypatch.setattr(
-        "flows.cli.app.AuditRequest.of_command", lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0)
+        "flows.cli.running.AuditRequest.of_command",
+        lambda *_, **__: seen.append(os.environ.get("MEMLIB_REHASH")) or sys.exit(0),
     )
     for options in ([], ["--rehash"]):
         with pytest.raises(SystemExit):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import flows.cli.app
+import flows.cli.running
 from flows.cli.app import main
 from memlib.audits.exposure.recipe import Recipe
 from memlib.errors import ResourcesError, RunError, UserError
@@ -88,7 +88,7 @@ def test_resume_recomputes_a_finished_run_with_its_recorded_resources(
     )
     store.publish("runs/abcdef/manifest.json", tmp_path / "manifest.json")
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", "abc", "--store", store.uri]) == 0
     assert asked[0][0].resources == Resources(max_failures=7)  # a store chooses no cluster
 
@@ -107,7 +107,7 @@ def test_a_failed_run_is_listed_and_resumed_with_its_settings(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append((*given, more)))
+    monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append((*given, more)))
     where = ["--store", store.uri]
     assert main(["runs", *where]) == 0
     assert f"memlib resume {note.run}" in capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_given(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", note.run, "--store", store.uri]) == 0
     assert given_plan(asked[0][2]) == file
     context = Context(store, options=asked[0][2])
@@ -153,10 +153,10 @@ def test_a_store_reserves_no_more_for_a_stage_than_the_machine_has(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
-    monkeypatch.setattr(flows.cli.app, "cores", lambda: 4)
-    monkeypatch.setattr(flows.cli.app, "_gpus", lambda: 1)
-    monkeypatch.setattr(flows.cli.app, "_memory", lambda: 16.0)
+    monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.running, "cores", lambda: 4)
+    monkeypatch.setattr(flows.cli.running, "_gpus", lambda: 1)
+    monkeypatch.setattr(flows.cli.running, "_memory", lambda: 16.0)
     assert main(["resume", note.run, "--store", store.uri]) == 0
     said = capsys.readouterr().err
     assert "resources of the run: stages" in said
@@ -182,8 +182,8 @@ def test_a_store_chooses_no_cluster_and_no_more_workers_than_there_are_cores(
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
-    monkeypatch.setattr(flows.cli.app, "_carry_out", lambda *given, **more: asked.append(given))
-    monkeypatch.setattr(flows.cli.app, "cores", lambda: 4)
+    monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(flows.cli.running, "cores", lambda: 4)
     where = ["--store", store.uri]
     assert main(["resume", note.run, *where]) == 0
     said = capsys.readouterr().err

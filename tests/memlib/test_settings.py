@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from memlib.store.settings import PASSIVE, waiting
+from memlib.settings import PASSIVE, waiting
 from tasks.cluster import worker_environment
 
 OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
