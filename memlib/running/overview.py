@@ -24,7 +24,7 @@ from memlib.runs.index import list_runs, rows_of
 from memlib.runs.ledger import Look
 from memlib.runs.records import RunEntry
 from memlib.runs.requests import unfinished
-from memlib.runs.run import ListedRun
+from memlib.runs.run import ListedRun, deciding
 from memlib.sanitize import count_of
 from memlib.store import Store
 from memlib.store.permissions import replace_file
@@ -187,7 +187,7 @@ class _Seen:
             title=entry["title"],
             word=word,
             style=STYLES.get(word, "odd"),
-            headline=_headline(self.findings[entry["run"]].head),
+            headline=_headline(Finding.of(deciding(entry))),
             notes=list(filter(None, self._notes(entry))),
         )
 

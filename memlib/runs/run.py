@@ -14,7 +14,7 @@ from markupsafe import Markup
 from memlib.errors import RunError
 from memlib.runs.erasures import erased_on, erased_part
 from memlib.runs.index import find_run, page_path, results_path
-from memlib.runs.records import FindingRecord, RunEntry, RunRecord, VerdictRecord
+from memlib.runs.records import FindingRecord, Headline, RunEntry, RunRecord, VerdictRecord
 from memlib.store import Store, chosen_store
 from memlib.store.permissions import PRIVATE, make_folder, user_folder, write_file
 
@@ -153,6 +153,13 @@ class Run:
         return str(Markup("<p><b>{}</b><br>{}</p><p>{}</p><table>{}</table>").format(self.title, *text, Markup().join(lines)))
 
 
+def deciding(entry: RunEntry) -> Headline:
+    """Return the headline of a run: if it was tested for several models, the test with the smallest adjusted p-value."""
+    first = entry["findings"][0]
+    tests = [row for row in entry["findings"] if row["metric"] == first["metric"] and row.get("p_adjusted") is not None]
+    return min(tests, key=lambda row: row["p_adjusted"] or 0.0, default=first)
+
+
 @dataclass(frozen=True)
 class ListedRun:
     """A finished run in a list of runs.
@@ -162,7 +169,7 @@ class ListedRun:
         audit, title: name of its audit, as in recipes, and title of its recipe.
         finished: time of its publication, in local time.
         verdict: shown, bounded, inconclusive or descriptive; "" for a run from before runs had verdicts.
-        headline, value, p_value: metric, value and unadjusted p-value of its headline.
+        headline, value, p_value: metric, value and unadjusted p-value of its headline, see `deciding`.
     """
 
     id: str
@@ -177,7 +184,7 @@ class ListedRun:
     @classmethod
     def of(cls, entry: RunEntry) -> ListedRun:
         """Return the run of an entry of the list of runs."""
-        headline, finished = entry["findings"][0], datetime.fromtimestamp(entry["finished"]).astimezone()
+        headline, finished = deciding(entry), datetime.fromtimestamp(entry["finished"]).astimezone()
         verdict = entry["verdict"]["word"] if entry["verdict"] else headline["verdict"] or ""
         of_headline = headline["metric"], headline["value"], headline["p_value"]
         return cls(entry["run"], entry["audit"], entry["title"], finished, verdict, *of_headline)

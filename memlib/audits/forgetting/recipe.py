@@ -120,8 +120,8 @@ class Recipe(Spec):
     """Seed of the draw of the sets."""
     near_duplicates: float | None = Field(default=2.0, gt=0, le=MOST_NUMBER)
     """Distance (root mean square difference in grey levels of 16 x 16 versions) below which two images are copies. Images of
-    other sets that are copies of an image in D_Q's pool are removed; copies within the pool are drawn together. null: only
-    identical images count as copies."""
+    other sets that are copies of an image in D_Q's pool are removed; copies within the pool are drawn together. null, and
+    for points: only identical ones count as copies."""
     group: GroupSpec | None = None
     """Groups of examples, such as all images of one person, that are drawn together."""
     model: ClassifierSpec

@@ -65,7 +65,7 @@ def compose(
     tables: Mapping[str, pa.Table],
     sizes: Mapping[str, int],
     removed: Sequence[tuple[str, str]],
-    show: Callable[[str], NDArray[np.uint8]],
+    show: Callable[[str], NDArray[np.uint8] | None],
     folder: Path,
 ) -> Content:
     """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
@@ -75,7 +75,7 @@ def compose(
         tables: examples, summary and curves, by name.
         sizes: number of examples of each set.
         removed: examples that were removed from a set as copies of D_Q's pool, and the reason for each.
-        show: returns the picture of an example.
+        show: returns the picture of an example; None if it is no image.
         folder: directory for the figures.
     """
     findings, facts = Findings.read(tables["summary"]), _facts(recipe, sizes)
@@ -377,7 +377,7 @@ def _known_models_section(findings: Findings, recipe: Recipe) -> Section | None:
 
 
 def _examples_section(
-    examples: pa.Table, findings: Findings, recipe: Recipe, show: Callable[[str], NDArray[np.uint8]]
+    examples: pa.Table, findings: Findings, recipe: Recipe, show: Callable[[str], NDArray[np.uint8] | None]
 ) -> Section | None:
     """Show the examples of the first target that was found to retain D_Q or, if there is none, of the first target."""
     frame = examples.to_pandas()
@@ -388,19 +388,17 @@ def _examples_section(
     strongest = strongest.sort_values("residual", ascending=False)[: recipe.report.gallery]
     if not len(strongest):
         return None
+    rows = [(row.example_id, row.class_name, f"{row.residual:+.1f}") for row in strongest.itertuples()]
+    pictures = [
+        (data_uri(picture, side=128), f"{name} ({label}): {value}")
+        for name, label, value in rows
+        if (picture := show(name)) is not None
+    ]
     return Section(
         "Examples with the strongest signal",
         f"Examples of D_Q that {first} ranks furthest above the prediction of models that saw none of them. Some "
         "withheld examples stand out just as far: the examples shown are worth a look, but prove nothing individually.",
-        PicturesView(
-            [
-                (
-                    data_uri(show(row.example_id), side=128),
-                    f"{row.example_id} ({row.class_name}): {row.residual:+.1f}",
-                )
-                for row in strongest.itertuples()
-            ]
-        ),
+        PicturesView(pictures) if pictures else TableView(("example", "class", "above the prediction"), rows),
     )
 
 

@@ -69,9 +69,8 @@ class DrawSets(SplitsStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet, whose roles are the sets."""
         recipe, shard = self.recipe, self.shard.content
-        drawn = draw_sets(
-            shard.index, shard.images, recipe.sets, seed=recipe.split_seed, near=recipe.near_duplicates, group=recipe.group
-        )
+        near = recipe.near_duplicates if shard.has_images else None  # of points, equal ones alone are copies
+        drawn = draw_sets(shard.index, shard.images, recipe.sets, seed=recipe.split_seed, near=near, group=recipe.group)
         write_table(drawn, SPLITS, attempt.path(SPLITS_FILE))
 
     @classmethod
@@ -219,14 +218,13 @@ class Report(PageStage):
         data, recipe = self.data, self.recipe
         tables = {name: self.scores.content[name] for name in ("examples", "summary", "curves")}
         rows = data.table.to_pylist()
-        places = {row["example_id"]: row["row"] for row in rows}
         removed = [
             (row["example_id"], row["reason"])
             for row in rows
             if row["role"] == LEFT_OUT and str(row["reason"]).startswith("in ")
         ]
         sizes = {name: data.members(name).num_rows for name in recipe.sets}
-        return compose(recipe, tables, sizes, removed, lambda name: data.images[places[name]], attempt.path("figures"))
+        return compose(recipe, tables, sizes, removed, data.pictures(*POOL), attempt.path("figures"))
 
 
 def pool_digest(members: pa.Table) -> str:

@@ -11,6 +11,7 @@ import pytest
 from memlib.errors import RunError
 from memlib.runs import index
 from memlib.runs.index import INDEX, list_runs, read_run, run_names
+from memlib.runs.run import ListedRun, deciding
 from memlib.store import Store
 from memlib.store.records import sealed
 
@@ -174,4 +175,9 @@ def test_an_entry_holds_the_first_finding_the_strongest_test_of_each_family_and_
     assert [row["metric"] for row in by_run["r1"]["findings"]] == ["m", "b", "c"]
     assert by_run["r1"]["findings"][0].get("ci_low") == 0.5
     assert (by_run["r1"]["ledger"].get("number"), by_run["r1"]["ledger"].get("is_paid_for")) == (2, False)
+    assert deciding(by_run["r1"]) == by_run["r1"]["findings"][0]  # no test has its metric
+    rows = [{**test, "metric": "m", "value": n} for n, test in enumerate(tests)]  # of several targets
+    put(store, "r3", manifest("r3", findings=rows))
+    listed = ListedRun.of({run["run"]: run for run in list_runs(store).entries}["r3"])
+    assert (listed.headline, listed.value) == ("m", 1)
     assert [row["metric"] for row in by_run["r2"]["findings"]] == ["m"]  # a sweep's cells have entries of their own
