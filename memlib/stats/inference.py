@@ -1,5 +1,6 @@
 """Intervals and tests for proportions and paired comparisons: t, bootstrap, sign flips, McNemar, beta-binomial."""
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 FEW = 10  # minimum number of units for a bootstrap
 _CELLS = 2**23  # weights drawn at a time
+_KEPT = 2**24  # largest number of weights that are kept for the next interval
 _ROUNDING = 1e-3  # rounding error of sums of bootstrap weights, in units
 
 
@@ -72,11 +74,23 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
     if count < FEW:
         t = scipy.stats.t.interval(level, count - 1, values.mean(), scipy.stats.sem(values)) if np.ptp(values) else values[:2]
         return float(t[0]), float(t[1])
-    counts = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=replicates)
+    resamples = (_kept_resamples if replicates * count <= _KEPT else _resamples)(count, replicates, seed)
     half = math.sqrt(count / (count - 1)) * float(scipy.stats.t.ppf((1 + level) / 2, count - 1))
     tail = float(scipy.stats.norm.cdf(-half))
-    low, high = np.quantile(counts @ values / count, [tail, 1 - tail])
+    low, high = np.quantile(resamples @ values / count, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _resamples(count: int, replicates: int, seed: int) -> NDArray[np.unsignedinteger]:
+    """Return how often each of `count` units is drawn in each replicate of a bootstrap, (replicates, count)."""
+    rng, shares = np.random.default_rng(seed), np.full(count, 1 / count)
+    drawn = (rng.multinomial(count, shares, size=size) for size in _chunks(replicates, count))
+    parts = [part.astype(np.min_scalar_type(part.max())) for part in drawn]
+    return np.concatenate(parts)
+
+
+# several scores of the same models are resampled alike; a multinomial costs fifty times as much as its use
+_kept_resamples = functools.lru_cache(maxsize=8)(_resamples)
 
 
 def largest_mean(values: NDArray[np.float64], *, level: float = 0.05) -> float:

@@ -4,6 +4,7 @@ Any feature raises the scores of some labels, even in nets that never saw the fe
 these labels and misses the canary's own. Here each label's score is first centred by the mean of the controls of other seeds.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from memlib.audits.unique_feature.scoring import Net, unit
 from memlib.audits.unique_feature.tables import UNITS
 
 _CELLS = 2**22  # array elements held in memory at a time
+_BLOCK = 2**13  # exchanges of pairs that are computed at a time; they fit into a cache
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,82 @@ def ranks(values: NDArray[np.float64], nets: Sequence[Net]) -> list[float | None
         values: (num_nets, num_labels).
         nets: the nets, in the order of `values`.
     """
-    control = np.array([net.control for net in nets])
-    seeds = np.array([net.seed for net in nets], dtype=object)
-    p_values: list[float | None] = []
-    for i, net in enumerate(nets):
-        others = values[control & (seeds != net.seed)]
-        if len(others) < CONTROLS_FOR_P:
-            p_values.append(None)
-            continue
-        centre = (others.sum(axis=0) + values[i]) / (len(others) + 1)
-        reached = (others - centre).max(axis=1) >= (values[i] - centre).max() - 1e-12
-        p_values.append((1 + int(reached.sum())) / (1 + len(others)))
+    control = np.flatnonzero([net.control for net in nets])
+    _, seed = np.unique([net.seed for net in nets], return_inverse=True)
+    sums, counts = np.zeros((seed.max() + 1, values.shape[1])), np.bincount(seed[control], minlength=seed.max() + 1)
+    np.add.at(sums, seed[control], values[control])
+    others = (len(control) - counts)[seed]
+    centre = ((sums.sum(axis=0) - sums)[seed] + values) / (others + 1)[:, None]
+    queries = _Queries(values, centre, (values - centre).max(axis=1) - 1e-12)
+    ranked = np.flatnonzero(others >= CONTROLS_FOR_P)
+    reached = _reaching(queries, ranked, control) - _own_reaching(queries, ranked, control, seed)
+    p_values: list[float | None] = [None] * len(nets)
+    for i in ranked.tolist():
+        p_values[i] = (1 + int(reached[i])) / (1 + int(others[i]))
     return p_values
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """The maxima of nets, each to be compared with those of controls that are centred as the net is.
+
+    Attributes:
+        values, centre: (num_nets, num_labels).
+        least: (num_nets,), the maximum from which on a control reaches that of the net.
+    """
+
+    values: NDArray[np.float64]
+    centre: NDArray[np.float64]
+    least: NDArray[np.float64]
+
+    def reached(
+        self, nets: NDArray[np.int64], rows: NDArray[np.int64], spans: NDArray[np.int64], weights: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the total weight, (num_nets,), of the rows in each net's span whose maximum reaches that of the net.
+
+        Args:
+            nets: the nets to compare; the others have weight 0.
+            rows: indices of controls.
+            spans: (2, len(nets)) begin and end among `rows`.
+            weights: (len(rows),).
+        """
+        total, counts = np.zeros(len(self.values), dtype=np.int64), spans[1] - spans[0]
+        parts = np.cumsum(counts * self.values.shape[1]) // _CELLS
+        for part in np.split(np.arange(len(nets)), np.flatnonzero(np.diff(parts)) + 1):
+            count = counts[part]
+            net = np.repeat(nets[part], count)
+            place = np.arange(len(net)) + np.repeat(spans[0, part] - (np.cumsum(count) - count), count)
+            hits = (self.values[rows[place]] - self.centre[net]).max(axis=1) >= self.least[net]
+            total += np.bincount(net[hits], weights=weights[place[hits]], minlength=len(total)).astype(np.int64)
+        return total
+
+
+def _reaching(queries: _Queries, nets: NDArray[np.int64], control: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of controls of any seed whose maximum reaches that of each net.
+
+    The centres of two nets differ by little, so that sorting the controls by their maxima about one centre decides all but
+    those close to the net's own maximum; only these are compared label by label. Equal controls are compared once.
+    """
+    distinct, first, weights = np.unique(queries.values[control], axis=0, return_index=True, return_counts=True)
+    middle = queries.centre.mean(axis=0)
+    maxima = (distinct - middle).max(axis=1)
+    order = np.argsort(maxima, kind="stable")
+    apart, slack = (queries.centre - middle)[nets], 1e-14 * float(np.abs(queries.values).max(initial=0.0))
+    least = queries.least[nets]
+    ends = np.stack([least + apart.min(axis=1) - slack, least + apart.max(axis=1) + slack])
+    spans = np.searchsorted(maxima[order], ends)
+    reached = queries.reached(nets, control[first[order]], spans, weights[order])
+    reached[nets] += (len(control) - np.append(0, np.cumsum(weights[order])))[spans[1]]
+    return reached
+
+
+def _own_reaching(
+    queries: _Queries, nets: NDArray[np.int64], control: NDArray[np.int64], seed: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the number of controls of each net's own seed whose maximum reaches that of the net."""
+    rows = control[np.argsort(seed[control], kind="stable")]
+    spans = np.stack([np.searchsorted(seed[rows], seed[nets]), np.searchsorted(seed[rows], seed[nets], side="right")])
+    return queries.reached(nets, rows, spans, np.ones(len(rows), dtype=np.int64))
 
 
 def exchanged_maxima(
@@ -138,14 +204,19 @@ def exchanged_maxima(
     Returns:
         (num_exchanges,).
     """
-    others = len(control) - 1 + len(further)
-    totals = np.empty(len(signs))
-    size = max(1, _CELLS // max(1, canary.size))
+    others = max(1, len(control) - 1 + len(further))
+    signed, totals = signs.astype(np.float64), np.empty(len(signs))
+    both = (canary + control).sum(axis=0) / 2 + further.sum(axis=0)
+    moved, weighted = (control - canary) / 2, signed * weights
+    # a net and its centre, less the part of the centre that an exchange of other pairs changes; labels first
+    kept, swapped = (np.stack([(side + shown / others).T for side in (canary, control)]) for shown in (control, canary))
+    size = max(1, _BLOCK // max(1, len(control)))
     for start in range(0, len(signs), size):
-        sign = signs[start : start + size].astype(np.float64)
-        kept = (1 + sign)[..., None] / 2  # 1 where the control remains the control, else 0
-        shown = kept * control + (1 - kept) * canary
-        centre = (shown.sum(axis=1, keepdims=True) - shown + further.sum(axis=0)) / max(1, others)
-        gains = (canary - centre).max(axis=2) - (control - centre).max(axis=2)
-        totals[start : start + size] = (sign * gains) @ weights
+        sign = signed[start : start + size]
+        centre, is_kept = (both + sign @ moved) / others, sign > 0
+        tops = [
+            functools.reduce(np.maximum, (np.where(is_kept, *pair) - at[:, None] for *pair, at in zip(a, b, centre.T)))
+            for a, b in zip(kept, swapped, strict=True)
+        ]
+        totals[start : start + size] = (weighted[start : start + size] * (tops[0] - tops[1])).sum(axis=1)
     return totals

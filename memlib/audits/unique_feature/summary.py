@@ -1,5 +1,6 @@
 """Findings from scores: one headline test per variant, its other scores as a second family, and estimates."""
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -170,8 +171,9 @@ def _calibrated(scored: VariantScore, beyond: Sequence[NDArray[np.bool_]], varia
 
 def _detectable_share(count: int, rank: int, controls: int, level: float) -> float | None:
     """Return the share of nets above the threshold that leads to rejection with a power of 80 %."""
-    needed = [h for h in range(1, count + 1) if exceedance_p(h, count, rank=rank, num_controls=controls) <= level]
-    return float(scipy.stats.beta.ppf(POWER, needed[0], count - needed[0] + 1)) if needed else None
+    hits = range(1, count + 1)
+    place = bisect.bisect_left(hits, -level, key=lambda h: -exceedance_p(h, count, rank=rank, num_controls=controls))
+    return float(scipy.stats.beta.ppf(POWER, hits[place], count - hits[place] + 1)) if place < count else None
 
 
 def _published(scored: VariantScore, memorized: Sequence[NDArray[np.bool_]]) -> Iterator[Finding]:
@@ -191,7 +193,7 @@ def _published(scored: VariantScore, memorized: Sequence[NDArray[np.bool_]]) -> 
 
 def _fixed(scored: VariantScore, means: NDArray[np.float64], over: str) -> Interval | None:
     """Return the exact interval of a proportion above a fixed threshold, over nets, canaries or draws of the data."""
-    if scored.interval(means, over) is None:  # too few units
+    if not scored.has_interval(means):
         return None
     return Interval(*exact_interval(float(means.sum()), len(means)), over)
 

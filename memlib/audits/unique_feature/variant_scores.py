@@ -61,9 +61,13 @@ class VariantScore:
         """Scores of the canary nets by unit."""
         return self.means([d.values[d.nets] for d in self.draws], self.trained)
 
+    def has_interval(self, means: NDArray[np.float64]) -> bool:
+        """Return whether there are several units, from nets of several seeds."""
+        return not self.one_seed and len(means) >= 2
+
     def interval(self, means: NDArray[np.float64], over: str, *, level: float = 0.95) -> Interval | None:
         """Return the interval of the mean over units; None for nets of one seed or a single unit."""
-        if self.one_seed or len(means) < 2:
+        if not self.has_interval(means):
             return None
         seed = derive_seed(self.config.seed, "bootstrap", self.metric)
         return Interval(*mean_interval(means, replicates=self.config.replicates, seed=seed, level=level), over)
