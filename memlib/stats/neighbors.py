@@ -30,7 +30,9 @@ LEAST_HALF = 2.0**-25  # absolute rounding error of the smallest numbers in floa
 LARGEST_HALF = 6.0e4  # largest number that is stored in float16
 _ID_BITS = np.uint64(32)
 _PAIRS = 2**18  # pairs recomputed at a time by the torch backend
-_VOTES = 2**16  # rows that are counted at a time
+_VOTES = 2**16  # rows that are sorted at a time
+_DENSE = 16  # classes per vote up to which counting the votes for every class is faster than sorting them
+_COUNTS = 2**17  # numbers of votes that are counted at a time; they fit into a cache
 
 
 def nearest_neighbors(
@@ -301,11 +303,33 @@ def vote(labels: NDArray[np.int64], *, tie: Tie = "nearest") -> tuple[NDArray[np
     # c ln c in units of 2^-40: integers add up to the same sum in any order
     weights = np.array([0.0] + [c * np.log(c) for c in range(1, k + 1)])
     table = np.round(weights * 2.0**40).astype(np.int64)
-    results = [_vote(labels[start : start + _VOTES], table, tie) for start in range(0, len(labels), _VOTES)]
-    if not results:
+    if not labels.size:
         return np.empty(0, dtype=np.int64), np.empty(0)
+    lowest = int(labels.min())
+    num_classes = int(labels.max()) - lowest + 1
+    if num_classes <= _DENSE * k:
+        rows = max(1, _COUNTS // num_classes)
+        parts = (labels[start : start + rows] - lowest for start in range(0, len(labels), rows))
+        counted = (_dense_vote(part, num_classes, table, tie) for part in parts)
+        results = [(winners + lowest, sums) for winners, sums in counted]
+    else:
+        results = [_vote(labels[start : start + _VOTES], table, tie) for start in range(0, len(labels), _VOTES)]
     winners, sums = (np.concatenate(parts) for parts in zip(*results, strict=True))
     return winners, (sums - table[k]) / 2.0**40 / k
+
+
+def _dense_vote(
+    labels: NDArray[np.int64], num_classes: int, table: NDArray[np.int64], tie: Tie
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the same as `_vote` for labels in [0, num_classes), by counting the votes for every class."""
+    num_queries = len(labels)
+    cells = labels + num_classes * np.arange(num_queries)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=num_queries * num_classes).reshape(num_queries, num_classes)
+    sums = table[counts].sum(axis=1)
+    if tie == "lowest_class":
+        return counts.argmax(axis=1), sums
+    is_most = counts.ravel()[cells] == counts.max(axis=1, keepdims=True)
+    return labels[np.arange(num_queries), is_most.argmax(axis=1)], sums
 
 
 def _vote(labels: NDArray[np.int64], table: NDArray[np.int64], tie: Tie) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

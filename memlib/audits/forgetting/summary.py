@@ -13,6 +13,7 @@ from memlib.audits.forgetting.distances import Distances, Observed
 from memlib.audits.forgetting.recipe import HEADLINES, NULL, RETAINED, TARGET, TARGETS, Recipe
 from memlib.audits.forgetting.trace import (
     FOUND,
+    count_found,
     estimate_effects,
     find_trace,
     power_by_redraws,
@@ -178,12 +179,9 @@ def _strengths(models: Sequence[Observed], distances: Distances, used: Sequence[
 def _found_row(group: str, distances: Distances, recipe: Recipe) -> Finding:
     """Return the share of the auditor's models of a group in which the test detects D_Q; it should be 0 for null models."""
     models, config = distances.of(group), recipe.score
-    hits = 0
-    for model in models:
-        values = _residuals([model], distances, without=model)
-        seed = derive_seed(config.seed, "redraws", group, model.number)
-        trace = find_trace(values, distances.pool, permutations=config.permutations, seed=seed)
-        hits += trace.p_value <= _level(recipe)
+    values = [_residuals([model], distances, without=model) for model in models]
+    seeds = [derive_seed(config.seed, "redraws", group, model.number) for model in models]
+    hits = count_found(values, distances.pool, permutations=config.permutations, seeds=seeds, alpha=_level(recipe))
     params = {"target": f"{group} models", "alpha": _level(recipe)}
     return diagnostic("found_share", params, hits / len(models), n=len(models))
 

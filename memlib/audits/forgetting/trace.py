@@ -27,6 +27,7 @@ from memlib.stats.randomization import Design, detectable, two_sided_p
 DEGREE = 3  # degree of the polynomial that predicts the target's scores
 HARDNESS = 0.5  # exponent of the weight that favours examples about which unseen models are unsure
 FOUND = 0.8  # share of redraws in which the positive control must be found, and of retained models that must be found
+RARE = 1e-12  # probability of a different decision by other redraws that is as good as none
 FEWEST_RETAINED = 10  # models from which the strongest trace that training data leave is known
 
 
@@ -140,6 +141,44 @@ def find_trace(values: NDArray[np.float64], pool: Pool, *, permutations: int, se
         effect, design.null_deviation(centred) / scale, p, max(smallest, 2 / (1 + permutations)), effect - half,
         effect + half, upper,
     )  # fmt: skip
+
+
+def count_found(
+    values: Sequence[NDArray[np.float64]], pool: Pool, *, permutations: int, seeds: Sequence[int], alpha: float
+) -> int:
+    """Count the models in which D_Q leaves a trace: those whose p-value by `find_trace` is at most `alpha`.
+
+    The redraws of the first seed are used for all models. Only where a model's own redraws might decide otherwise, with a
+    probability of 1e-12 or more, are they made.
+
+    Args:
+        values: (num_pool,) residuals of each model.
+        pool: the examples of U.
+        permutations: number of redraws.
+        seeds: seed of each model's redraws.
+        alpha: two-sided level.
+    """
+    rows, design = pool.against_withheld(QUERY)
+    centred = np.stack([_centred(of_model[rows], pool.labels[rows]) for of_model in values], axis=1)
+    null = design.redrawn_sums(centred, permutations, seed=seeds[0])
+    found = 0
+    for of_model, sums, seed in zip(centred.T, null.T, seeds, strict=True):
+        observed = float(of_model[design.first].sum())
+        p = two_sided_p(observed, sums)
+        if _may_differ(p, permutations, alpha):
+            p = two_sided_p(observed, design.redrawn_sums(np.ascontiguousarray(of_model), permutations, seed=seed))
+        found += p <= alpha
+    return found
+
+
+def _may_differ(p: float, permutations: int, alpha: float) -> bool:
+    """Return whether other redraws may well put a p-value on the other side of `alpha`.
+
+    Of the redraws of both kinds that reach the observed sum, given their number, each is of either kind with probability 1/2.
+    """
+    reached, fewest = round(p * (1 + permutations) / 2) - 1, math.floor(alpha * (1 + permutations) / 2)
+    other = fewest if reached < fewest else fewest - 1
+    return bool(scipy.stats.binom.cdf(min(reached, other), reached + other, 0.5) >= RARE)
 
 
 def _centred(values: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ Any feature raises the scores of some labels, even in nets that never saw the fe
 these labels and misses the canary's own. Here each label's score is first centred by the mean of the controls of other seeds.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -208,15 +207,15 @@ def exchanged_maxima(
     signed, totals = signs.astype(np.float64), np.empty(len(signs))
     both = (canary + control).sum(axis=0) / 2 + further.sum(axis=0)
     moved, weighted = (control - canary) / 2, signed * weights
-    # a net and its centre, less the part of the centre that an exchange of other pairs changes; labels first
+    # values less the part of the centre that does not depend on the exchanges of other pairs: (canary or control, labels, pairs)
     kept, swapped = (np.stack([(side + shown / others).T for side in (canary, control)]) for shown in (control, canary))
     size = max(1, _BLOCK // max(1, len(control)))
     for start in range(0, len(signs), size):
         sign = signed[start : start + size]
         centre, is_kept = (both + sign @ moved) / others, sign > 0
-        tops = [
-            functools.reduce(np.maximum, (np.where(is_kept, *pair) - at[:, None] for *pair, at in zip(a, b, centre.T)))
-            for a, b in zip(kept, swapped, strict=True)
-        ]
+        tops = np.full((2, *sign.shape), -np.inf)
+        for label, at in enumerate(centre.T):
+            for top, as_is, exchanged in zip(tops, kept[:, label], swapped[:, label], strict=True):
+                np.maximum(top, np.where(is_kept, as_is, exchanged) - at[:, None], out=top)
         totals[start : start + size] = (weighted[start : start + size] * (tops[0] - tops[1])).sum(axis=1)
     return totals

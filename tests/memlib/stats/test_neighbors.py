@@ -155,6 +155,20 @@ def test_votes_equal_the_slow_count(labels: list[list[int]], tie: str) -> None:
         assert confidence == pytest.approx(expected[1], abs=1e-9)
 
 
+@pytest.mark.parametrize("tie", ["nearest", "lowest_class"])
+@pytest.mark.parametrize(("classes", "votes"), [(3, 1), (5, 9), (100, 30), (300, 20)])
+def test_votes_for_few_classes_are_counted_and_for_many_sorted_with_equal_results(tie: str, classes: int, votes: int) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.where(
+        rng.random((3000, votes)) < 0.4, rng.integers(0, classes, (3000, 1)), rng.integers(0, classes, (3000, votes))
+    )
+    counted, confidences = vote(labels - 7, tie=tie)
+    winners, expected = vote(labels * 1000, tie=tie)  # too far apart to count each class
+    np.testing.assert_array_equal(counted + 7, winners // 1000)
+    np.testing.assert_array_equal(confidences, expected)
+    assert counted.dtype == winners.dtype
+
+
 def test_equal_votes_have_bitwise_equal_confidence() -> None:
     rng = np.random.default_rng(0)
     base = np.repeat(np.arange(6), [7, 5, 5, 3, 2, 1])

@@ -14,6 +14,8 @@ from memlib.audits.forgetting.summary import curves, summarize
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import (
     Pool,
+    _may_differ,
+    count_found,
     estimate_effects,
     find_trace,
     follows,
@@ -152,6 +154,27 @@ def test_rounded_outputs_are_recognised_and_compared_as_rounded() -> None:
 
 def p_of(odds: np.ndarray, *, pool: Pool = POOL, permutations: int = 999) -> float:
     return find_trace(residuals(odds, UNSEEN), pool, permutations=permutations, seed=0).p_value
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.05, 0.002])
+def test_models_with_a_trace_are_counted_as_by_the_redraws_of_each(alpha: float) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [rng.normal(size=COUNT) + strength * POOL.query for strength in np.linspace(0, 0.5, 20)]
+    each = [find_trace(values, POOL, permutations=999, seed=seed).p_value <= alpha for seed, values in enumerate(drawn)]
+    assert 0 < sum(each) < len(each)
+    assert count_found(drawn, POOL, permutations=999, seeds=range(20), alpha=alpha) == sum(each)
+    alone = [count_found([values], POOL, permutations=999, seeds=[seed], alpha=alpha) for seed, values in enumerate(drawn)]
+    assert alone == each
+
+
+def test_only_p_values_far_from_the_level_are_decided_by_the_redraws_of_others() -> None:
+    assert _may_differ(0.05, 9999, 0.05)
+    assert _may_differ(0.03, 9999, 0.05)
+    assert not _may_differ(0.02, 9999, 0.05)
+    assert not _may_differ(0.1, 9999, 0.05)
+    assert not _may_differ(2e-4, 9999, 0.05)
+    assert _may_differ(2e-4, 9999, 0.001)
+    assert not _may_differ(1.0, 999, 0.0005)  # 999 redraws find nothing at that level
 
 
 def test_normal_scores_equal_values_computed_by_hand() -> None:
