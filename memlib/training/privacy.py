@@ -6,7 +6,7 @@ opacus and dp-accounting are optional extras and slow to import, so they are imp
 import functools
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,7 @@ class Spent:
     tight: bool = True
 
 
+@functools.lru_cache(maxsize=64)  # models of several seeds have the same plan
 def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epochs: int) -> Spent:
     """Compute the noise of a training run and the epsilon spent after each of its epochs.
 
@@ -62,19 +63,18 @@ def plan(privacy: PrivacySpec, *, sample_rate: float, steps_per_epoch: int, epoc
     if noise is None:
         assert privacy.epsilon is not None
         noise = _noise_for(privacy, sample_rate=sample_rate, steps=steps) if steps else 0.0
-    spent = [
-        _epsilon(privacy, noise, sample_rate=sample_rate, steps=steps_per_epoch * epoch) for epoch in range(1, epochs + 1)
-    ]
+    lengths = [steps_per_epoch * epoch for epoch in range(1, epochs + 1)]
+    if privacy.accountant == "pld":
+        step = FINE_STEP if noise >= FINE_FROM else COARSE_STEP
+        spent = [(epsilon, True) for epsilon in _pld(privacy, noise, step, sample_rate=sample_rate, lengths=lengths)]
+    else:
+        spent = [_epsilon(privacy, noise, sample_rate=sample_rate, steps=length) for length in lengths]
     tight = all(is_tight for _, is_tight in spent)
     return Spent(noise, tuple(epsilon for epsilon, _ in spent), privacy.delta, privacy.accountant, sample_rate, tight)
 
 
 def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: int) -> tuple[float, bool]:
     """Return epsilon and whether it is tight; it is not when the best order lies at an end of the accountant's range."""
-    if privacy.accountant == "pld":
-        accounting, accountant = _pld(noise)
-        accountant.compose(_event(accounting, noise, sample_rate), steps)
-        return float(accountant.get_epsilon(privacy.delta)), True
     accountant = _opacus("opacus.accountants").create_accountant(mechanism=privacy.accountant)
     accountant.history = [(noise, sample_rate, steps)]
     with warnings.catch_warnings(record=True) as caught:
@@ -83,31 +83,72 @@ def _epsilon(privacy: PrivacySpec, noise: float, *, sample_rate: float, steps: i
     return epsilon, not any("Optimal order" in str(warning.message) for warning in caught)
 
 
-def _pld(noise: float) -> tuple[ModuleType, Any]:
-    """Return dp_accounting and an accountant that rounds privacy losses up to multiples of a step suited to the noise."""
+def _pld(privacy: PrivacySpec, noise: float, step: float, *, sample_rate: float, lengths: Sequence[int]) -> Iterator[float]:
+    """Yield epsilon after several numbers of steps; the distribution of one step's privacy loss is computed only once.
+
+    Args:
+        privacy: delta.
+        noise: standard deviation of the noise.
+        step: interval to whose multiples privacy losses are rounded up.
+        sample_rate: probability that an example is in a batch.
+        lengths: numbers of steps.
+    """
+    if not lengths:
+        return
+    losses = _dp_accounting("dp_accounting.pld.privacy_loss_distribution")
+    one = losses.from_gaussian_mechanism(
+        standard_deviation=noise, value_discretization_interval=step, sampling_prob=sample_rate,
+        neighboring_relation=_dp_accounting("dp_accounting").NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )  # fmt: skip
+    nothing = losses.identity(value_discretization_interval=step)  # its composition rounds as dp_accounting's accountant does
+    for length in lengths:
+        yield float(nothing.compose(one.self_compose(length)).get_epsilon_for_delta(privacy.delta))
+
+
+class _Remembered:
+    """An accountant for dp_accounting's search that evaluates each noise only once, although the search asks again.
+
+    Args:
+        accounting: dp_accounting.
+        epsilon_of: epsilon of the training run for a noise.
+    """
+
+    def __init__(self, accounting: ModuleType, epsilon_of: Callable[[float], float]) -> None:
+        self.ledger, self._epsilon_of, self._noise = accounting.NoOpDpEvent(), epsilon_of, 0.0
+
+    def compose(self, noise: float) -> "_Remembered":
+        self._noise = noise
+        return self
+
+    def get_epsilon(self, delta: float) -> float:
+        return self._epsilon_of(self._noise)
+
+
+def _pld_noise(privacy: PrivacySpec, target: float, *, sample_rate: float, steps: int) -> float:
+    """Search the noise of a training run for its epsilon."""
     accounting = _dp_accounting("dp_accounting")
-    step = FINE_STEP if noise >= FINE_FROM else COARSE_STEP
-    return accounting, _dp_accounting("dp_accounting.pld").PLDAccountant(value_discretization_interval=step)
 
+    @functools.cache
+    def epsilon_of(noise: float) -> float:
+        return next(_pld(privacy, noise, COARSE_STEP, sample_rate=sample_rate, lengths=[steps]))
 
-def _event(accounting: ModuleType, noise: float, sample_rate: float) -> Any:
-    return accounting.PoissonSampledDpEvent(sample_rate, accounting.GaussianDpEvent(noise))
+    low, guess = 0.05, 1.0
+    if epsilon_of(guess) > target:  # the search would first evaluate the lower end, which takes seconds
+        low, guess = guess, guess + 2 * (guess - low)
+    found = accounting.calibrate_dp_mechanism(
+        lambda: _Remembered(accounting, epsilon_of), lambda noise: noise, target, privacy.delta,
+        accounting.LowerEndpointAndGuess(low, guess), tol=1e-3,
+    )  # fmt: skip
+    return float(found)
 
 
 def _noise_for(privacy: PrivacySpec, *, sample_rate: float, steps: int) -> float:
+    assert privacy.epsilon is not None
     message = f"training.privacy.epsilon {privacy.epsilon} is too small for {steps} steps"
     if privacy.accountant == "pld":
-        accounting = _dp_accounting("dp_accounting")
-        bracket = accounting.LowerEndpointAndGuess(0.05, 1.0)
         try:
-            return float(
-                accounting.calibrate_dp_mechanism(
-                    lambda: _pld(noise=0.0)[1],
-                    lambda noise: accounting.SelfComposedDpEvent(_event(accounting, noise, sample_rate), steps),
-                    privacy.epsilon, privacy.delta, bracket, tol=1e-3,
-                )
-            )  # fmt: skip
-        except accounting.mechanism_calibration.NoBracketIntervalFoundError as error:
+            return _pld_noise(privacy, privacy.epsilon, sample_rate=sample_rate, steps=steps)
+        except _dp_accounting("dp_accounting").mechanism_calibration.NoBracketIntervalFoundError as error:
             raise UserError(message) from error
     search = _opacus("opacus.accountants.utils").get_noise_multiplier
     try:

@@ -207,7 +207,7 @@ def exchanged_maxima(
     signed, totals = signs.astype(np.float64), np.empty(len(signs))
     both = (canary + control).sum(axis=0) / 2 + further.sum(axis=0)
     moved, weighted = (control - canary) / 2, signed * weights
-    # values less the part of the centre that does not depend on the exchanges of other pairs: (canary or control, labels, pairs)
+    # values less the part of the centre that no exchange of other pairs changes: (canary or control, labels, pairs)
     kept, swapped = (np.stack([(side + shown / others).T for side in (canary, control)]) for shown in (control, canary))
     size = max(1, _BLOCK // max(1, len(control)))
     for start in range(0, len(signs), size):

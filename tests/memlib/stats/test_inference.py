@@ -1,4 +1,5 @@
 import contextlib
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from memlib.stats import inference
 from memlib.stats.inference import (
     CutOff,
     TopShare,
@@ -176,6 +178,24 @@ def test_paired_t_without_variance_has_defined_answers() -> None:
     np.testing.assert_array_equal(mean, [0, 0.25, -0.25])
     with pytest.raises(ValueError, match="at least two pairs, not 1"):
         paired_t(np.zeros((3, 1)))
+
+
+def test_intervals_that_share_resamples_equal_those_of_dense_multinomials() -> None:
+    rng, count = np.random.default_rng(0), 40
+    drawn = np.random.default_rng(5).multinomial(count, np.full(count, 1 / count), size=300)
+    half = math.sqrt(count / (count - 1)) * scipy.stats.t.ppf(0.975, count - 1)
+    for values in rng.normal(size=(3, count)):
+        expected = np.quantile(drawn @ values / count, scipy.stats.norm.cdf([-half, half]))
+        assert mean_interval(values, replicates=300, seed=5) == pytest.approx(tuple(expected), abs=1e-12)
+        assert mean_interval(values, replicates=300, seed=6) != mean_interval(values, replicates=300, seed=5)
+
+
+def test_resamples_too_large_to_keep_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    kept = mean_interval(values, replicates=200, seed=0)
+    monkeypatch.setattr(inference, "_KEPT", 0)
+    monkeypatch.setattr(inference, "_CELLS", 999)  # drawn in blocks
+    assert mean_interval(values, replicates=200, seed=0) == kept
 
 
 @pytest.mark.parametrize("count", [5, 10, 30])

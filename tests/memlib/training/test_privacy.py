@@ -197,6 +197,31 @@ def test_pld_is_as_tight_as_prv_and_far_tighter_than_rdp_at_small_noise() -> Non
     assert small["pld"].tight
 
 
+@pytest.mark.parametrize("noise", [1.2, 0.4])
+def test_pld_spends_in_every_epoch_what_an_accountant_of_its_own_says(noise: float) -> None:
+    accounting, pld = pytest.importorskip("dp_accounting"), pytest.importorskip("dp_accounting.pld")
+    spent = plan(PrivacySpec(noise=noise, accountant="pld"), sample_rate=0.1, steps_per_epoch=3, epochs=3)
+    for epoch, epsilon in enumerate(spent.epsilons, 1):
+        accountant = pld.PLDAccountant(value_discretization_interval=1e-4 if noise > 0.5 else 1e-3)
+        accountant.compose(accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(noise)), 3 * epoch)
+        assert epsilon == accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])  # found above noise 1 and below
+def test_pld_finds_the_noise_that_dp_accounting_finds(epsilon: float) -> None:
+    accounting, pld = pytest.importorskip("dp_accounting"), pytest.importorskip("dp_accounting.pld")
+    found = plan(PrivacySpec(epsilon=epsilon, accountant="pld"), sample_rate=0.1, steps_per_epoch=4, epochs=1).noise
+    expected = accounting.calibrate_dp_mechanism(
+        lambda: pld.PLDAccountant(value_discretization_interval=1e-3),
+        lambda noise: accounting.SelfComposedDpEvent(
+            accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(noise)), 4
+        ),
+        epsilon, 1e-5, accounting.LowerEndpointAndGuess(0.05, 1.0), tol=1e-3,
+    )  # fmt: skip
+    assert found == expected
+    assert (found > 1) == (epsilon < 1)
+
+
 def test_the_noise_that_pld_finds_spends_the_budget() -> None:
     spent = plan(PrivacySpec(epsilon=3.0, accountant="pld"), sample_rate=0.02, steps_per_epoch=50, epochs=2)
     assert 2.95 < spent.epsilons[-1] <= 3.0

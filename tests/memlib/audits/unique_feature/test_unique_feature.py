@@ -17,12 +17,12 @@ from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_e
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.report.tables import correlation_table
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
-from memlib.audits.unique_feature.summary import summarize
+from memlib.audits.unique_feature.summary import _detectable_share, summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.errors import UserError
 from memlib.findings import Findings
 from memlib.specs import NetsSpec
-from memlib.stats.inference import exchanges, mean_interval
+from memlib.stats.inference import exceedance_p, exchanges, mean_interval
 from memlib.tables import SUMMARY
 from tests.chance import least_of, most_of
 
@@ -260,6 +260,46 @@ def test_exchanged_maxima_equal_a_plain_loop() -> None:
             centre = np.vstack([np.delete(clean, i, axis=0), further]).mean(axis=0)
             total += ((seen[i] - centre).max() - (clean[i] - centre).max()) / 5
         assert found == pytest.approx(total)
+
+
+def slow_ranks(values: np.ndarray, nets: list[Net]) -> list[float | None]:
+    """Compare each net with every control of another seed, label by label."""
+    p_values: list[float | None] = []
+    for own, net in zip(values, nets, strict=True):
+        others = np.array([v for v, n in zip(values, nets, strict=True) if n.control and n.seed != net.seed])
+        if len(others) < 19:
+            p_values.append(None)
+            continue
+        centre = (others.sum(axis=0) + own) / (len(others) + 1)
+        reached = sum((other - centre).max() >= (own - centre).max() - 1e-12 for other in others)
+        p_values.append((1 + reached) / (1 + len(others)))
+    return p_values
+
+
+@pytest.mark.parametrize("kind", ["continuous", "rounded", "mostly equal", "far apart"])
+def test_ranks_by_sorting_equal_a_plain_comparison_of_all_nets(kind: str) -> None:
+    rng, ranked = np.random.default_rng(0), 0
+    for _ in range(15):
+        count, labels = int(rng.integers(2, 90)), int(rng.integers(1, 9))
+        seeds = rng.integers(0, rng.integers(1, count + 1), count)
+        nets = [Net(i, 0, bool(rng.random() < 0.7), int(seeds[i]), 1) for i in range(count)]
+        values = rng.normal(size=(count, labels)) * {"far apart": 1e3}.get(kind, 1e-3)
+        if kind == "rounded":
+            values = np.round(values, 3)
+        elif kind == "mostly equal":
+            values[rng.random(count) < 0.7] = 0.0
+        found = ranks(values, nets)
+        assert found == slow_ranks(values, nets)
+        ranked += sum(p is not None for p in found)
+    assert ranked > 100
+
+
+@pytest.mark.parametrize("level", [0.05, 0.01, 1e-6])
+def test_the_detectable_share_of_single_nets_equals_a_search_from_one_hit_on(level: float) -> None:
+    needed = [h for h in range(1, 61) if exceedance_p(h, 60, rank=3, num_controls=60) <= level]
+    share = _detectable_share(60, 3, 60, level)
+    assert share == pytest.approx(scipy.stats.beta.ppf(0.8, needed[0], 61 - needed[0]))
+    assert _detectable_share(2, 3, 60, 1e-6) is None
 
 
 def test_ranks_of_centred_maxima_hold_their_level() -> None:
