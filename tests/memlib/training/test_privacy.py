@@ -12,6 +12,7 @@ from memlib.errors import UserError
 from memlib.models.sequence import build_language_model
 from memlib.objectives import build_objective
 from memlib.specs import LanguageObjectiveSpec, LanguageSpec, OptimizerSpec, PrivacySpec, TrainingSpec
+from memlib.training import privacy
 from memlib.training.checkpoint import load_weights, save_weights
 from memlib.training.loop import Training, TrainingSet
 from memlib.training.privacy import make_private, plan, poisson_sample, use_private_layers
@@ -198,21 +199,24 @@ def test_pld_is_as_tight_as_prv_and_far_tighter_than_rdp_at_small_noise() -> Non
 
 
 @pytest.mark.parametrize("noise", [1.2, 0.4])
-def test_pld_spends_in_every_epoch_what_an_accountant_of_its_own_says(noise: float) -> None:
+def test_pld_spends_in_every_epoch_what_an_accountant_of_its_own_says(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
     accounting, pld = pytest.importorskip("dp_accounting"), pytest.importorskip("dp_accounting.pld")
+    monkeypatch.setattr(privacy, "FINE_STEP", 0.002)  # fast
+    monkeypatch.setattr(privacy, "COARSE_STEP", 0.01)
     spent = plan(PrivacySpec(noise=noise, accountant="pld"), sample_rate=0.1, steps_per_epoch=3, epochs=3)
     for epoch, epsilon in enumerate(spent.epsilons, 1):
-        accountant = pld.PLDAccountant(value_discretization_interval=1e-4 if noise > 0.5 else 1e-3)
+        accountant = pld.PLDAccountant(value_discretization_interval=0.002 if noise > 0.5 else 0.01)
         accountant.compose(accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(noise)), 3 * epoch)
         assert epsilon == accountant.get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])  # found above noise 1 and below
-def test_pld_finds_the_noise_that_dp_accounting_finds(epsilon: float) -> None:
+def test_pld_finds_the_noise_that_dp_accounting_finds(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     accounting, pld = pytest.importorskip("dp_accounting"), pytest.importorskip("dp_accounting.pld")
+    monkeypatch.setattr(privacy, "COARSE_STEP", 0.05)  # fast
     found = plan(PrivacySpec(epsilon=epsilon, accountant="pld"), sample_rate=0.1, steps_per_epoch=4, epochs=1).noise
     expected = accounting.calibrate_dp_mechanism(
-        lambda: pld.PLDAccountant(value_discretization_interval=1e-3),
+        lambda: pld.PLDAccountant(value_discretization_interval=0.05),
         lambda noise: accounting.SelfComposedDpEvent(
             accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(noise)), 4
         ),
