@@ -197,7 +197,7 @@ def sorted_votes(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
 
 
 def counted_votes(labels: NDArray[np.int64], classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return votes as the papers' code computes them: dense counts for each batch of queries, and their entropies."""
+    """Return votes by dense counts for each batch of queries, and their entropies."""
     parts = []
     for start in range(0, len(labels), 64):
         rows = labels[start : start + 64]
