@@ -95,7 +95,7 @@ def carry_out(
         opened.check_writable()
         check_stages(AUDITS[audit], resources.stages)  # not in a cell of a sweep: the stage may belong to other cells
     computed: list[str] = []
-    shared = within or Shared()
+    shared = within or Shared(look=options.look)
     plan = given_plan(options)
     with announced(opened, audit, recipe, resources, computed, say=shared.console.print, plan=plan) as run:
         title = str(getattr(recipe, "title", ""))

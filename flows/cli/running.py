@@ -58,6 +58,7 @@ def run(
     recipe: RecipeOption = None,
     set_: SetOption = (),
     plan: Path | None = None,
+    cell: int | None = None,
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     cascade: CascadeOption = False,
@@ -80,6 +81,9 @@ def run(
     plan
         A plan that was frozen before (memlib plan --freeze): the run's manifest and page say whether the run follows it or
         where it departs. Without a recipe, that of the plan is run; locations of data are not part of it (use --set).
+    cell
+        Run only one cell of a sweep, by its number (memlib validate lists them), as each job of a job array does. Once all
+        cells are finished, the same command without --cell compares them.
     store
         Folder or s3:// prefix for artifacts, results and reports.
     force_stage
@@ -107,8 +111,13 @@ def run(
     else:
         request = AuditRequest.of_command(what, recipe, set_)
     request.allow_code()
-    given = "" if file is None else content_of(file).decode()
-    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
+    given, look = "" if file is None else content_of(file).decode(), ""
+    if cell is not None:
+        from memlib.running.cells import cell_of  # loads the audits
+
+        request, look = cell_of(request, cell, Store(store))
+        given = ""  # the sweep's own run follows the plan, not its cells
+    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
     _carry_out(request, store, options, hooks, as_json=json_)
 
 

@@ -23,8 +23,10 @@ import memlib
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption
 from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.audits.cells import CellsSpec
 from memlib.errors import RunError, UserError
 from memlib.recipes.applied import dossier_recipe
+from memlib.recipes.cells import cells_of
 from memlib.recipes.files import SHIPPED
 from memlib.recipes.named_files import check_files
 from memlib.recipes.request import AuditRequest, command_for
@@ -196,7 +198,7 @@ def validate(
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
     json_: JsonOption = False,
 ) -> None:
-    """Check whether a recipe is valid, and list what its audit cannot show on any data. No data are read.
+    """Check whether a recipe is valid, and list what its audit cannot show on any data, and its cells. No data are read.
 
     Parameters
     ----------
@@ -210,11 +212,15 @@ def validate(
     request = AuditRequest.read(recipe, set_)
     name, spec = request.audit.name, request.recipe
     limits = [*request.audit.limits(spec), *check_files(spec)]
+    cells = list(cells_of(spec)) if isinstance(spec, CellsSpec) else []
     if json_:
-        print(json.dumps({"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}, indent=1))
+        found = {"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}
+        print(json.dumps(found | ({"cells": cells} if cells else {}), indent=1))
         return
     for line in limits:
         console.print(line, soft_wrap=True)
+    for number, cell in enumerate(cells, start=1):
+        console.print(f"cell {number}: {cell}", soft_wrap=True)
     console.print(
         f"{recipe} is a valid recipe for the {name} audit; next: memlib plan {command_for(name, recipe)}", soft_wrap=True
     )

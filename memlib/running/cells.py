@@ -4,12 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from memlib.audits import AUDITS
-from memlib.audits.arrangement import body_of
+from memlib.audits.arrangement import body_of, check_stages, stage_names
+from memlib.audits.cells import CellsSpec
 from memlib.audits.last_stages import run_id
 from memlib.errors import RunError, UserError
 from memlib.pipeline import user_code
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
+from memlib.recipes.cells import cells_of
+from memlib.recipes.request import AuditRequest
 from memlib.running.planning import Plan, PlanRunner
 from memlib.runs.index import list_runs, read_run
 from memlib.runs.records import RunRecord
@@ -55,6 +58,42 @@ def finished_cells(
     for line in dict.fromkeys([*limits, *(runner.plan.old_code.lines if runs else [])]):
         say(line)
     return runs
+
+
+def cell_of(request: AuditRequest, number: int, store: Store) -> tuple[AuditRequest, str]:
+    """Return the request of one cell of a sweep as a run of its own, and the id of the look at the data that cells share.
+
+    Args:
+        request: request of the sweep.
+        number: number of the cell, from 1, in the order of the recipe.
+        store: the store of the runs.
+
+    Raises:
+        UserError: if the recipe has no such cell.
+    """
+    recipe, resources = request.recipe, request.resources
+    if not isinstance(recipe, CellsSpec):
+        raise UserError(f"a {request.audit.name} audit has no cells; leave out --cell {number}, or name a sweep")
+    cells = list(cells_of(recipe).values())
+    if not 1 <= number <= len(cells):
+        raise UserError(f"there is no cell {number} among {len(cells)}; memlib validate lists the cells by number, from 1")
+    check_stages(request.audit, resources.stages)
+    cell, looking = cells[number - 1], _Looking(Plan(store), resources)
+    body_of(request.audit)(looking, recipe)
+    own = set(stage_names(AUDITS[cell.audit]))
+    stages = {name: needs for name, needs in resources.stages.items() if name.rpartition("/")[2] in own}
+    machines = resources.model_copy(update={"stages": stages})
+    return AuditRequest(AUDITS[cell.audit], cell.recipe, machines), looking.look
+
+
+class _Looking(PlanRunner):
+    """A runner that only learns the id of the look at the data that the cells of a run share."""
+
+    look = ""
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> None:
+        """Record the look, and end the run like a plan."""
+        self.look = look
 
 
 class _Naming(PlanRunner):

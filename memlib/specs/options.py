@@ -13,6 +13,7 @@ class RunOptions:
         force: names of stages to recompute even if the store holds their artifacts.
         cascade: retrain models whose inputs were recomputed with a different result.
         plan: content of the file with the frozen plan that the run was given; "" for none.
+        look: id of the run that will compare this one with others, if it is one cell of a sweep; "" for a run of its own.
     """
 
     quiet: bool = False
@@ -20,3 +21,4 @@ class RunOptions:
     force: tuple[str, ...] = ()
     cascade: bool = False
     plan: str = ""
+    look: str = ""

@@ -108,3 +108,18 @@ def test_names_of_failed_runs_of_one_title_differ(tmp_path: Path) -> None:
     names = {of(run(tmp_path, "fails", epochs))[0].name for epochs in (1, 2)}
     assert len(names) == 2
     assert all(re.fullmatch(r"fails \([0-9a-f]{12}\)", name) for name in names)
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_cell_that_runs_on_its_own_shares_the_look_of_its_sweep(tmp_path: Path) -> None:
+    looks: list[str] = []
+
+    def looking(runner: StageRunner, recipe: Any) -> RunRecord:
+        looks.append(runner.context.work.look)
+        return RUN
+
+    recipe = AuditRequest.read("smoke").recipe
+    for look in ("fedcba987654", ""):
+        options = RunOptions(quiet=True, look=look)
+        carry_out("deja-vu", looking, recipe, str(tmp_path / "store"), Resources(), options)
+    assert looks == ["fedcba987654", ""]
