@@ -8,15 +8,10 @@ processes are ended afterwards. Needs Linux and PostgreSQL's binaries; takes ten
 
 import contextlib
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +20,7 @@ from typing import Any
 from deployments.local.api import Api
 from deployments.local.processes import Unexpected, call, descendants, free_port, kill, kill_marked, start, wait_for
 from deployments.local.services import PREFECT, environment_for, postgres, prefect_server, start_worker
+from deployments.local.steps import Row, rehearse
 
 DEPLOYMENTS = Path(__file__).parents[1]
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -33,29 +29,17 @@ LONGER = {"training.epochs": 200}  # long enough to be killed in the middle
 
 @dataclass
 class Drill:
-    """A server with workers, and the results so far."""
+    """A server with workers."""
 
     folder: Path
     api: Api
     environment: Mapping[str, str]
-    rows: list[tuple[str, str, str, float]] = field(default_factory=list)
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def store(self) -> Path:
         """The store that the runs write to."""
         return self.folder / "store"
-
-    def step(self, what: str, do: Callable[["Drill"], str]) -> bool:
-        """Run one step, and record what was observed or what went wrong; return whether it succeeded."""
-        print(f"... {what}", flush=True)
-        began = time.monotonic()
-        try:
-            saw, verdict = do(self), "ok"
-        except Unexpected as error:
-            saw, verdict = str(error), "FAILED"
-        self.rows.append((verdict, what, saw, time.monotonic() - began))
-        return verdict == "ok"
 
     def new_worker(self) -> None:
         """Start another worker."""
@@ -264,29 +248,14 @@ def everything(folder: Path) -> Iterator[Drill]:
         kill_marked(mark)
 
 
-def _interrupt(*_: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that all processes are ended."""
-    raise KeyboardInterrupt
+def lines(rows: Sequence[Row]) -> str:
+    """Return a line for each step."""
+    return "\n".join(f"{row.verdict:<7} {row.seconds:4.0f} s  {row.what:<42} {row.saw}" for row in rows)
 
 
 def main() -> int:
-    """Run the drill and print the results; keep the folder with the logs if a step failed."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    folder = Path(tempfile.mkdtemp(prefix="memlib-drill-"))
-    os.chmod(folder, 0o755)  # PostgreSQL may run as another user in a folder below
-    good = False
-    try:
-        with everything(folder) as drill:
-            good = all(drill.step(what, do) for what, do in STEPS.items())
-            for verdict, what, saw, seconds in drill.rows:
-                print(f"{verdict:<7} {seconds:4.0f} s  {what:<42} {saw}")
-    except KeyboardInterrupt:
-        print("stopped; all processes have ended")
-    if good:
-        shutil.rmtree(folder)
-    else:
-        print(f"logs and store: {folder}")
-    return 0 if good else 1
+    """Run the drill and print the results."""
+    return rehearse("drill", everything, STEPS, lines)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MARK = "MEMLIB_DRILL"
+CALL_SECONDS = 600
 T = TypeVar("T")
 
 
@@ -36,7 +37,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def call(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> str:
     """Run a command that must succeed, and return its output."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, **options)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CALL_SECONDS, **options)
+    except subprocess.TimeoutExpired:
+        raise Unexpected(f"{' '.join(command)} did not end within {CALL_SECONDS} seconds") from None
     if done.returncode != 0:
         raise Unexpected(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}")
     output: str = done.stdout
@@ -88,7 +92,12 @@ def kill(pids: Sequence[int]) -> None:
 
 def marked(mark: str) -> Iterator[int]:
     """Yield the processes whose environment contains the drill's mark, including orphans."""
-    wanted = f"{MARK}={mark}".encode()
+    yield from with_variable(MARK, mark)
+
+
+def with_variable(name: str, value: str) -> Iterator[int]:
+    """Yield the other processes that were started with this value of an environment variable."""
+    wanted = f"{name}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes()
