@@ -299,6 +299,8 @@ def test_the_slurm_job_is_requeued_and_uses_a_ray_token() -> None:
     assert {"--requeue", "--signal", "--open-mode", "--time"} <= set(options)
     assert text.index("#SBATCH --output") < text.index("set -euo")  # Slurm stops reading options at the first command
     assert "RAY_AUTH_MODE=token" in text
+    assert "--signal=B:USR1@" in text  # scancel sends TERM, and a cancelled job must not be queued again
+    assert '--cell "$SLURM_ARRAY_TASK_ID"' in text
 
 
 def test_the_deployment_readme_names_every_file() -> None:
@@ -322,10 +324,10 @@ def test_commands_of_the_deployment_readme_have_valid_parameters() -> None:
         given = [shlex.split(option)[0].partition("=") for option in re.findall(r"--param ('[^']+'|\S+)", options)]
         parameters = flow_defaults() | defaults[name] | {key: yaml.safe_load(value) for key, _, value in given}
         AuditRequest.read(parameters["recipe"], parameters["changes"], Resources.model_validate(parameters["resources"]))
-    (job,) = re.findall(r"audit\.sbatch (\S+) --recipe (\S+) --store \S+((?: +(?:\\\n *)?--set \S+)*)", readme)
-    content, machines = load_recipe(job[1], re.findall(r"--set (\S+)", job[2]))
-    validate(AUDITS[job[0]].recipe, content)
-    validate(Resources, machines)
+    jobs = re.findall(r"audit\.sbatch (\S+) --recipe (\S+) --store \S+((?: +(?:\\\n *)?--set \S+)*)", readme)
+    assert [audit for audit, _, _ in jobs] == ["deja-vu", "sweep", "sweep"]
+    for audit, recipe, options in jobs:
+        AuditRequest.read(recipe, re.findall(r"--set (\S+)", options), expected=audit)
 
 
 def test_deployments_allow_no_user_code() -> None:
