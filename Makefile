@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity drill faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity drill drill-slurm faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -28,6 +28,7 @@ help:
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
 	@echo "make fuzz       damage every kind of file that is read, 20,000 times; prints docs/reliability.md's table, ten minutes"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
+	@echo "make drill-slurm  Slurm with two nodes on this machine: time limit, lost node, cancel, job array; half an hour"
 	@echo "make clean      remove .venv and caches"
 
 audit: .venv/$(FAISS)
@@ -81,6 +82,9 @@ fuzz: .venv/$(FAISS)-test
 
 drill: .venv/$(FAISS)
 	$(BIN)/python -m deployments.local.drill
+
+drill-slurm: .venv/$(FAISS)
+	$(BIN)/python -m deployments.slurm.drill
 
 .venv/docs: .venv/$(FAISS)-test
 	$(INSTALL) docs

@@ -1,12 +1,16 @@
-"""The Slurm job on one machine: stand-ins for srun and scontrol start Ray's head and a second node here."""
+"""The Slurm job on one machine: with stand-ins for srun and scontrol; and with Slurm itself, if it is installed."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from harness import Memlib, kill_leftovers, newest, wait_for
+
+from deployments.slurm.drill import STEPS
+from deployments.slurm.services import missing, search_path
 
 JOB = Path(__file__).parents[2] / "deployments" / "slurm" / "audit.sbatch"
 STAND_INS = {
@@ -48,7 +52,7 @@ def test_a_slurm_job_near_its_time_limit_is_requeued_and_continues(
     job = start(memlib, cluster, store)
     try:
         wait_for(lambda: list(store.glob("artifacts/split/*/manifest.json")), process=job)
-        job.terminate()  # what Slurm does five minutes before the end
+        job.send_signal(signal.SIGUSR1)  # what Slurm does five minutes before the end
         output, _ = job.communicate(timeout=120)
         assert job.returncode == 0, output
         assert f"requeue {cluster['SLURM_JOB_ID']}" in said.read_text()
@@ -64,3 +68,31 @@ def test_a_slurm_job_near_its_time_limit_is_requeued_and_continues(
         assert not list(tmp_path.glob(".memlib-ray-*"))
     finally:
         kill_leftovers(again)
+
+
+@pytest.mark.slow
+def test_a_cancelled_slurm_job_is_not_queued_again(memlib: Memlib, cluster: dict[str, str], tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    job = start(memlib, cluster, store)
+    try:
+        wait_for(lambda: list(store.glob("artifacts/split/*/manifest.json")), process=job)
+        job.terminate()  # what scancel does, which Slurm sends to all processes of the job
+        output, _ = job.communicate(timeout=120)
+        assert job.returncode == 143, output
+        assert "requeue" not in (tmp_path / "said").read_text()
+        assert not list(tmp_path.glob(".memlib-ray-*"))
+    finally:
+        kill_leftovers(job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4000)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the drill reads /proc")
+@pytest.mark.skipif(bool(missing(search_path())), reason=missing(search_path()))
+def test_every_step_of_the_slurm_drill_succeeds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deployments.slurm.drill"]
+    root = str(JOB.parents[2])
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=3900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" | ok | ") == len(STEPS), done.stdout

@@ -1,0 +1,1 @@
+"""A job of several nodes for Slurm, and a drill of failures that occur on a cluster."""
