@@ -64,9 +64,10 @@ def rehearse(
                 rows.append(carry_out(what, lambda do=do: do(subject)))  # type: ignore[misc]
                 if rows[-1].verdict != "ok":
                     break
-            print(show(rows))
     except KeyboardInterrupt:
         print("stopped; all processes have ended")
+    finally:
+        print(show(rows))
     good = len(rows) == len(steps) and all(row.verdict == "ok" for row in rows)
     if good:
         shutil.rmtree(folder)

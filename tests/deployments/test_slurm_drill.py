@@ -1,5 +1,6 @@
 """The pure parts of the Slurm drill: its configuration, its table, and what it says where Slurm is missing."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.local.processes import Unexpected, with_variable
-from deployments.local.steps import Row, carry_out
+from deployments.local.steps import Row, carry_out, rehearse
 from deployments.slurm import drill
 from deployments.slurm.services import COMMANDS, DAEMONS, NODES, configuration, missing
 from memlib.recipes.cells import cells_of
@@ -100,3 +101,26 @@ def test_the_audits_of_the_drill_are_valid() -> None:
     cells = cells_of(AuditRequest.read(str(drill.SWEEP), expected="sweep").recipe)  # type: ignore[arg-type]
     assert list(cells) == ["epochs=2", "epochs=4"]
     assert {cell.audit for cell in cells.values()} == {"exposure"}
+
+
+def test_a_drill_ends_at_its_first_failed_step_and_keeps_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: Path) -> str:
+        raise Unexpected("a process is left")
+
+    def note(folder: Path) -> str:
+        (folder / "noted").touch()
+        return "seen"
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert rehearse("x", contextlib.nullcontext, {"first": note, "second": fail, "third": note}, drill.table) == 1
+    (kept,) = tmp_path.iterdir()
+    assert [path.name for path in kept.iterdir()] == ["noted"]
+    said = capsys.readouterr().out
+    assert "| first | ok | seen | 0 |\n| second | FAILED | a process is left | 0 |\n" in said
+    assert str(kept) in said
+    assert "third" not in said
+    assert rehearse("x", contextlib.nullcontext, {"first": note}, drill.table) == 0
+    assert list(tmp_path.iterdir()) == [kept]
