@@ -17,9 +17,9 @@ from typing import Any
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
 from memlib.pipeline import user_code
 from memlib.runs.journal import LOG_VARIABLE
+from memlib.settings import waiting
 from memlib.specs.cores import cores
 from memlib.store.permissions import scratch
-from memlib.settings import waiting
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
