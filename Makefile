@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity drill drill-slurm faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity bench-check gpu-check drill drill-slurm faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -25,6 +25,8 @@ help:
 	@echo "make sbom       write a CycloneDX list of all that is installed, memlib-cpu.cdx.json"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
+	@echo "make bench-check  whether memlib is still as fast beside plain versions as docs/benchmarks.md says, as ratios; minutes"
+	@echo "make gpu-check  a GPU against the CPU: search, embedding, training of every objective; speed and memory; minutes"
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
 	@echo "make fuzz       damage every kind of file that is read, 20,000 times; prints docs/reliability.md's table, ten minutes"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
@@ -73,6 +75,12 @@ validate: .venv/validate/done
 
 validity: .venv/$(FAISS)-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity $(PART)
+
+bench-check: .venv/$(FAISS)-test
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/check.py
+
+gpu-check: .venv/$(FAISS)
+	@$(BIN)/python benchmarks/device.py
 
 faults: .venv/$(FAISS)-test
 	@PYTHONPATH=tests/end_to_end:. $(BIN)/python tests/end_to_end/faults.py

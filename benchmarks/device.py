@@ -1,6 +1,6 @@
 """Check a machine's accelerator against its CPU, once: search, embedding, and a few training steps of every objective.
 
-    make gpu-check
+    make gpu-check (python benchmarks/device.py)
 
 Prints a table: whether the device finds the CPU's neighbours, embeds and trains as the CPU does in float32, and how fast and
 in how much memory it does so in bfloat16, as a part of the fastest matrix product. With --device cpu the CPU is compared with
@@ -27,14 +27,13 @@ import memlib
 from memlib.models.encoder import Encoder
 from memlib.objectives import build_objective
 from memlib.observe.embeddings import embed
-from memlib.specs import GeneratorTrainingSpec, PairTrainingSpec, TrainingSpec
+from memlib.specs import DenoisingSpec, GeneratorTrainingSpec, PairTrainingSpec, TrainingSpec
 from memlib.stats.neighbors import nearest_neighbors
 from memlib.training.fit import build_model
 from memlib.training.loop import Training, TrainingSet, Worker
 
 CLASSES, WORDS, LENGTH, CONDITION, SYMBOLS, WINDOW = 10, 100, 12, 64, 50, 64
 SAME_EMBEDDINGS, SAME_CHANGES = 1e-3, 2e-2  # relative to the largest number: rounding, and rounding through two steps
-ENCODER: Mapping[str, Any] = {"kind": "encoder", "backbone": "resnet18", "projector": [256, 256]}
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed."""
+    """How much is computed, and with which backbone."""
 
+    backbone: str
     vectors: int
     queries: int
     dim: int
@@ -63,8 +63,10 @@ class Size:
     product: int
 
 
-FULL = Size(vectors=200_000, queries=2_000, dim=512, images=4_096, side=64, batch=256, steps=20, product=8_192)
-SMALL = Size(vectors=2_000, queries=50, dim=16, images=64, side=32, batch=16, steps=2, product=128)
+FULL = Size(
+    backbone="resnet18", vectors=200_000, queries=2_000, dim=512, images=4_096, side=64, batch=256, steps=20, product=8_192
+)
+SMALL = Size(backbone="small_resnet", vectors=2_000, queries=50, dim=16, images=32, side=16, batch=8, steps=1, product=128)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
@@ -116,7 +118,7 @@ def embedding(size: Size, device: torch.device) -> Row:
     layers: list[np.ndarray] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, where in enumerate((torch.device("cpu"), device, device)):
-            network = _model({**ENCODER, "input_size": size.side})
+            network = _model(_encoder(size))
             assert isinstance(network, Encoder)
             place = Path(folder) / str(number)
             place.mkdir()
@@ -127,12 +129,18 @@ def embedding(size: Size, device: torch.device) -> Row:
                 device,
             )
             layers.append(np.load(place / "last.npy"))
-    return Row("embed, resnet18", *_compared(layers[0], layers[1], SAME_EMBEDDINGS), f"{size.images / taken:,.0f} images/s")
+    return Row(
+        f"embed, {size.backbone}", *_compared(layers[0], layers[1], SAME_EMBEDDINGS), f"{size.images / taken:,.0f} images/s"
+    )
 
 
 def _compared(first: np.ndarray, second: np.ndarray, most: float) -> tuple[bool, str]:
     difference = float(np.abs(first - second).max() / np.abs(first).max())
     return difference <= most, f"{difference:.1e}"
+
+
+def _encoder(size: Size) -> dict[str, Any]:
+    return {"kind": "encoder", "backbone": size.backbone, "projector": [256, 256], "input_size": size.side, "width": 8}
 
 
 def _model(spec: Mapping[str, Any], **described: Any) -> nn.Module:
@@ -170,13 +178,13 @@ def _text(size: Size) -> TrainingSet:
     return TrainingSet(symbols, np.arange(size.images), np.zeros(size.images, dtype=np.int64))
 
 
-def cases(side: int) -> Iterator[Case]:
+def cases(size: Size) -> Iterator[Case]:
     """Yield a model and examples for every objective."""
-    encoder = {**ENCODER, "input_size": side}
+    side, encoder = size.side, _encoder(size)
     yield Case("supervised", {"kind": "supervised"}, {**encoder, "projector": []}, {"classifier": CLASSES}, _labelled)
     for kind in ("vicreg", "barlow_twins", "simclr", "byol", "dino"):
         yield Case(kind, {"kind": kind}, encoder, {}, _labelled)
-    generator = {"condition": CONDITION, "diffusion_steps": 100}
+    generator = {"condition": CONDITION, "diffusion_steps": DenoisingSpec().steps}
     yield Case(
         "denoising",
         {"kind": "denoising"},
@@ -228,7 +236,7 @@ def train(case: Case, size: Size, device: torch.device, fastest: float) -> Row:
         training.run(stop_after=2)
         changes.append(_weights(training.model) - before)
     same, difference = _compared(changes[0], changes[1], SAME_CHANGES)
-    training = training_of(case, size, device, "bfloat16")
+    training = training_of(case, size, device, "bfloat16" if device.type == "cuda" else "float32")
     training.run(stop_after=1)
     with FlopCounterMode(display=False) as counter:
         training.run(stop_after=2)
@@ -246,7 +254,7 @@ def rows_of(size: Size, device: torch.device) -> Iterator[Row]:
     yield Row(f"matrix product, {size.product}", None, "", f"{fastest / 1e12:.1f} Tflop/s in bfloat16", "", "100.0%")
     yield search(size, device)
     yield embedding(size, device)
-    for case in cases(size.side):
+    for case in cases(size):
         yield train(case, size, device, fastest)
 
 

@@ -107,9 +107,9 @@ def freedom_of(design: Design) -> float:
 
 
 def groups_on_smaller_side(design: Design) -> int:
-    """Return the number of groups on the side that has fewer."""
+    """Return the number of groups on the side that has fewer; where all are on one side, their number."""
     on_first = int(design.first_of_groups.sum())
-    return min(on_first, design.num_groups - on_first)
+    return min((number for number in (on_first, design.num_groups - on_first) if number), default=0)
 
 
 def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) -> float:

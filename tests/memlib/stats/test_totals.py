@@ -121,6 +121,22 @@ def test_one_person_on_a_side_gives_no_finite_interval_and_no_nan() -> None:
     assert grouped_interval(resampled_differences(values, one, 200, seed=0)[:, 0], one) == (-np.inf, np.inf)
 
 
+def test_intervals_of_means_of_one_side_cover_where_some_units_form_groups() -> None:
+    """A few equal captions made the interval of the paper's gap, a mean over the pairs of one side, infinite."""
+    rng, persons, covered = np.random.default_rng(0), np.minimum(np.arange(60), 55), 0
+    design = Design.of(np.ones(60, dtype=np.bool_), np.zeros(60, dtype=np.int64), persons)
+    for draw in range(100):
+        values = rng.normal(0.4, 1.0, 56)[persons]
+        columns = scipy.sparse.csr_array(np.stack([values, np.ones(60)], axis=1).astype(np.float32))
+        totals = resampled_by_group(columns, design, 200, seed=draw)
+        low, high = grouped_interval(totals[:, 0] / totals[:, 1], design)
+        assert high - low < 1
+        covered += low <= 0.4 <= high
+    assert covered >= least_of(100, 0.9)
+    alone = Design.of(np.ones(3, dtype=np.bool_), np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
+    assert grouped_interval(np.ones(200), alone) == (-np.inf, np.inf)
+
+
 @pytest.mark.parametrize("numbered", ["in order", "by name"])
 def test_units_are_resampled_within_their_own_stratum_and_side(numbered: str) -> None:
     by_name = np.unique(np.arange(40).astype(str), return_inverse=True)[1]  # 0, 1, 10, 11, ...

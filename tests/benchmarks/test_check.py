@@ -1,0 +1,57 @@
+"""The checks of benchmarks: a ratio beyond its bound, and one that is not printed, are failures."""
+
+import subprocess
+
+import pytest
+
+from benchmarks import check, device
+
+OUTPUT = "search                     plain   19.334 s   ours    2.616 s   ratio    7.4\nsame neighbours 100.0000%, same votes 99%\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "least", "most", "within"),
+    [
+        (r"^search .* ratio +" + check.NUMBER, 7.0, float("inf"), True),
+        (r"^search .* ratio +" + check.NUMBER, 8.0, float("inf"), False),
+        (r"same neighbours " + check.NUMBER + "%", 0.0, 99.0, False),
+        (r"^vote .* ratio +" + check.NUMBER, 1.0, float("inf"), False),
+    ],
+)
+def test_a_printed_number_is_compared_with_its_bound(line: str, least: float, most: float, within: bool) -> None:
+    assert [verdict for _, verdict in check.judged(OUTPUT, [check.Bound(line, least, most)])] == [within]
+
+
+def test_the_status_tells_whether_every_check_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = {"decode.py": (0, OUTPUT, ""), "one.py": (1, "", "Traceback\nValueError: no data\n")}
+
+    def run(command: list[object], **_: object) -> subprocess.CompletedProcess[str]:
+        status, out, err = printed[str(command[1]).rpartition("/")[2]]
+        return subprocess.CompletedProcess([], status, out, err)
+
+    monkeypatch.setattr(check.subprocess, "run", run)
+    bounds = (check.Bound(r"^search .* ratio +" + check.NUMBER, least=2),)
+    monkeypatch.setattr(check, "CHECKS", {"decode.py --small": bounds})
+    assert check.main([]) == 0
+    monkeypatch.setattr(check, "CHECKS", {"decode.py --small": bounds, "one.py": bounds})
+    assert check.main(["--only", "decode"]) == 0
+    assert check.main([]) == 1
+    assert capsys.readouterr().out.endswith("FAILED one: status 1: ValueError: no data\n")
+
+
+@pytest.mark.slow
+def test_an_accelerator_is_compared_with_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert device.main(["--device", "cpu", "--small"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| train")]
+    assert len(rows) == 11
+    assert all("| yes | 0.0e+00 |" in row for row in rows)
+
+
+def test_a_machine_without_an_accelerator_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert device.main([]) == 2
+    assert capsys.readouterr().err.startswith("no GPU is visible to PyTorch")
