@@ -203,6 +203,7 @@ class Watch:
         self._ray, self._stage, self._needs, self._parts = ray, stage, needs, parts
         self._limit, self._patience = context.resources.of(stage).timeout, context.resources.room_timeout
         self._started = self._had_room = time.monotonic()
+        self._journal, self._is_waiting = context.journal, False
 
     def look(self) -> None:
         """Check the time limits; raise RunError if one has passed."""
@@ -212,7 +213,12 @@ class Watch:
                 f"{self._stage} was stopped after its time limit of {self._limit:g} s; raise "
                 f"resources.stages.{self._stage}.timeout and run the same command again"
             )
-        if places(self._ray, self._needs) >= self._parts:
+        has_room = places(self._ray, self._needs) >= self._parts
+        if has_room is self._is_waiting:
+            self._is_waiting = not has_room
+            waits = "" if has_room else f"a node with room for {self._parts} x {in_words(self._needs)}"
+            self._journal.note("waiting", self._stage, waits=waits)
+        if has_room:
             self._had_room = now
         elif now - self._had_room > self._patience:
             raise RunError(

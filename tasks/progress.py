@@ -117,8 +117,10 @@ class Bars:
         if self._rows is None and (now := time.monotonic()) >= self._said + LINE_SECONDS:
             self._said = now
             self._say(", ".join(filter(None, [f"{self._title}: {all_done:,} of {all_total:,}", self._left.sentence(now)])))
-        self._journal.note("progress", self._stage, done=all_done, total=all_total, note=note)
-        self._prefect.move(all_done / max(all_total, 1))
+        now = time.monotonic()
+        left = self._left.seconds(now)
+        self._journal.note("progress", self._stage, done=all_done, total=all_total, note=note, left=left)
+        self._prefect.move(all_done / max(all_total, 1), self._left.sentence(now))
 
 
 class _Rows:
@@ -164,18 +166,19 @@ class _PrefectProgress:
         self._told = time.monotonic()  # a short task needs no progress artifact
         self._inside = TaskRunContext.get() is not None
 
-    def move(self, share: float) -> None:
+    def move(self, share: float, left: str) -> None:
         late = time.monotonic() - self._told >= PREFECT_SECONDS
         if not self._inside or not (late or (share >= 1 and self._artifact is not None)):
             return
         self._told = time.monotonic()
+        said = ", ".join(filter(None, (self._title, left)))
         with contextlib.suppress(Exception):  # a failure to show progress must not end an audit
             if is_gone():
                 return
             if self._artifact is None:
-                self._artifact = create_progress_artifact(100 * share, description=self._title)  # type: ignore[assignment]
+                self._artifact = create_progress_artifact(100 * share, description=said)  # type: ignore[assignment]
             else:
-                update_progress_artifact(self._artifact, progress=100 * share)
+                update_progress_artifact(self._artifact, progress=100 * share, description=said)
 
 
 class StderrConsole(Console):

@@ -163,6 +163,7 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, 
     size = context.resources.workers_per_model
     if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
         wanted, room, grown = size * _most(context.resources, count, stage), 0, time.monotonic()
+        context.journal.note("waiting", stage, waits=f"nodes with room for {wanted} x {in_words(needs)}")
         with demand(needs, wanted):
             while room < wanted:
                 context.check_going()
@@ -172,6 +173,7 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, 
                 if room >= wanted or time.monotonic() - grown > patience:
                     break
                 time.sleep(LOOK_SECONDS)
+        context.journal.note("waiting", stage, waits="")
     workers = places(ray, needs)
     if workers < size:
         raise RunError(

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 import memlib
 from memlib.audits import AUDITS, audit_of
@@ -209,7 +210,8 @@ def status(
         if json_:
             print(json.dumps({"run": record.run, "state": "completed", "stages": rows}, indent=1))
         else:
-            console.print(_metrics_table(record, rows))
+            console.print(f"run {record.run}  {record.title}  (completed)", soft_wrap=True)
+            print("\n".join(_aligned([*_metrics(rows)])))
             console.print(_in_all(rows))
         return
     progress = _progress(opened, record)
@@ -217,14 +219,14 @@ def status(
         print(json.dumps(progress.model_dump(), indent=1))
         return
     if not watch:
-        console.print(_status_table(progress))
+        console.print(_status(progress), soft_wrap=True)
         return
-    with Live(_status_table(progress), console=console, refresh_per_second=2) as live:
+    with Live(_status(progress), console=console, refresh_per_second=2) as live:
         while progress.state not in garbage.ENDED and any(note.run == record.run for note in unfinished(opened)):
             time.sleep(2)
             progress = _progress(opened, record)
             if progress.stages:
-                live.update(_status_table(progress))
+                live.update(_status(progress))
     if progress.state not in garbage.ENDED:
         console.print(f"run {record.run} has ended; see memlib runs")
 
@@ -236,27 +238,31 @@ def _progress(store: Store, note: RequestRecord) -> StatusRecord:
     return read_status(store, note.run) or requested
 
 
-def _status_table(seen: StatusRecord) -> Table:
+def _status(seen: StatusRecord) -> Text:
     ago = time.time() - seen.updated
     silence = f", last update {ago:.0f} s ago" if seen.state == "running" and ago > QUIET_SECONDS else ""
     problem = f": {seen.problem}" if seen.problem else ""
     title = f"run {seen.run}  {seen.title}  ({seen.state}{problem}{silence})"
-    table = _table(title, "stage", "state", "computed", "reused", "progress", "")
+    rows = [("stage", "state", "computed", "reused", "progress", "time", "")]
     for stage, row in seen.stages.items():
         done = "" if row.total is None else f"{row.done} of {row.total}"
-        table.add_row(stage, row.state, str(row.computed), str(row.cached), done, row.note)
-    return table
+        taken = (time.time() if row.state == seen.state == "running" else row.updated) - row.started
+        left = f"about {in_time(row.left)} left" if row.left and row.state == "running" else ""
+        news = (f"waits for {row.waits}" if row.waits else "", left, row.note)
+        cells = (str(row.computed), str(row.cached), done, in_time(taken) if row.started else "")
+        rows.append((stage, row.state, *cells, ", ".join(filter(None, news))))
+    return Text("\n".join([title, *_aligned(rows)]))
 
 
-def _metrics_table(run: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Table:
-    headings = ("stage", "artifacts", "seconds", "CPU seconds", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units")
-    table = _table(f"run {run.run}  {run.title}  (completed)", *headings)
+def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """Yield the headings and rows of a table of the time and resources of stages."""
+    yield "stage", "artifacts", "seconds", "s each", "CPU s", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units"
     for row in rows:
         gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
         sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
-        times = (f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}", f"{row['peak_memory_bytes'] / 2**30:.2f}")
-        table.add_row(row["stage"], str(row["artifacts"]), *times, gpu, *sizes, f"{row['units']:g}")
-    return table
+        seconds = (f"{row['seconds']:.1f}", f"{row['seconds'] / row['artifacts']:.1f}", f"{row['cpu_seconds']:.1f}")
+        memory = f"{row['peak_memory_bytes'] / 2**30:.2f}"
+        yield row["stage"], str(row["artifacts"]), *seconds, memory, gpu, *sizes, f"{row['units']:g}"
 
 
 def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -41,7 +41,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def note(self, event: str, stage: str, key: str = "", **facts: Any) -> None:
-        """Record an event of a stage: computing, computed, cached, progress, or failed."""
+        """Record an event of a stage: computing, computed, cached, progress, waiting, or failed."""
         details = " ".join(f"{name}={value}" for name, value in facts.items())
         extra = {"run": self._run, "stage": stage, "key": key, "event": event, "facts": facts}
         level = logging.DEBUG if event == "progress" else logging.INFO
@@ -56,7 +56,7 @@ class Journal:
             else:
                 row["state"] = "running"
                 row.setdefault("started", time.time())
-            row |= {name: facts[name] for name in ("done", "total", "note") if name in facts}
+            row |= {name: facts[name] for name in ("done", "total", "note", "left", "waits") if name in facts}
             row["updated"] = time.time()
         self.publish()
 

@@ -372,10 +372,24 @@ class RequestRecord(Record):
 
 
 class StageStatus(Record):
-    """Progress of a stage."""
+    """Progress of a stage.
+
+    Attributes:
+        state: running, done or failed.
+        note: news from the stage, such as a loss.
+        computed, cached: parts that this run computed, and that it found in the store.
+        done, total: units of the parts that are under way.
+        started, updated: time of the first and the last news, in seconds since 1970; 0 if the stage only reused parts.
+        left: estimated seconds until the stage ends; None if there is too little to go by.
+        waits: what the stage waits for, "" while it works.
+    """
 
     state: Shown
     note: Shown = ""
+    started: Seconds = 0.0
+    updated: Seconds = 0.0
+    left: float | None = None
+    waits: Shown = ""
     computed: int = 0
     cached: int = 0
     done: int = 0

@@ -162,17 +162,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_waiting_for_a_node_ends_after_the_room_timeout(context: Any, clock: list[float]) -> None:
-    ray = FakeRay({"CPU": 2})
-    watch = Watch(ray, context(room_timeout=60), "train", {"CPU": 1}, parts=2)
+def test_waiting_for_a_node_ends_after_the_room_timeout(
+    context: Any, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, mine = FakeRay({"CPU": 2}), context(room_timeout=60)
+    watch = Watch(ray, mine, "train", {"CPU": 1}, parts=2)
     clock[0] = 1000
     watch.look()  # work takes as long as it takes
     lost, ray.found = ray.found, [{"Alive": True, "Resources": {"CPU": 1}}]
     clock[0] = 1050
+    noted: list[str] = []
+    monkeypatch.setattr(mine.journal, "note", lambda event, stage, *, waits: noted.append(f"{event} {stage}: {waits}"))
     watch.look()
+    watch.look()
+    assert noted == ["waiting train: a node with room for 2 x 1 CPU"]
     ray.found = lost  # it came back
     clock[0] = 1070
     watch.look()
+    assert noted[1:] == ["waiting train: "]
     ray.found = []
     clock[0] = 1131
     with pytest.raises(RunError, match=r"for 60 s .* no room for 2 x 1 CPU, which train needs; add nodes and run"):

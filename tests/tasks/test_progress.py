@@ -35,7 +35,8 @@ def test_status_counts_cached_parts_and_progress_until_the_run_completes(store: 
     assert (status.state, status.title) == ("running", "t")
     assert status.stages["decode"].cached == 1
     train = status.stages["train"]
-    assert (train.state, train.done, train.total, train.note) == ("running", 5, 20, "fast")
+    assert (train.state, train.done, train.total, train.note, train.left) == ("running", 5, 20, "fast", None)
+    assert train.updated >= train.started > 0 == status.stages["decode"].started
     journal.end("failed", "no room")
     status = read_status(store, "r1")
     assert status is not None
@@ -178,11 +179,19 @@ def test_progress_on_a_pipe_is_plain_lines(
 
 
 def test_stages_that_take_long_have_progress_in_prefect(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, float]] = []
+    told: list[tuple[str, float, str]] = []
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(progress, "create_progress_artifact", lambda share, description: told.append(("new", share)) or "id")
-    monkeypatch.setattr(progress, "update_progress_artifact", lambda artifact, progress: told.append((artifact, progress)))
+
+    def create(share: float, description: str) -> str:
+        told.append(("new", share, description))
+        return "id"
+
+    def update(artifact: str, progress: float, description: str) -> None:
+        told.append((artifact, progress, description))
+
+    monkeypatch.setattr(progress, "create_progress_artifact", create)
+    monkeypatch.setattr(progress, "update_progress_artifact", update)
     monkeypatch.setattr(progress.TaskRunContext, "get", lambda: object())
     journal = Journal(store, "", {})
     with bars(None, "embed", journal) as shown:  # short: nobody would see it
@@ -191,4 +200,4 @@ def test_stages_that_take_long_have_progress_in_prefect(store: Store, monkeypatc
         for seconds, done in ((1, 10), (6, 20), (7, 30), (12, 40), (13, 100)):
             now[0] = seconds
             shown.move("train", done, 100)
-    assert told == [("new", 20.0), ("id", 40.0), ("id", 100.0)]
+    assert told == [("new", 20.0, "train"), ("id", 40.0, "train, about 22 s left"), ("id", 100.0, "train")]
