@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed, and with which backbone."""
+    """Amounts of data and work, and the backbone."""
 
     backbone: str
     vectors: int
