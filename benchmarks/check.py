@@ -26,20 +26,22 @@ class Bound:
     Attributes:
         line: regular expression whose group is the number; all matches must be within the bound.
         least, most: the bound.
+        lines: number of lines that must match.
     """
 
     line: str
     least: float = 0.0
     most: float = float("inf")
+    lines: int = 1
 
 
 CHECKS: dict[str, tuple[Bound, ...]] = {
     "plain_statistics.py --repeats 1 --part maxima summary redraws votes pld": (
-        Bound(rf"^ranks of the maxima of 4,000 .* ratio +{NUMBER}", least=40),
+        Bound(rf"^ranks of the maxima of 4,000 .* ratio +{NUMBER}", least=40, lines=2),
         Bound(rf"^ranks, 10 labels: exponent {NUMBER}", most=1.5),
         Bound(rf"^intervals and exchanges of one score of 1,000 .* ratio +{NUMBER}", least=2.5),
         Bound(rf"^redraws of 4,000 .* ratio +{NUMBER}", least=2.5),
-        Bound(rf"^votes .* C 100, sorted .* ratio +{NUMBER}", least=3),
+        Bound(rf"^votes .* C 100, sorted .* ratio +{NUMBER}", least=3, lines=2),
         Bound(rf"^epsilon by PLD .* ratio +{NUMBER}", least=1.5),
     ),
     "decode.py --public 20000 --queries 1000 --dim 128 --repeats 3": (
@@ -53,9 +55,9 @@ CHECKS: dict[str, tuple[Bound, ...]] = {
     ),
     "self_influence.py": (
         Bound(rf"^MLP-1 .*, loop: .* {NUMBER} times ours", least=40),
-        Bound(rf"^CNN-2 .*, (?:loop|captum, batches): .* {NUMBER} times ours", least=2),
+        Bound(rf"^CNN-2 .*, (?:loop|captum, batches): .* {NUMBER} times ours", least=2, lines=2),
     ),
-    "shadow_nets.py --repeats 1": (Bound(rf"^30-\S+ .* ratio {NUMBER}; plain loop", least=3),),
+    "shadow_nets.py --repeats 1": (Bound(rf"^30-\S+ .* ratio {NUMBER}; plain loop", least=3, lines=2),),
     "waiting.py --kinds tiny --times 3": (Bound(rf"^\| tiny \| 2 busy processes \| today .* \| {NUMBER} \|$", most=1.1),),
     "starting.py --times 5": (Bound(rf"^--help: .* ratio {NUMBER}$", most=2.5),),
 }
@@ -67,15 +69,16 @@ def judged(output: str, bounds: Sequence[Bound]) -> Iterator[tuple[str, bool]]:
     for bound in bounds:
         found = [float(number.replace(",", "")) for number in re.findall(bound.line, output, re.MULTILINE)]
         wanted = f"at least {bound.least:g}" if bound.least else f"at most {bound.most:g}"
-        if not found:
-            yield f"no line like {bound.line}", False
+        if len(found) != bound.lines:
+            yield f"{len(found)} instead of {bound.lines} lines like {bound.line}", False
         for number in found:
             yield f"{number:g}, {wanted}: {bound.line.partition(' ')[0].lstrip('^')}", bound.least <= number <= bound.most
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="names of benchmarks, such as decode")
+    names = [command.partition(".py")[0] for command in CHECKS]
+    parser.add_argument("--only", nargs="+", choices=names, help="by default all")
     options = parser.parse_args(arguments)
     passed = True
     for command, bounds in CHECKS.items():

@@ -27,6 +27,7 @@ import memlib
 from memlib.models.encoder import Encoder
 from memlib.objectives import build_objective
 from memlib.observe.embeddings import embed
+from memlib.running.precision import be_exact
 from memlib.specs import DenoisingSpec, GeneratorTrainingSpec, PairTrainingSpec, TrainingSpec
 from memlib.stats.neighbors import nearest_neighbors
 from memlib.training.fit import build_model
@@ -244,6 +245,7 @@ def train(case: Case, size: Size, device: torch.device, fastest: float) -> Row:
         torch.cuda.reset_peak_memory_stats(device)
     taken = seconds_of(lambda: training.run(stop_after=2 + size.steps), device) / size.steps
     peak = f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB" if device.type == "cuda" else ""
+    same = same and bool(np.isfinite(_weights(training.model)).all())  # in bfloat16, too
     part = counter.get_total_flops() / taken / fastest
     return Row(f"train, {case.name}", same, difference, f"{size.batch / taken:,.0f} examples/s", peak, f"{part:.1%}")
 
@@ -272,6 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"memlib {memlib.__version__}, PyTorch {torch.__version__}, FAISS {faiss.__version__} ({gpus} GPUs), {name}\n")
     print("| part | as on the CPU | largest difference | speed | peak memory | part of the fastest product |")
     print("|---|---|---|---|---|---|")
+    be_exact()  # as in memlib's workers: no TF32
     passed = True
     for row in rows_of(SMALL if options.small else FULL, device):
         word = "" if row.same is None else "yes" if row.same else "NO"

@@ -97,7 +97,7 @@ def carry_out(
     computed: list[str] = []
     shared = within or Shared(look=options.look)
     plan = given_plan(options)
-    with announced(opened, audit, recipe, resources, computed, say=shared.console.print, plan=plan) as run:
+    with announced(opened, audit, recipe, resources, computed, say=shared.console.print, plan=plan, look=shared.look) as run:
         title = str(getattr(recipe, "title", ""))
         quietly(name_flow_run, title, run)
         context = Context(opened, resources, options, run=run, title=title, shared=shared, computed=computed)

@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with keep_interrupts():
             given = sys.argv[1:] if arguments is None else arguments
-            chosen = app if given and given[0] not in ("-h", "--help") else commands_of(summarized=True)
+            chosen = commands_of(summarized=True) if list(given) in ([], ["-h"], ["--help"]) else app
             status = chosen(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:  # an unknown option, or one without its value

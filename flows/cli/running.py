@@ -23,7 +23,7 @@ from memlib.running.planning import Plan
 from memlib.runs.erasures import check_recipe, erased_part
 from memlib.runs.journal import log_as_asked
 from memlib.runs.plans import content_of, read_plan, recipe_of, with_signature, write_plan
-from memlib.runs.records import PlanFile, RunRecord
+from memlib.runs.records import PlanFile, RequestRecord, RunRecord
 from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
@@ -115,8 +115,10 @@ def run(
     if cell is not None:
         from memlib.running.cells import cell_of  # loads the audits
 
+        if file is not None:
+            raise UserError("a frozen plan is of the whole sweep, which follows it; leave out --plan with --cell, or --cell")
         request, look = cell_of(request, cell, Store(store))
-        given = ""  # the sweep's own run follows the plan, not its cells
+        say(f"cell {cell} of sweep {look}: its cells are one look at the data once the sweep compares them (without --cell)")
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
     _carry_out(request, store, options, hooks, as_json=json_)
 
@@ -259,7 +261,8 @@ def resume(
     machines = overridden({"resources": _taken_over(record.resources, here=not elsewhere)}, set_)["resources"]
     request = AuditRequest.read(record.recipe, (), machines, expected=audit_of(record.audit))
     given = "" if not isinstance(record.plan, PlanFile) else content_of(record.plan).decode()  # a finished run keeps its own
-    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given)
+    look = record.look if isinstance(record, RequestRecord) else ""  # a finished run keeps its own
+    options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
     _carry_out(request, store, options, hooks, as_json=json_)
 
 

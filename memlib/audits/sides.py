@@ -99,7 +99,7 @@ class Audited:
         """
         columns = scipy.sparse.csr_array(np.stack([values, np.ones(self.count)], axis=1).astype(np.float32))
         totals = resampled_by_group(columns, self.design, self.config.replicates, seed=self.seed)
-        low, high = grouped_interval(totals[:, 0] / totals[:, 1], self.design)
+        low, high = grouped_interval(totals[:, 0] / totals[:, 1], self.design, of_mean=True)
         if np.ptp(values) < ALIKE:
             reach = exact_interval(0, self.design.num_groups)[1]
             low, high = low - reach, high + reach

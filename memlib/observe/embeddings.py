@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import ExternalNetwork
+from memlib.models.external.network import ExternalNetwork
 from memlib.models.layout import layout_of
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision

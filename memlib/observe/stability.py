@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import ExternalNetwork
+from memlib.models.external.network import ExternalNetwork
 from memlib.models.layout import layout_of
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import outputs_of

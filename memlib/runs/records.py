@@ -356,12 +356,14 @@ class RequestRecord(Record):
         started, began: start time of its driver, by the driver's clock and by the store's clock.
         host, pid: host and process id of the driver.
         plan: the file with the frozen plan that the run was given; None if it was given none.
+        look: the sweep whose cell the run is; "" for a run of its own.
     """
 
     run: Name
     audit: Name
     title: Shown
     started: Seconds
+    look: str = Field(default="", pattern="^[0-9a-f]{0,64}$")
     began: Seconds | None = None
     host: str = ""
     pid: int = -1

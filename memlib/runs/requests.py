@@ -31,6 +31,7 @@ def announced(
     *,
     say: Callable[[str], None] = lambda text: None,
     plan: PlanFile | None = None,
+    look: str = "",
 ) -> Iterator[str]:
     """Record a run in the store while it is under way, and yield its id; delete the record if it succeeds or is refused.
 
@@ -44,13 +45,14 @@ def announced(
             an artifact, as it can be resumed with other resources.
         say: called with a message if the run has to wait.
         plan: the frozen plan that the run was given, if any; a run that is resumed keeps it.
+        look: id of the sweep whose cell the run is, if any; likewise.
     """
     request = {"audit": audit, "recipe": recipe.model_dump(mode="json")}
     key = content_key("request", version=1, spec=request, inputs={})[:12]
     note = request | {
         "run": key, "title": str(getattr(recipe, "title", "")), "resources": resources.model_dump(mode="json"),
         "started": time.time(), "began": store.clock(), "host": socket.gethostname(), "pid": os.getpid(), "finished": None,
-        "plan": None if plan is None else plan.model_dump(),
+        "plan": None if plan is None else plan.model_dump(), "look": look,
     }  # fmt: skip
     path = f"{FOLDER}/{key}-{uuid.uuid4().hex[:8]}.json"
     try:

@@ -156,7 +156,12 @@ class Run:
 def deciding(entry: RunEntry) -> Headline:
     """Return the headline of a run: if it was tested for several models, the test with the smallest adjusted p-value."""
     first = entry["findings"][0]
-    tests = [row for row in entry["findings"] if row["metric"] == first["metric"] and row.get("p_adjusted") is not None]
+    of_headline = first["metric"], first.get("family")
+    tests = [
+        row
+        for row in entry["findings"]
+        if (row["metric"], row.get("family")) == of_headline and row.get("p_adjusted") is not None
+    ]
     return min(tests, key=lambda row: row["p_adjusted"] or 0.0, default=first)
 
 

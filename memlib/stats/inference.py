@@ -86,7 +86,9 @@ def _resamples(count: int, replicates: int, seed: int) -> NDArray[np.unsignedint
     rng, shares = np.random.default_rng(seed), np.full(count, 1 / count)
     drawn = (rng.multinomial(count, shares, size=size) for size in _chunks(replicates, count))
     parts = [part.astype(np.min_scalar_type(part.max())) for part in drawn]
-    return np.concatenate(parts)
+    found = np.concatenate(parts)
+    found.setflags(write=False)  # several intervals share it
+    return found
 
 
 # several scores of the same models are resampled alike; a multinomial costs fifty times as much as its use

@@ -107,9 +107,9 @@ def freedom_of(design: Design) -> float:
 
 
 def groups_on_smaller_side(design: Design) -> int:
-    """Return the number of groups on the side that has fewer; where all are on one side, their number."""
+    """Return the number of groups on the side that has fewer."""
     on_first = int(design.first_of_groups.sum())
-    return min((number for number in (on_first, design.num_groups - on_first) if number), default=0)
+    return min(on_first, design.num_groups - on_first)
 
 
 def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) -> float:
@@ -123,7 +123,9 @@ def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) ->
     return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
 
-def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: float = 0.95) -> tuple[float, float]:
+def grouped_interval(
+    replicates: NDArray[np.float64], design: Design, *, level: float = 0.95, of_mean: bool = False
+) -> tuple[float, float]:
     """Return the percentile interval of bootstrap replicates, with Student's quantiles for few groups.
 
     The percentiles are those at which a normal distribution reaches Student's quantile for `freedom_of` the design
@@ -135,11 +137,13 @@ def grouped_interval(replicates: NDArray[np.float64], design: Design, *, level: 
         replicates: (num_replicates,) from `resampled_by_group` or `resampled_differences`.
         design: the design.
         level: coverage.
+        of_mean: whether the replicates are of a mean, which a design has, too, whose units are all on one side.
     """
     freedom = freedom_of(design)
     if math.isinf(freedom):
         return percentile_interval(replicates, level=level)
-    if groups_on_smaller_side(design) < 2:
+    has_one_side = design.first_of_groups.all() or not design.first_of_groups.any()
+    if (design.num_groups if of_mean and has_one_side else groups_on_smaller_side(design)) < 2:
         return -math.inf, math.inf
     quantile = float(scipy.stats.t.isf((1 - level) / 2, freedom))
     if freedom < FEW:

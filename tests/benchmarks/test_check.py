@@ -22,6 +22,11 @@ def test_a_printed_number_is_compared_with_its_bound(line: str, least: float, mo
     assert [verdict for _, verdict in check.judged(OUTPUT, [check.Bound(line, least, most)])] == [within]
 
 
+def test_too_few_lines_are_a_failure() -> None:
+    bound = check.Bound(r"same (?:neighbours|votes) " + check.NUMBER + "%", most=100.0, lines=3)
+    assert [verdict for _, verdict in check.judged(OUTPUT, [bound])] == [False, True, True]
+
+
 def test_the_status_tells_whether_every_check_passed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

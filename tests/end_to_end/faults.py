@@ -153,7 +153,7 @@ ON_RAY = (
     "secret/extract",
     "discover",
 )
-TRAINED = ("train", "generate_train", "train_judge")  # by Ray Train
+TRAINED = ("train", "train_pairs", "generate_train", "train_judge")  # by Ray Train
 ENGINES = {"raylet": "raylet/raylet", "gcs": "gcs/gcs_server", "prefect": "prefect.server.api.server:create_app"}
 FAULTS = ("driver", "byte", "truncated", "worker", "spare", "node", *ENGINES, "hangup")
 WITH_ENGINES = ("deja-vu", "exposure")  # audits in which engines are killed
@@ -363,9 +363,8 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
     with ray_cluster(2 if spare else 1) as (cluster, nodes, environment):
         whole = _attempts(store)
         settings = [f"resources.ray_address={cluster.address}", f"resources.room_timeout={ROOM_SECONDS}"]
-        settings += (
-            [f"resources.stages.{name}.parallel=1" for name in TRAINED] if spare else []
-        )  # otherwise both nodes would be at work
+        if spare:  # otherwise both nodes would be at work
+            settings += [f"resources.stages.{name}.parallel=1" for name in TRAINED if name in case.stages]
         watched = case.start(store, *settings, **environment)
         hit = watched.wait_for(stage)
         time.sleep(5 if stage in TRAINED else 1)  # until Ray has placed it

@@ -1,7 +1,11 @@
-"""Small transformers models, saved as folders."""
+"""Small models of transformers and open_clip, saved as folders."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+import safetensors.torch
 import torch
 
 TEXT = "my pin is 1123, not 1223 or 3312. call 2211 or 1212 and ask for 3321 twice: 1123 and 1123. "
@@ -69,3 +73,20 @@ def save_trainable(folder: Path, *, positions: int = 96) -> Path:
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
+
+
+def save_open_clip(folder: Path, seed: int, **text: Any) -> None:
+    """Write a model of open_clip with random weights, as open_clip itself writes folders."""
+    open_clip = pytest.importorskip("open_clip")
+    torch.manual_seed(seed)
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": {"image_size": 16, "patch_size": 8, "layers": 1, "width": 64, "head_width": 32},
+        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+    }
+    model = open_clip.CLIP(**config)
+    folder.mkdir()
+    safetensors.torch.save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    config["text_cfg"] |= text
+    prepared = {"size": [16, 16], "mean": [0.5] * 3, "std": [0.25] * 3}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": prepared}))

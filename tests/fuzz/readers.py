@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 from PIL import Image
-from small_models import save_model
+from small_models import save_model, save_open_clip
 
 from flows.cli.app import main
 from memlib.data.canaries import build_feature
@@ -32,6 +32,7 @@ from memlib.data.text_sources import open_text
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.external.classifiers import load_external
+from memlib.models.external.pairs import ExternalPairEncoder
 from memlib.observe.encoders import given_layers
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.runs.garbage import committed
@@ -58,7 +59,7 @@ from memlib.specs import (
     TextSource,
     TextSpec,
 )
-from memlib.specs.encoders import SuppliedEmbeddings
+from memlib.specs.encoders import OpenClipEncoder, SuppliedEmbeddings
 from memlib.store import Ref, Store
 
 SECRET = "the pin is {d4}"
@@ -94,6 +95,7 @@ def readers(folder: Path, store: Path, recipes: Sequence[Path]) -> list[Reader]:
     return [
         *of_data(folder / "data"),
         *of_models(folder / "models"),
+        *of_image_text(folder / "image_text"),
         *of_recipes(folder / "recipes", recipes),
         *of_store(store),
     ]
@@ -422,6 +424,28 @@ def of_models(folder: Path) -> Iterator[Reader]:
 
     for name, kind in (("adapter_config.json", "json"), ("adapter_model.safetensors", "safetensors")):
         yield Reader(f"a LoRA adapter, {name}", kind, [(lora / name).read_bytes()], adapter(name), 0.3)
+
+
+def of_image_text(folder: Path) -> Iterator[Reader]:
+    """Yield readers of a model of open_clip."""
+    folder.mkdir(parents=True)
+    whole, damaged = folder / "whole", folder / "damaged"
+    save_open_clip(whole, 0)
+
+    def model(name: str) -> Callable[[int, bytes], object]:
+        def read(_: int, content: bytes) -> None:
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(whole, damaged)
+            (damaged / name).write_bytes(content)
+            found = ExternalPairEncoder(OpenClipEncoder(kind="open_clip", path=str(damaged)), torch.device("cpu"))
+            with torch.inference_mode():
+                found.images(torch.zeros(2, 3, found.side, found.side))
+                found.texts(["a dog", "\u00e9\U0001f600 " * 20], torch.zeros(2, 1))
+
+        return read
+
+    for name, kind in (("open_clip_config.json", "json"), ("open_clip_model.safetensors", "safetensors")):
+        yield Reader(f"a folder of open_clip, {name}", kind, [(whole / name).read_bytes()], model(name), 0.2)
 
 
 def of_recipes(folder: Path, recipes: Sequence[Path]) -> Iterator[Reader]:

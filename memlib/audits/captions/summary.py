@@ -114,8 +114,6 @@ def _excess(
 ) -> Finding:  # fmt: skip
     """Return the excess over the pairs of A and B: a test if it has a family, else an estimate."""
     sides = setting.among("A", "B")
-    if kind == "unimplied":
-        sides = sides.only((sides.columns["num_unnamed"] > sides.columns["num_implied"])[0])
     audited, gains = sides.audited(config, f"{metric} {sorted(params.items())}"), sides.gains(kind)
     params = {**params, "pairs": len(gains), **audited.params}
     if family is None:
@@ -191,7 +189,10 @@ def _mean(
 
 def _further(head: Setting, params: Mapping[str, Any], config: Config) -> Iterator[Finding]:
     """Yield the excess where words imply nothing and for captions near the public images, and the paper's gaps."""
-    yield _excess(head, params, config, metric=UNIMPLIED, kind="unimplied")
+    unimplied = head.among("A", "B")
+    unimplied = unimplied.only((unimplied.columns["num_unnamed"] > unimplied.columns["num_implied"])[0])
+    if {"A", "B"} <= set(unimplied.rows["direction"].to_pylist()):
+        yield _excess(unimplied, params, config, metric=UNIMPLIED, kind="unimplied")
     sides = head.among("A", "B")
     key = sides.columns["distance"].mean(axis=0)
     for top in config.top:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.models.encoder import Encoder
-    from memlib.models.external.encoders import ExternalNetwork
+    from memlib.models.external.network import ExternalNetwork
 
 
 IDS, NEIGHBORS, DISTANCES, PROBE = "ids.parquet", "neighbors.npy", "distances.npy", "probe.parquet"

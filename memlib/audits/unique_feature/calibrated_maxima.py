@@ -106,6 +106,7 @@ def ranks(values: NDArray[np.float64], nets: Sequence[Net]) -> list[float | None
         values: (num_nets, num_labels).
         nets: the nets, in the order of `values`.
     """
+    assert np.isfinite(values).all(), "scores are finite"
     control = np.flatnonzero([net.control for net in nets])
     _, seed = np.unique([net.seed for net in nets], return_inverse=True)
     sums, counts = np.zeros((seed.max() + 1, values.shape[1])), np.bincount(seed[control], minlength=seed.max() + 1)

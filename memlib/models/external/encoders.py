@@ -2,102 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.external.classifiers import loaded, with_weights
 from memlib.models.external.factory import made, scale_of
-from memlib.models.hugging import (
-    CONFIGS,
-    ENCODER,
-    OPEN_CLIP,
-    check_declared,
-    check_folder,
-    loading,
-    read_json,
-    transformers_for,
-)
+from memlib.models.external.network import ExternalNetwork, by_layer
+from memlib.models.external.open_clip import load_open_clip
+from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
 from memlib.specs.encoders import FactoryEncoder, OpenClipEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
 
-Layers = list[tuple[str, Tensor]]
-SAME = 1e-3  # relative tolerance for embeddings of the same images
 HUNDREDS = 1000  # default number of outputs of the libraries' classifiers
-
-
-class ExternalNetwork(nn.Module):
-    """An external encoder, which normalizes images itself.
-
-    Args:
-        model: the user's model.
-        name: the model's name in error messages.
-        side: side of its input images, in pixels.
-        mean, std: mean of each channel, which is subtracted from pixels in [0, 1], and standard deviation, by which the
-            difference is divided.
-        read: function that converts the model's outputs to layers by name, the deepest last.
-    """
-
-    def __init__(
-        self, model: nn.Module, *, name: str, side: int, mean: Sequence[float], std: Sequence[float],
-        read: Callable[[Any], Mapping[str, Any]],
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.model, self.side, self._name, self._read = model, side, name, read
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
-
-    def all_layers(self, pixels: Tensor) -> Layers:
-        """Return all layers for images (batch, 3, side, side) in [0, 1], each (batch, dim).
-
-        Raises:
-            UserError: when the model cannot take the images, or its outputs are not embeddings.
-        """
-        mean, std = self.get_buffer("mean"), self.get_buffer("std")
-        try:
-            outputs = self.model((pixels - mean) / std)
-        except (torch.OutOfMemoryError, UserError):
-            raise
-        except (Exception, SystemExit) as error:  # the user's code may raise anything
-            reason = (str(error).splitlines() or [""])[0][:300]
-            raise UserError(
-                f"{self._name} cannot take images of {self.side} x {self.side} pixels ({type(error).__name__}: {reason})"
-            ) from error
-        layers = list(self._read(outputs).items())
-        for layer, values in layers:
-            if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(pixels):
-                seen = f"a tensor of {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-                raise UserError(
-                    f"{self._name} returns {seen} as {layer} for {len(pixels)} images; embeddings must be (batch, dim)"
-                )
-        if not layers:
-            raise UserError(
-                f"{self._name} returns no embeddings; it must return a tensor (batch, dim) or a dict of such tensors"
-            )
-        return layers
-
-    def check_repeatable(self, pixels: Tensor) -> None:
-        """Embed the same images twice.
-
-        Raises:
-            UserError: when the embeddings differ by more than rounding, as those of a model that draws random numbers do.
-        """
-        for (layer, first), (_, again) in zip(self.all_layers(pixels), self.all_layers(pixels), strict=True):
-            if not torch.allclose(first, again, rtol=SAME, atol=SAME * float(first.abs().max()), equal_nan=True):
-                training = [name for name, module in self.model.named_modules() if module.training and name]
-                cause = (
-                    f"module {training[0]} is in training mode" if training else "it draws random numbers in evaluation mode"
-                )
-                raise UserError(f"{self._name} embeds the same images differently each time (layer {layer}): {cause}")
 
 
 def load_external_encoder(
@@ -114,7 +37,7 @@ def load_external_encoder(
             mean, std = {
                 "unit": ((0.0,) * 3, (1.0,) * 3), "imagenet": (MEAN, STD), "raw": ((0.0,) * 3, (1 / 255,) * 3)
             }[spec.inputs]  # fmt: skip
-            encoder = ExternalNetwork(model, name=spec.model, side=spec.side, mean=mean, std=std, read=_by_layer)
+            encoder = ExternalNetwork(model, name=spec.model, side=spec.side, mean=mean, std=std, read=by_layer)
         case TorchvisionEncoder():
             torchvision = importlib.import_module("torchvision")
             body = _from_library(
@@ -122,7 +45,7 @@ def load_external_encoder(
                 lambda count: torchvision.models.get_model(spec.architecture, weights=None, num_classes=count),
                 spec,
             )
-            encoder = ExternalNetwork(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=_by_layer)
+            encoder = ExternalNetwork(body, name=spec.architecture, side=spec.side, mean=MEAN, std=STD, read=by_layer)
         case TimmEncoder():
             encoder = _timm(spec)
         case TransformersEncoder():
@@ -130,10 +53,6 @@ def load_external_encoder(
         case OpenClipEncoder():
             encoder = load_open_clip(spec).images
     return encoder.eval()
-
-
-def _by_layer(outputs: Any) -> Mapping[str, Any]:
-    return outputs if isinstance(outputs, Mapping) else {"output": outputs}
 
 
 class _Headed(nn.Module):
@@ -198,7 +117,7 @@ def _timm(spec: TimmEncoder) -> ExternalNetwork:
         side=int(config["input_size"][-1]),
         mean=config["mean"],
         std=config["std"],
-        read=_by_layer,
+        read=by_layer,
     )
 
 
@@ -254,89 +173,6 @@ def load_folder(spec: TransformersEncoder) -> Folder:
     scale = scale_of(spec.path)
     mean, std = ([value / scale for value in values] for values in (mean, std))
     return Folder(model, unpooled, side, mean, std)
-
-
-@dataclass(frozen=True)
-class OpenClip:
-    """An image-text model of open_clip.
-
-    Attributes:
-        model: the model.
-        images: its image half.
-        tokenizer: function from captions to tokens (num_captions, length).
-    """
-
-    model: Any
-    images: ExternalNetwork
-    tokenizer: Callable[[list[str]], Tensor]
-
-
-class Method(nn.Module):
-    """A method of a model, as a module: the image half of an image-text model."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model, self.name = model, name
-
-    def forward(self, pixels: Tensor) -> Any:
-        """Return what the method returns for images (batch, 3, side, side)."""
-        return getattr(self.model, self.name)(pixels)
-
-
-def load_open_clip(spec: OpenClipEncoder) -> OpenClip:
-    """Load a model of open_clip; pickles in the folder are not opened, and nothing is downloaded.
-
-    Raises:
-        UserError: when the folder holds no whole model, or a model whose parts open_clip would download.
-    """
-    try:
-        open_clip = importlib.import_module("open_clip")
-    except ImportError as error:
-        raise UserError("an open_clip model needs open_clip: pip install 'memlib[open_clip]'") from error
-    check_folder(spec.path, OPEN_CLIP)
-    with loading(spec.path, OPEN_CLIP), _without_root_handlers():
-        config = read_json(Path(spec.path) / CONFIGS[OPEN_CLIP])["model_cfg"]
-        if part := _downloaded(config):
-            raise UserError(
-                f"the open_clip model in {spec.path} has {part}, which open_clip would look for elsewhere; "
-                "embed what memlib export writes with it yourself, and give encoders of kind embeddings"
-            )
-        check_declared(Path(spec.path), OPEN_CLIP)
-        name = f"local-dir:{spec.path}"
-        model = open_clip.create_model(name, require_pretrained=True).eval()
-        prepared = open_clip.get_model_preprocess_cfg(model)
-        tokenizer = open_clip.get_tokenizer(name)
-    side = prepared["size"]
-    images = ExternalNetwork(
-        Method(model, "encode_image"), name=spec.path, side=side if isinstance(side, int) else max(side),
-        mean=prepared["mean"], std=prepared["std"], read=_by_layer,
-    )  # fmt: skip
-    return OpenClip(model, images, tokenizer)
-
-
-def _downloaded(config: Mapping[str, Any]) -> str | None:
-    """Return the part of a declared model that open_clip would take from a place outside the folder, or with others' code."""
-    text, vision = config["text_cfg"], config["vision_cfg"]
-    if "hf_model_name" in text:
-        return f"the text half {text['hf_model_name']}"
-    if ":" in str(vision.get("timm_model_name") or ""):
-        return f"the image half {vision['timm_model_name']}"
-    unknown = set(text.get("tokenizer_kwargs", {})) - TOKENIZER_OPTIONS
-    return f"the tokenizer option {min(unknown)}" if unknown else None
-
-
-TOKENIZER_OPTIONS = {"clean", "strip_sep_token", "reduction_mask"}
-
-
-@contextlib.contextmanager
-def _without_root_handlers() -> Iterator[None]:
-    """Keep open_clip, which logs by logging.info, from giving the root logger a handler that prints."""
-    silent = logging.NullHandler()
-    logging.getLogger().addHandler(silent)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(silent)
 
 
 def _transformers(spec: TransformersEncoder) -> ExternalNetwork:

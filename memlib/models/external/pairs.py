@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memlib.errors import UserError
-from memlib.models.external.encoders import ExternalNetwork, Method, load_folder, load_open_clip
+from memlib.models.external.encoders import load_folder
+from memlib.models.external.network import ExternalNetwork, Method
+from memlib.models.external.open_clip import load_open_clip
 from memlib.models.hugging import ENCODER, OPEN_CLIP, loading, transformers_for
 from memlib.specs.encoders import OpenClipEncoder, TransformersEncoder
 

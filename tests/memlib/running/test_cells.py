@@ -52,14 +52,21 @@ def test_a_cell_of_an_audit_without_cells_and_an_unknown_stage_are_refused(tmp_p
         cell_of(AuditRequest.read("sweep_smoke", {"resources.stages": {"trian": {"cpus": 2}}}), 1, store)
 
 
-def test_the_command_runs_one_cell_with_the_look_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_one_cell_with_the_look_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[tuple[AuditRequest, RunOptions]] = []
     monkeypatch.setattr(
-        "flows.cli.app._carry_out", lambda request, store, options, hooks, *, as_json: asked.append((request, options))
+        "flows.cli.running._carry_out", lambda request, store, options, hooks, *, as_json: asked.append((request, options))
     )
     command = ["run", "sweep_smoke", "--store", str(tmp_path / "store")]
     assert main([*command, "--cell", "2"]) == 0
+    assert "cell 2 of sweep" in capsys.readouterr().err
     assert main(command) == 0
+    plan = tmp_path / "plan.json"
+    assert main(["plan", "sweep_smoke", "--freeze", str(plan), "--store", str(tmp_path / "store")]) == 0
+    assert main([*command, "--cell", "2", "--plan", str(plan)]) == 2
+    assert "leave out --plan with --cell" in capsys.readouterr().err
     (one, options), (whole, plainly) = asked
     assert (one.audit.name, one.recipe.training.epochs) == ("deja-vu", 40)  # type: ignore[attr-defined]
     assert isinstance(whole.recipe, Recipe)

@@ -177,6 +177,7 @@ def test_an_entry_holds_the_first_finding_the_strongest_test_of_each_family_and_
     assert (by_run["r1"]["ledger"].get("number"), by_run["r1"]["ledger"].get("is_paid_for")) == (2, False)
     assert deciding(by_run["r1"]) == by_run["r1"]["findings"][0]  # no test has its metric
     rows = [{**test, "metric": "m", "value": n} for n, test in enumerate(tests)]  # of several targets
+    rows.append({**rows[0], "family": "classes", "p_adjusted": 1e-5, "value": 9})  # the same metric in another family
     put(store, "r3", manifest("r3", findings=rows))
     listed = ListedRun.of({run["run"]: run for run in list_runs(store).entries}["r3"])
     assert (listed.headline, listed.value) == ("m", 1)

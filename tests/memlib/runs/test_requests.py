@@ -123,18 +123,19 @@ def test_a_failed_run_is_listed_and_resumed_with_its_settings(
     assert "no run" in capsys.readouterr().err
 
 
-def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_given(
+def test_a_run_that_is_resumed_keeps_its_plan_and_the_look_of_its_sweep(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = {"audit": "exposure", "title": "t", "frozen": 1.0, "recipe": {}, "asks": "a" * 64, "looks": 1}
     file = PlanFile(format=1, plan=sealed(plan))
-    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(), [], plan=file):
+    with pytest.raises(RunError), announced(store, "exposure", recipe(), Resources(), [], plan=file, look="ab"):
         raise RunError("lost")
     (note,) = unfinished(store)
     asked: list[Any] = []
     monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
     assert main(["resume", note.run, "--store", store.uri]) == 0
     assert given_plan(asked[0][2]) == file
+    assert asked[0][2].look == "ab"
     context = Context(store, options=asked[0][2])
     assert context.work.plan == file
     (path,) = Path(store.root).glob("requests/*.json")

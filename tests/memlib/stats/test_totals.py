@@ -129,12 +129,13 @@ def test_intervals_of_means_of_one_side_cover_where_some_units_form_groups() -> 
         values = rng.normal(0.4, 1.0, 56)[persons]
         columns = scipy.sparse.csr_array(np.stack([values, np.ones(60)], axis=1).astype(np.float32))
         totals = resampled_by_group(columns, design, 200, seed=draw)
-        low, high = grouped_interval(totals[:, 0] / totals[:, 1], design)
+        low, high = grouped_interval(totals[:, 0] / totals[:, 1], design, of_mean=True)
         assert high - low < 1
         covered += low <= 0.4 <= high
     assert covered >= least_of(100, 0.9)
     alone = Design.of(np.ones(3, dtype=np.bool_), np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
-    assert grouped_interval(np.ones(200), alone) == (-np.inf, np.inf)
+    assert grouped_interval(np.ones(200), alone, of_mean=True) == (-np.inf, np.inf)
+    assert grouped_interval(np.zeros(200), design) == (-np.inf, np.inf)  # of a difference: the other side is empty
 
 
 @pytest.mark.parametrize("numbered", ["in order", "by name"])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
+from small_models import save_open_clip
 
 import memlib
 from flows.cli.owner import export
@@ -104,23 +104,6 @@ def test_two_folders_of_transformers_are_audited(tmp_path: Path, monkeypatch: py
     assert unseen.findings[0].value == run.findings[0].value
 
 
-def save_open_clip(folder: Path, seed: int, **text: Any) -> None:
-    """Write a model of open_clip with random weights, as open_clip itself writes folders."""
-    open_clip = pytest.importorskip("open_clip")
-    torch.manual_seed(seed)
-    config = {
-        "embed_dim": 8,
-        "vision_cfg": {"image_size": 16, "patch_size": 8, "layers": 1, "width": 64, "head_width": 32},
-        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-    }
-    model = open_clip.CLIP(**config)
-    folder.mkdir()
-    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
-    config["text_cfg"] |= text
-    prepared = {"size": [16, 16], "mean": [0.5] * 3, "std": [0.25] * 3}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": prepared}))
-
-
 def test_two_folders_of_open_clip_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_sets(tmp_path)
@@ -153,17 +136,47 @@ def test_embeddings_of_open_clip_equal_its_own(tmp_path: Path) -> None:
         torch.testing.assert_close(layers[0][1], theirs.encode_image(normalized))
 
 
+def change_config(folder: Path, changes: dict[str, Any]) -> None:
+    """Change entries of open_clip_config.json, named by dotted paths; None removes one."""
+    path = folder / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        place = config
+        for parent in parents:
+            place = place[parent]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    path.write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("changes", "message"),
     [
-        ({"hf_model_name": "roberta-base"}, "has the text half roberta-base, which open_clip would look for elsewhere"),
-        ({"tokenizer_kwargs": {"trust_remote_code": True}}, "the tokenizer option trust_remote_code"),
-        ({"layers": 1_000_000}, "open_clip_config.json in .* declares layers 1,000,000, but its weights are"),
-        ({"width": 32}, "cannot load the open_clip model in"),
+        ({"model_cfg.text_cfg.hf_model_name": "roberta-base"}, "has the text half roberta-base, which memlib does not load"),
+        ({"model_cfg.text_cfg.hf_tokenizer_name": "x"}, "has the tokenizer x, which memlib does not load"),
+        ({"model_cfg.vision_cfg.timm_model_name": "hf-hub:a/b"}, "has the image half hf-hub:a/b"),
+        ({"model_cfg.text_cfg.tokenizer_kwargs": {"reduction_mask": "syntax"}}, "has the tokenizer options"),
+        ({"model_cfg.text_cfg.tokenizer_kwargs": {"clean": "eval"}}, "must be one of lower, whitespace, canonicalize"),
+        ({"model_cfg.text_cfg.layers": 1_000_000}, "declares layers 1,000,000, but its weights are"),
+        ({"model_cfg.text_cfg.width": 32}, r"declares .* of shape .*, but open_clip_model\.safetensors has"),
+        ({"model_cfg.text_cfg.context_length": 90_000}, "declares .* take both from the same model"),
+        ({"model_cfg.vision_cfg.mlp_ratio": 1.5e5}, "declares .* of shape"),
+        ({"model_cfg.vision_cfg.image_size": 24}, "declares visual.positional_embedding"),
+        ({"model_cfg.text_cfg": None}, "has no object text_cfg; save the model again"),
+        ({"model_cfg": []}, "has no object model_cfg"),
+        ({"preprocess_cfg.mean": ["a", "b", "c"]}, "states mean .* it needs three numbers"),
+        ({"preprocess_cfg.std": [0.5, 0.5, 0]}, "the numbers must be above 0"),
+        ({"model_cfg.vision_cfg.image_size": [8, 32]}, "takes images of 32 x 8, which are not square"),
     ],
 )
-def test_folders_of_open_clip_that_cannot_be_loaded_are_refused(tmp_path: Path, text: dict[str, Any], message: str) -> None:
-    save_open_clip(tmp_path / "a", 0, **text)
+def test_folders_of_open_clip_that_cannot_be_loaded_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    save_open_clip(tmp_path / "a", 0)
+    change_config(tmp_path / "a", changes)
     with pytest.raises(UserError, match=message):
         load_external_encoder(OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a")))
 
@@ -171,11 +184,24 @@ def test_folders_of_open_clip_that_cannot_be_loaded_are_refused(tmp_path: Path, 
 def test_pickles_of_open_clip_are_not_opened(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     save_open_clip(tmp_path / "a", 0)
-    (tmp_path / "a" / "open_clip_model.safetensors").rename(tmp_path / "a" / "open_clip_pytorch_model.bin")
-    spec = OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a"))
-    for call in (load_external_encoder, encoder_digest):
-        with pytest.raises(UserError, match=r"has its weights only in open_clip_pytorch_model\.bin, a pickle"):
-            call(spec)
+    spec, weights = (
+        OpenClipEncoder(kind="open_clip", path=str(tmp_path / "a")),
+        tmp_path / "a" / "open_clip_model.safetensors",
+    )
+    other = weights.rename(tmp_path / "a" / "w.safetensors")
+    for name in ("open_clip_pytorch_model.bin", "open_clip_pytorch_model.pth"):  # open_clip itself would prefer these
+        (tmp_path / "a" / name).write_bytes(b"no model")
+    load_external_encoder(spec)
+    other.rename(tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"has its weights only in open_clip_pytorch_model\.bin, a pickle"):
+        encoder_digest(spec)
+    (tmp_path / "a" / "open_clip_pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=r"needs one file of weights, \*\.safetensors; it has none"):
+        load_external_encoder(spec)
+    for name in "ab":
+        (tmp_path / "a" / f"{name}.safetensors").write_bytes((tmp_path / "w.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"it has a\.safetensors, b\.safetensors"):
+        load_external_encoder(spec)
     (tmp_path / "a" / "open_clip_config.json").unlink()
     with pytest.raises(UserError, match=r"there is no open_clip model in .* \(no open_clip_config\.json\)"):
         load_external_encoder(spec)

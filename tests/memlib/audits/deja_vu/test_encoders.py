@@ -23,8 +23,9 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.embedding import Embed
 from memlib.errors import UserError
 from memlib.models.encoder import Encoder
-from memlib.models.external.encoders import ExternalNetwork, load_external_encoder
+from memlib.models.external.encoders import load_external_encoder
 from memlib.models.external.factory import encoder_digest
+from memlib.models.external.network import ExternalNetwork
 from memlib.models.vision import MEAN, STD
 from memlib.observe.embeddings import cut, embed
 from memlib.observe.encoders import ExternalEncoder, given_layers
