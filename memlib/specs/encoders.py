@@ -76,7 +76,8 @@ class OpenClipEncoder(Spec):
     """An image-text model of open_clip, loaded from a folder; pickles are not opened, and nothing is downloaded.
 
     Normalization, side, and the length and cleaning of captions are read from open_clip_config.json; captions go through
-    open_clip's own tokenizer. A model whose text half or tokenizer comes from elsewhere is refused. Images have one layer, output.
+    open_clip's own tokenizer. A model whose text half or tokenizer comes from elsewhere is refused. Images have one layer,
+    output.
     """
 
     kind: Literal["open_clip"]
