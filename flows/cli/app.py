@@ -53,6 +53,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
 
 A command's module is imported when the command is used."""
 
+GROUPS = {title: Group(title, sort_key=number) for number, title in enumerate(COMMANDS)}
+
 
 def commands_of(*, summarized: bool) -> App:
     """Return the application.
@@ -68,11 +70,10 @@ def commands_of(*, summarized: bool) -> App:
         version_flags=["--version"],
         result_action="return_value",
     )
-    for number, (title, commands) in enumerate(COMMANDS.items()):
-        group = Group(title, sort_key=number)
+    for title, commands in COMMANDS.items():
         for order, (name, place) in enumerate(commands.items()):
             text = _summary(place) if summarized else None
-            found.command(f"flows.cli.{place}", name=name, group=group, sort_key=order, help=text)
+            found.command(f"flows.cli.{place}", name=name, group=GROUPS[title], sort_key=order, help=text)
     return found
 
 

@@ -326,7 +326,7 @@ def _dense_vote(
     cells = labels + num_classes * np.arange(num_queries)[:, None]
     counts = np.bincount(cells.ravel(), minlength=num_queries * num_classes).reshape(num_queries, num_classes)
     sums = table[counts].sum(axis=1)
-    if tie == "lowest_class":
+    if tie != "nearest":
         return counts.argmax(axis=1), sums
     is_most = counts.ravel()[cells] == counts.max(axis=1, keepdims=True)
     return labels[np.arange(num_queries), is_most.argmax(axis=1)], sums

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
+from memlib.audits.attacks import IMAGES, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
 from memlib.audits.forgetting.recipe import HEADLINES, Recipe
@@ -69,7 +69,7 @@ NOT_SHOWN = (
 
 ATTACKS = (
     Attack(
-        "use of a whole data set", LABELLED, "(i) membership inference", "outputs on the data set and on withheld examples",
+        "use of a whole data set", IMAGES, "(i) membership inference", "outputs on the data set and on withheld examples",
         PROBABILITIES,
     ),
 )  # fmt: skip

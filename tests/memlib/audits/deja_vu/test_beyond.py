@@ -185,7 +185,7 @@ def test_votes_leave_out_neighbours_without_a_value_and_equal_a_slow_plain_versi
 def test_ties_go_to_the_lowest_value_or_to_the_nearest() -> None:
     lists = pa.chunked_array([pa.array([[0, 1], [1, 0]], pa.list_(pa.int64()))])
     assert _named(lists, np.array([1, 0]), "nearest").tolist() == [1, 0]
-    assert _named(lists, np.array([1, 0]), "lowest").tolist() == [0, 0]
+    assert _named(lists, np.array([1, 0]), "lowest_class").tolist() == [0, 0]
 
 
 def test_values_are_numbered_in_order_and_guesses_are_the_most_frequent_of_the_class() -> None:
