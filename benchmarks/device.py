@@ -186,22 +186,9 @@ def cases(size: Size) -> Iterator[Case]:
     for kind in ("vicreg", "barlow_twins", "simclr", "byol", "dino"):
         yield Case(kind, {"kind": kind}, encoder, {}, _labelled)
     generator = {"condition": CONDITION, "diffusion_steps": DenoisingSpec().steps}
-    yield Case(
-        "denoising",
-        {"kind": "denoising"},
-        {"kind": "denoiser", "input_size": side},
-        generator,
-        _conditioned,
-        GeneratorTrainingSpec,
-    )
-    yield Case(
-        "decoding",
-        {"kind": "decoding"},
-        {"kind": "decoder", "input_size": side},
-        generator,
-        _conditioned,
-        GeneratorTrainingSpec,
-    )
+    for kind, network in (("denoising", "denoiser"), ("decoding", "decoder")):
+        model = {"kind": network, "input_size": side}
+        yield Case(kind, {"kind": kind}, model, generator, _conditioned, GeneratorTrainingSpec)
     pairs = {"kind": "image_text", "image": encoder, "text": {"width": 64}}
     yield Case(
         "contrastive", {"kind": "contrastive"}, pairs, {"words": WORDS, "length": LENGTH}, _captioned, PairTrainingSpec

@@ -142,11 +142,16 @@ def time_limit(drill: Drill) -> str:
     return f"training was saved at step {step}; queued again by the script: PENDING; memlib: {drill.runs('deja-vu')}"
 
 
-def node_lost(drill: Drill) -> str:
-    """Let the job go on; kill the slurmd of the second node and all that runs there: Slurm must queue the job again."""
+def _go_on(drill: Drill) -> tuple[int, int]:
+    """Let the job go on until it trains; return the step that was saved before, and the one that has been saved since."""
     before = _saved_step(drill)
     drill.cluster.run_now(drill.job)
-    step = _wait_until_it_trains(drill, after=before)
+    return before, _wait_until_it_trains(drill, after=before)
+
+
+def node_lost(drill: Drill) -> str:
+    """Let the job go on; kill the slurmd of the second node and all that runs there: Slurm must queue the job again."""
+    before, step = _go_on(drill)
     drill.cluster.lose_node("n2")
     drill.cluster.queued_again(drill.job, times=2)
     drill.check_nothing_left()
@@ -157,9 +162,7 @@ def node_lost(drill: Drill) -> str:
 
 def step_lost(drill: Drill) -> str:
     """Let the job go on; kill Ray on the second node, whose slurmd stays, and wait until the script has queued it again."""
-    before = _saved_step(drill)
-    drill.cluster.run_now(drill.job)
-    step = _wait_until_it_trains(drill, after=before)
+    before, step = _go_on(drill)
     drill.cluster.lose_step("n2")
     drill.cluster.queued_again(drill.job, times=3)
     drill.says(drill.job, "Ray has ended on a node: the job is queued again")
@@ -169,9 +172,7 @@ def step_lost(drill: Drill) -> str:
 
 def cancelled(drill: Drill) -> str:
     """Let the job go on, and cancel it; it must not come back."""
-    before = _saved_step(drill)
-    drill.cluster.run_now(drill.job)
-    step = _wait_until_it_trains(drill, after=before)
+    before, step = _go_on(drill)
     call(["scancel", str(drill.job)], drill.environment)
     found = drill.cluster.ended(drill.job)
     drill.check_nothing_left()

@@ -74,10 +74,10 @@ def load_open_clip(spec: OpenClipEncoder) -> OpenClip:
     check_folder(spec.path, OPEN_CLIP)
     with loading(spec.path, OPEN_CLIP), _without_root_handlers():
         config, weights = _checked(spec.path), _weights(spec.path)
-        check_declared(Path(spec.path), OPEN_CLIP)
+        numbers = check_declared(Path(spec.path), OPEN_CLIP)
         name = f"local-dir:{spec.path}"
         with torch.device("meta"):
-            _check_tensors(open_clip.create_model(name, load_weights=False, device="meta"), weights, spec.path)
+            _check_tensors(open_clip.create_model(name, load_weights=False, device="meta"), weights, numbers)
         model = open_clip.create_model(name, load_weights=False)
         model.load_state_dict(safetensors.torch.load_file(weights))
         tokenizer = open_clip.SimpleTokenizer(context_length=config.length, clean=config.clean)
@@ -146,7 +146,7 @@ def _channels(values: Any, key: str, name: str) -> Sequence[float]:
     return values
 
 
-def _check_tensors(model: nn.Module, weights: Path, folder: str) -> None:
+def _check_tensors(model: nn.Module, weights: Path, numbers: int) -> None:
     """Raise UserError unless the declared model, built without memory, has the tensors of the weights and no large others."""
     declared = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     with safetensors.safe_open(weights, framework="pt") as file:
@@ -154,14 +154,13 @@ def _check_tensors(model: nn.Module, weights: Path, folder: str) -> None:
     for name in sorted({**declared, **stored}):
         if declared.get(name) != stored.get(name):
             raise UserError(
-                f"{CONFIGS[OPEN_CLIP]} in {folder} declares {name} as {_shape(declared.get(name))}, but {weights.name} has "
-                f"{_shape(stored.get(name))}; take both from the same model"
+                f"{CONFIGS[OPEN_CLIP]} in {weights.parent} declares {name} as {_shape(declared.get(name))}, but "
+                f"{weights.name} has {_shape(stored.get(name))}; take both from the same model"
             )
-    most = max(sum(map(math.prod, stored.values())), FEW_NUMBERS)
     for name, value in model.named_buffers():
-        if value.numel() > most:
+        if value.numel() > max(numbers, FEW_NUMBERS):
             seen = f"{name} of shape {tuple(value.shape)}, more numbers than all its weights"
-            raise UserError(f"{CONFIGS[OPEN_CLIP]} in {folder} declares {seen}; take both from the same model")
+            raise UserError(f"{CONFIGS[OPEN_CLIP]} in {weights.parent} declares {seen}; take both from the same model")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
