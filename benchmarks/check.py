@@ -36,13 +36,14 @@ class Bound:
 
 
 CHECKS: dict[str, tuple[Bound, ...]] = {
-    "plain_statistics.py --repeats 1 --part maxima summary redraws votes pld": (
+    "plain_statistics.py --repeats 1 --part maxima summary redraws votes pld probe": (
         Bound(rf"^ranks of the maxima of 4,000 .* ratio +{NUMBER}", least=40, lines=2),
         Bound(rf"^ranks, 10 labels: exponent {NUMBER}", most=1.5),
         Bound(rf"^intervals and exchanges of one score of 1,000 .* ratio +{NUMBER}", least=2.5),
         Bound(rf"^redraws of 4,000 .* ratio +{NUMBER}", least=2.5),
         Bound(rf"^votes .* C 100, sorted .* ratio +{NUMBER}", least=3, lines=2),
         Bound(rf"^epsilon by PLD .* ratio +{NUMBER}", least=1.5),
+        Bound(rf"^linear probe, 5,000 rows of 512, .* ratio +{NUMBER}", least=1.3),
     ),
     "decode.py --public 20000 --queries 1000 --dim 128 --repeats 3": (
         Bound(rf"^search .* ratio +{NUMBER}", least=2),

@@ -1,10 +1,11 @@
 """Statistics of finished models against plain versions that give equal results, in one process, by CPU seconds of one thread.
 
-    python benchmarks/plain_statistics.py --part maxima summary redraws votes pld
+    python benchmarks/plain_statistics.py --part maxima summary redraws votes pld probe
 
 The two sides take turns; printed are medians and their ratio, and for nets the exponent of memlib's time. The plain sides are
 what each function's docstring says, without the shortcuts: each net compared with every control, multinomials drawn for each
-interval, redraws made for each model, labels sorted or counted query by query, every epoch composed from its first step.
+interval, redraws made for each model, labels sorted or counted query by query, every epoch composed from its first step, a
+linear probe fitted by scikit-learn.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from functools import partial
 import numpy as np
 import scipy.stats
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from memlib.audits.forgetting.trace import Pool, count_found, find_trace
 from memlib.audits.unique_feature.calibrated_maxima import exchanged_maxima, ranks
@@ -26,6 +29,8 @@ from memlib.specs import PrivacySpec
 from memlib.specs.data import QUERY, WITHHELD
 from memlib.stats.inference import exchanges, mean_interval
 from memlib.stats.neighbors import vote
+from memlib.stats.probe import Rows as Embeddings
+from memlib.stats.probe import probe_accuracies
 from memlib.training.privacy import FINE_STEP, plan
 
 REPLICATES, PERMUTATIONS = 2000, 9999
@@ -245,7 +250,31 @@ def pld(repeats: int) -> None:
     compare("epsilon by PLD after each of 20 epochs of 100 steps", (plain, ours), repeats)
 
 
-PARTS = {"maxima": maxima, "summary": summary, "redraws": redraws, "votes": votes, "pld": pld}
+def probe(repeats: int) -> None:
+    """Compare accuracies, which differ in the second decimal, of probes of few rows of many classes."""
+    rng = np.random.default_rng(0)
+    for count, classes, dim in ((2000, 100, 512), (5000, 1000, 64), (5000, 1000, 512)):
+        labels = rng.permutation(2 * count) % classes
+        hidden = rng.normal(size=(classes, 16))[labels] + 0.45 * rng.normal(size=(len(labels), 16))
+        noise = 2 * rng.normal(size=(len(labels), dim))
+        vectors = (np.maximum(hidden @ rng.normal(size=(16, dim)), 0) + noise).astype(np.float32)
+        sides = (partial(plain_probe, vectors, labels, classes), partial(our_probe, vectors, labels, classes))
+        compare(f"linear probe, {count:,} rows of {dim}, {classes:,} classes", sides, repeats, decimals=1)
+
+
+def plain_probe(vectors: NDArray[np.float32], labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+    count = len(vectors) // 2
+    scaled = StandardScaler().fit(vectors[:count]).transform(vectors)
+    model = LogisticRegression(C=1 / (2e-3 * count), max_iter=100).fit(scaled[:count], labels[:count])
+    return tuple(float(model.score(scaled[part], labels[part])) for part in (slice(count), slice(count, None)))
+
+
+def our_probe(vectors: NDArray[np.float32], labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
+    train = np.arange(len(vectors)) < len(vectors) // 2
+    return probe_accuracies(Embeddings([vectors], labels, train), Embeddings([vectors], labels, ~train), num_classes=classes)
+
+
+PARTS = {"maxima": maxima, "summary": summary, "redraws": redraws, "votes": votes, "pld": pld, "probe": probe}
 
 
 def main() -> None:

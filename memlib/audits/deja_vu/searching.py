@@ -111,7 +111,7 @@ class Probe(Stage[pa.Table]):
         searched: the layers at which neighbours vote.
     """
 
-    declared: ClassVar[Declared] = Declared("probe", 3)
+    declared: ClassVar[Declared] = Declared("probe", 4)
     title: ClassVar[str] = "probe whole images"
     place: ClassVar[Place] = "anywhere"
 

@@ -39,3 +39,33 @@ def test_probe_accuracies_equal_those_of_scikit_learn(whole: bool, monkeypatch: 
     model = LogisticRegression(C=1 / (2 * 1e-3 * TRAIN.sum()), max_iter=500).fit(scaled[TRAIN], LABELS[TRAIN])
     expected = model.score(scaled[TRAIN], LABELS[TRAIN]), model.score(scaled[~TRAIN], LABELS[~TRAIN])
     assert found == pytest.approx(expected, abs=0.002 if whole else 0.015)
+
+
+def many_classes(count: int = 4000, classes: int = 200) -> tuple[Rows, Rows]:
+    """Return rows of many classes, few of each, half of them to train on."""
+    rng = np.random.default_rng(1)
+    labels = rng.permutation(count) % classes
+    vectors = (rng.normal(size=(classes, 24))[labels] + 0.7 * rng.normal(size=(count, 24))).astype(np.float32)
+    train = np.arange(count) % 2 == 0
+    return Rows([vectors], labels, train), Rows([vectors], labels, ~train)
+
+
+def test_batches_come_close_to_the_full_batch_for_few_rows_of_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = probe_accuracies(*many_classes(), num_classes=200)
+    monkeypatch.setattr(probe, "WHOLE", 0)
+    assert probe_accuracies(*many_classes(), num_classes=200) == pytest.approx(full, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "dim", "classes", "full"),
+    [(10_000, 64, 1000, False), (5000, 64, 1000, True), (2000, 500, 5000, False), (20_000, 512, 100, True)],
+)
+def test_a_full_batch_is_used_only_where_it_takes_seconds(
+    count: int, dim: int, classes: int, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+    monkeypatch.setattr(probe, "_fit_whole", lambda *_: chosen.append(True))
+    monkeypatch.setattr(probe, "_fit_in_batches", lambda *_: chosen.append(False))
+    rows = Rows([np.zeros((count, dim), dtype=np.float32)], np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
+    probe_accuracies(rows, rows, num_classes=classes)
+    assert chosen == [full]
