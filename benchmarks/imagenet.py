@@ -33,7 +33,13 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
-PARTS = ("decode_block", "embed", "search", "score")  # stages in which the driver is killed
+KILLED = (
+    "decode_block",
+    "decode",
+    "embed",
+    "search",
+    "score",
+)  # stages in which the driver is killed, where an audit has them
 ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run computes like any other run
 KILL_SECONDS = 2.0  # after the start of a stage with a single part
 RECIPE: dict[str, Any] = {
@@ -106,16 +112,24 @@ def cluster() -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
 
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        started.add_node(num_cpus=os.cpu_count() or 1)
-        yield started.address
-    finally:
-        started.shutdown()
+    with tempfile.TemporaryDirectory(
+        prefix="ray", ignore_cleanup_errors=True
+    ) as folder:  # not where other clusters leave theirs
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+        started = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            started.add_node(num_cpus=os.cpu_count() or 1)
+            yield started.address
+        finally:
+            started.shutdown()
 
 
 def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: str | None = None) -> Measured:
-    """Run the audit with its driver in another process, and measure it; with `kill_in`, kill the driver in that stage."""
+    """Run the audit with its driver in another process, and measure it; with `kill_in`, kill the driver in that stage.
+
+    Raises:
+        RuntimeError: the audit ended before it could be killed.
+    """
     images, store = folder / f"images-{count}", folder / f"store-{count}"
     if not images.exists():
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +148,7 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
     watching = threading.Thread(target=_watch, args=(driver, measured), daemon=True)
     watching.start()
     assert driver.stderr is not None
-    lines = []
+    lines, killed = [], False
     for line in driver.stderr:
         lines.append(line)
         with contextlib.suppress(ValueError, KeyError):
@@ -144,12 +158,15 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
                 for process in [*psutil.Process(driver.pid).children(recursive=True), psutil.Process(driver.pid)]:
                     with contextlib.suppress(psutil.Error):
                         process.send_signal(signal.SIGKILL)
+                killed = True
                 break
     driver.wait()
     measured.seconds = time.monotonic() - started
+    if kill_in and not killed:
+        raise RuntimeError(f"the audit was not killed: it ended without a part of {kill_in} under way")
     if not kill_in:
+        assert driver.returncode == 0, "".join(lines[-20:])
         measured.stages, measured.busy = _spans(store)
-    assert driver.returncode == 0 or kill_in, "".join(lines[-20:])
     return measured
 
 
@@ -317,22 +334,61 @@ def _print_exponents(found: Mapping[int, Measured], trained: Sequence[int]) -> N
         print(f"{stage}: seconds grow with images to the power of {slope:.2f}{remark}")
 
 
-def kill(count: int, folder: Path) -> None:
-    """Kill the driver with -9 in several stages, run the audit again, and print what was lost."""
+def kill(count: int, folder: Path) -> bool:
+    """Kill the driver with -9 in several stages, run the audit again, and print what was lost; return whether nothing was.
+
+    The finished audit of this size tells which stages there are, and what an audit that nobody killed finds.
+    """
+    store, kept = folder / f"store-{count}", True
+    finished, expected = _committed(store), _findings(store)
+    stages = [
+        stage for stage in KILLED if _parts(finished, stage) and not (stage == "decode" and _parts(finished, "decode_block"))
+    ]
     with cluster() as address:
-        for stage in PARTS:
-            shutil.rmtree(folder / f"store-{count}", ignore_errors=True)
+        for stage in stages:
+            shutil.rmtree(store)
             audit(folder, count, address, untrained=False, kill_in=stage)
-            before = _committed(folder / f"store-{count}")
+            before = _committed(store)
             measured = audit(folder, count, address, untrained=False)
-            after = _committed(folder / f"store-{count}")
-            recomputed = [name for name, attempt in before.items() if after.get(name) != attempt]
-            parts, done = (sum(name.startswith(f"{stage}/") for name in names) for names in (after, before))
-            print(
-                f"killed in {stage}, {done} of its {parts} parts done: {len(before)} artifacts were there, "
-                f"{len(recomputed)} of them were made again; the rest took {measured.seconds:.0f} s",
-                flush=True,
-            )
+            outcome = Outcome(stage, before, _committed(store), equal=_findings(store) == expected)
+            print(f"{outcome}; the rest took {measured.seconds:.0f} s", flush=True)
+            kept &= not outcome.faults
+    return kept
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The artifacts, with their attempts, of an audit that was killed in a stage, and of the same audit run again.
+
+    Attributes:
+        stage: the stage.
+        before, after: attempt of each committed artifact after the kill and at the end.
+        equal: whether the findings are those of an audit that was not killed.
+    """
+
+    stage: str
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    equal: bool
+
+    @property
+    def faults(self) -> list[str]:
+        """Reasons for which the kill was too late, or something was lost by it."""
+        again = sum(self.after.get(name) != attempt for name, attempt in self.before.items())
+        found = [f"{again} of them were made again"] if again else []
+        if _parts(self.before, self.stage) >= _parts(self.after, self.stage):
+            found.append("the stage was finished before the kill")
+        return found if self.equal else [*found, "the findings differ"]
+
+    def __str__(self) -> str:
+        done, parts = _parts(self.before, self.stage), _parts(self.after, self.stage)
+        there = f"killed in {self.stage}, {done} of its {parts} parts done: {len(self.before)} artifacts were there"
+        return f"{there}, " + ("FAILED: " + ", ".join(self.faults) if self.faults else "none was made again, equal findings")
+
+
+def _parts(artifacts: Mapping[str, str], stage: str) -> int:
+    """Return the number of artifacts of a stage."""
+    return sum(name.startswith(f"{stage}/") for name in artifacts)
 
 
 def _committed(store: Path) -> dict[str, str]:
@@ -343,14 +399,20 @@ def _committed(store: Path) -> dict[str, str]:
     return attempts
 
 
+def _findings(store: Path) -> Any:
+    """Return the findings of the only run in a store."""
+    (manifest,) = store.glob("runs/*/manifest.json")
+    return json.loads(manifest.read_text())["findings"]
+
+
 def imagenet(sizes: Sequence[int], largest: int, folder: str | None) -> None:
     """Run all measurements in `folder`, where finished work is used again, or in a temporary folder."""
     with contextlib.ExitStack() as stack:
         here = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         here.mkdir(parents=True, exist_ok=True)
         measure(sizes, largest, here)
-        if sizes:
-            kill(sizes[0], here)
+        if sizes and not kill(sizes[0], here):
+            raise SystemExit("a kill lost work, or changed what was found")
 
 
 if __name__ == "__main__":
