@@ -357,6 +357,19 @@ class TrainingSpec(Spec):
         """The kept epochs before the last one."""
         return self.kept_epochs[:-1]
 
+    @property
+    def unstackable(self) -> str:
+        """The reason why many small models cannot be trained as one program with these settings; empty if they can."""
+        if self.optimizer.name != "adamw":
+            return f"training.optimizer {self.optimizer.name} cannot train stacked nets; use adamw"
+        if not self.shuffle or self.checkpoint_steps:
+            return "stacked nets support neither training.shuffle false nor training.checkpoint_steps"
+        if self.privacy is not None:
+            return "training.privacy does not support stacked nets; set it to null"
+        if self.precision != "float32":
+            return f"stacked nets train in float32, not training.precision {self.precision}"
+        return ""
+
 
 class GeneratorTrainingSpec(TrainingSpec):
     """Training of a generator of images from representations."""

@@ -335,14 +335,8 @@ def _epoch_size(jobs: Sequence[NetJob], epoch_size: int | None) -> int:
 
 
 def _check(training: TrainingSpec, data: Examples, jobs: Sequence[NetJob], epoch_size: int) -> None:
-    if training.optimizer.name != "adamw":
-        raise UserError(f"training.optimizer {training.optimizer.name} cannot train stacked nets; use adamw")
-    if not training.shuffle or training.checkpoint_steps:
-        raise UserError("stacked nets support neither training.shuffle false nor training.checkpoint_steps")
-    if training.privacy is not None:
-        raise UserError("training.privacy does not support stacked nets; set it to null")
-    if training.precision != "float32":
-        raise UserError(f"stacked nets train in float32, not training.precision {training.precision}")
+    if training.unstackable:
+        raise UserError(training.unstackable)
     if training.augment is not None and not are_images(data.images):
         raise UserError("training.augment is for images; set it to null for points")
     sizes = [len(job.rows.rows) for job in jobs]
@@ -569,25 +563,34 @@ def measure_stack_size(
     *,
     epoch_size: int | None = None,
 ) -> int:
-    """Return the stack size at which a training step takes the least time per network on this device, by timing steps.
+    """Return the stack size with which training all networks takes the least time on this device, by timing steps.
 
     The arguments, and the mistakes raised as UserError, are those of `train_nets`.
     """
     per_epoch = _epoch_size(jobs, epoch_size)
     _check(training, data, jobs, per_epoch)
-    best, best_cost = 1, float("inf")
-    for size in SIZES:
-        if size > len(jobs):
-            break
+    seconds: dict[int, float] = {}
+    best_cost = float("inf")
+    for size in _sizes(len(jobs)):
         try:
-            cost = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device, per_epoch)) / size
+            taken = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device, per_epoch))
         except torch.OutOfMemoryError:
             break
-        if cost > best_cost * 1.05:
+        if taken / size > best_cost * 1.05:
             break  # larger stacks no longer fit into the caches
-        if cost < best_cost:
-            best, best_cost = size, cost
-    return best
+        seconds[size], best_cost = taken, min(best_cost, taken / size)
+    return min(seconds, key=lambda size: _total(seconds, size, len(jobs)), default=1)
+
+
+def _total(seconds: Mapping[int, float], size: int, num_nets: int) -> float:
+    """Return the seconds of a step of all networks in stacks of a size; the rest takes as long as the next larger stack."""
+    whole, rest = divmod(num_nets, size)
+    return whole * seconds[size] + (min(taken for other, taken in seconds.items() if other >= rest) if rest else 0.0)
+
+
+def _sizes(num_nets: int) -> list[int]:
+    """Return the sizes to try: those of `SIZES`, and all networks at once if they are not too many."""
+    return sorted({size for size in (*SIZES, num_nets) if size <= min(num_nets, SIZES[-1])})
 
 
 def _step_seconds(

@@ -1,7 +1,7 @@
 """Nets that train together end as they would alone, and as in plain torch code."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from memlib.data.canaries import TrainingRows, build_feature, training_rows
 from memlib.errors import RunError, UserError
 from memlib.models.classifiers import build_classifier
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec
+from memlib.training import stacked
 from memlib.training.augment import prepare
 from memlib.training.loop import epoch_order
 from memlib.training.stacked import Examples, NetJob, StackedNet, _clock, _Stack, measure_stack_size, stream, train_nets
@@ -229,10 +230,51 @@ def test_train_nets_refuses_unsupported_settings_and_non_finite_losses(
         train_nets(MLP, training(**changes), data, nets, 2, stack_size=2, device=CPU)
 
 
-def test_measure_stack_size_returns_a_power_of_two_up_to_the_number_of_nets() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": {"name": "sgd"}},
+        {"shuffle": False},
+        {"checkpoint_steps": (1,)},
+        {"privacy": {"epsilon": 1}},
+        {"precision": "float16"},
+    ],
+)
+def test_settings_with_which_nets_cannot_be_stacked_are_known_beforehand(changes: dict[str, Any]) -> None:
     data = points()
-    assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8)
+    assert not training().unstackable
+    said = training(**changes).unstackable
+    assert said
+    with pytest.raises(UserError) as refused:
+        train_nets(MLP, training(**changes), data, jobs(1, data), 2, stack_size=1, device=CPU)
+    assert str(refused.value) == said
+
+
+def test_measure_stack_size_returns_a_power_of_two_or_the_number_of_nets() -> None:
+    data = points()
+    assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8, 9)
     assert measure_stack_size(MLP, training(), data, jobs(1, data), 2, CPU) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "expected"),
+    [
+        (5, lambda size: 1 + 0.2 * size, 5),  # not four and then a single one
+        (12, lambda size: 1 + 0.2 * size, 12),
+        (12, lambda size: 1 + 0.2 * size + (size > 8) * size, 8),  # larger stacks do not fit into the caches
+        (5, lambda size: 1 + 0.2 * size + (size > 2) * size, 2),
+        (300, lambda size: 1 + 0.2 * size, 256),
+        (5, lambda size: 1.0 * size, 1),
+    ],
+)
+def test_the_stack_size_is_that_of_the_least_total_time(
+    count: int, seconds: Callable[[int], float], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stacked, "_step_seconds", lambda spec, how, data, nets, *rest: iter([2.0 * seconds(len(nets)), seconds(len(nets))])
+    )
+    data = points()
+    assert measure_stack_size(MLP, training(), data, jobs(count, data), 2, CPU) == expected
 
 
 # -- training sets of unequal size ----------------------------------------------------------------------
