@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -11,16 +12,25 @@ from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
 from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
+from memlib.data.subsets import RoleSets
 from memlib.identity import derive_seed
+from memlib.observe.models import Trained
 from memlib.observe.stages import ModelOutputs
 from memlib.observe.supplied_outputs import SuppliedOutputs, read_outputs
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import ExternalClassifierSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
-from memlib.training.fit import Train, TrainedModel
+from memlib.training.fit import Train
+from memlib.training.fleet import TrainSubsets
 
-STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, Train, ModelOutputs, Score, Report)
+STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, TrainSubsets, Train, ModelOutputs, Score, Report)
+CHUNK = 32  # small models that are trained and stored as one artifact, as many as shadow models
+
+
+def absent(recipe: Recipe) -> set[type[Any]]:
+    """Return the stages that a recipe leaves out."""
+    return {Train if _are_small(recipe) else TrainSubsets}
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -36,7 +46,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     shown = _observe(runner, recipe, data, trained, given, num_classes)
     scores = runner.run(Score(recipe, data, mixes, shown))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
-    named = {"shard": shard, "sets": sets, "mixes": mixes} | {model.name: artifact for model, artifact in trained}
+    named = {"shard": shard, "sets": sets, "mixes": mixes} | {chunk.name: chunk.artifact for chunk in trained}
     return runner.publish(recipe, scores, report, named)
 
 
@@ -83,6 +93,20 @@ def _given(recipe: Recipe, data: TrainingData, num_classes: int) -> dict[str, Su
     return targets
 
 
+def _are_small(recipe: Recipe) -> bool:
+    """Return whether the models can be trained many at a time."""
+    return recipe.model.stackable and not recipe.training.unstackable
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Trained models that form one artifact: small ones of the same composition, or a large one."""
+
+    name: str
+    models: Sequence[_Model]
+    artifact: Trained
+
+
 def _train(
     runner: Runner,
     recipe: Recipe,
@@ -90,37 +114,67 @@ def _train(
     mixes: Artifact[pa.Table],
     models: Sequence[_Model],
     num_classes: int,
-) -> list[tuple[_Model, Artifact[TrainedModel]]]:
-    stages = [
-        Train(
-            name=model.name,
-            model=recipe.model,
-            training=recipe.training.model_copy(update={"seed": model.seed}),
-            num_classes=num_classes,
-            shard=data.shard,
-            splits=mixes,
-            roles=(model.name,),
-        )
-        for model in models
+) -> list[_Chunk]:
+    """Train small models in chunks of one composition, hence with equally many examples, and large models singly."""
+    mixed = TrainingData(data.shard, mixes)
+    if not _are_small(recipe):
+        singles = [_single(recipe, mixed, model, num_classes) for model in models]
+        return [
+            _Chunk(stage.label, [model], artifact)
+            for stage, model, artifact in zip(singles, models, runner.run_all(singles), strict=True)
+        ]
+    chunks = _chunks(models)
+    stacks = [_stack(recipe, mixed, chunk, num_classes) for chunk in chunks]
+    return [
+        _Chunk(stage.label, chunk, artifact)
+        for stage, chunk, artifact in zip(stacks, chunks, runner.run_all(stacks), strict=True)
     ]
-    return list(zip(models, runner.run_all(stages), strict=True))
+
+
+def _chunks(models: Sequence[_Model]) -> list[Sequence[_Model]]:
+    """Return the models of each composition, at most CHUNK at a time."""
+    groups = [list(group) for _, group in groupby(models, key=lambda model: (model.group, model.target))]
+    return [group[start : start + CHUNK] for group in groups for start in range(0, len(group), CHUNK)]
+
+
+def _stack(recipe: Recipe, data: TrainingData, models: Sequence[_Model], num_classes: int) -> TrainSubsets:
+    sets = RoleSets(data, tuple(model.name for model in models), num_classes)
+    return TrainSubsets(sets, recipe.model, recipe.training, tuple(model.seed for model in models))
+
+
+def _single(recipe: Recipe, data: TrainingData, model: _Model, num_classes: int) -> Train:
+    return Train(
+        name=model.name,
+        model=recipe.model,
+        training=recipe.training.model_copy(update={"seed": model.seed}),
+        num_classes=num_classes,
+        shard=data.shard,
+        splits=data.splits,
+        roles=(model.name,),
+    )
 
 
 def _observe(
     runner: Runner,
     recipe: Recipe,
     data: TrainingData,
-    trained: Sequence[tuple[_Model, Artifact[TrainedModel]]],
+    trained: Sequence[_Chunk],
     given: Mapping[str, SuppliedOutputs | ExternalClassifierSpec],
     num_classes: int,
 ) -> list[Shown]:
     """Return every model with its outputs on the query data D_Q and the rest of its pool."""
     external = {name: spec for name, spec in given.items() if isinstance(spec, ExternalClassifierSpec)}
-    stages = [ModelOutputs(data, model, recipe.training.epochs, POOL, num_classes) for _, model in trained]
+    stages = [ModelOutputs(data, chunk.artifact, recipe.training.epochs, POOL, num_classes) for chunk in trained]
     stages += [ModelOutputs(data, spec, 0, POOL, num_classes) for spec in external.values()]
-    outputs_of = iter(runner.run_all(stages))
-    shown = [Shown(m.group, m.target, m.number, m.name, next(outputs_of)) for m, _ in trained]
-    shown += [Shown(TARGET, name, 0, None, next(outputs_of)) for name in external]
+    outputs_of, small = runner.run_all(stages), _are_small(recipe)
+    shown = [
+        Shown(model.group, model.target, model.number, model.name, outputs, place if small else None)
+        for chunk, outputs in zip(trained, outputs_of[: len(trained)], strict=True)
+        for place, model in enumerate(chunk.models)
+    ]
+    shown += [
+        Shown(TARGET, name, 0, None, outputs) for name, outputs in zip(external, outputs_of[len(trained) :], strict=True)
+    ]
     shown += [
         Shown(TARGET, name, 0, None, outputs) for name, outputs in given.items() if isinstance(outputs, SuppliedOutputs)
     ]

@@ -19,13 +19,11 @@ from memlib.audits.membership.shadows import (
     FitEstimators,
     Observe,
     TrainSubset,
-    TrainSubsets,
-    name_of,
 )
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
 from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
-from memlib.data.inclusion import TARGET
+from memlib.data.inclusion import TARGET, name_of
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
 from memlib.data.subsets import Subsets
@@ -35,6 +33,7 @@ from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import ClassifierSpec, InfluenceSpec, PretrainedSpec, SupervisedSpec
+from memlib.training.fleet import TrainSubsets
 from memlib.training.pretrained import Pretrained, TakeOver
 
 OF_EXAMPLES = (

@@ -16,6 +16,11 @@ TARGET = -1
 """Number of the target among the models; shadow models are numbered from 0."""
 
 
+def name_of(number: int) -> str:
+    """Return the name of a model in messages and progress bars."""
+    return "target" if number == TARGET else f"shadow {number}"
+
+
 def toss(groups: NDArray[np.int64], numbers: Sequence[int], *, share: float, seed: int) -> NDArray[np.bool_]:
     """Draw the training set of each model: a mask (num_models, num_examples) of its examples.
 

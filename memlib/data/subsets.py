@@ -1,4 +1,4 @@
-"""One training set per model, each drawn from a pool of examples."""
+"""One training set per model: drawn from a pool of examples by coins, or the examples of a role."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.groups import groups_in
-from memlib.data.inclusion import toss
-from memlib.data.splits import TRAIN, column
-from memlib.data.stages import Seen, TrainingData
+from memlib.data.inclusion import name_of, toss
+from memlib.data.splits import TRAIN, VALIDATION, column
+from memlib.data.stages import Seen, TrainingData, digest_of, rows_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,28 @@ class Subsets:
         """The examples, their roles and their groups."""
         return {"shard": self.data.shard.key, "splits": self.data.splits.key}
 
+    @property
+    def label(self) -> str:
+        """The first and the last model."""
+        first, last = self.numbers[0], self.numbers[-1]
+        return name_of(first) if len(self.numbers) == 1 else f"shadows {first} to {last}"
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes among the examples of the pool."""
+        return self.data.num_classes
+
+    @property
+    def epoch_size(self) -> int:
+        """The number of examples that a model sees in an epoch: the expected size of a training set."""
+        pool: int = self.data.members(TRAIN).num_rows
+        return round(self.share * pool)
+
+    @property
+    def validation(self) -> NDArray[np.int64]:
+        """The stored rows of the examples for early stopping."""
+        return column(self.data.members(VALIDATION), "row")
+
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
         """A mask (num_models, num_pool) of each model's training set; the pool is in order of example id."""
@@ -53,3 +75,48 @@ class Subsets:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Subsets, (self.data, self.numbers, self.share, self.seed))  # without the drawn coins
+
+
+@dataclass(frozen=True)
+class RoleSets:
+    """The training sets of some models, each the examples of one role; keys identify them by their content.
+
+    Attributes:
+        data: the examples and their roles.
+        roles: the role of each model: its name, which ends with its number.
+        num_classes: number of classes of the data.
+    """
+
+    data: TrainingData
+    roles: tuple[str, ...]
+    num_classes: int
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The number of classes."""
+        return {"num_classes": self.num_classes}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The shard's key, and the digest of each training set."""
+        return {"shard": self.data.shard.key, "examples": [digest_of(self.data.splits, role) for role in self.roles]}
+
+    @property
+    def label(self) -> str:
+        """The first and the last model."""
+        first, last = self.roles[0], self.roles[-1]
+        return first if len(self.roles) == 1 else f"{first} to {last.rpartition(' ')[2]}"
+
+    @property
+    def epoch_size(self) -> None:
+        """None: an epoch is a pass through the training sets, which are of one size."""
+        return None
+
+    @property
+    def validation(self) -> NDArray[np.int64]:
+        """No rows: there are no examples for early stopping."""
+        return np.zeros(0, dtype=np.int64)
+
+    def seen_by(self, place: int) -> Seen:
+        """Return the training examples of the model at a place in `roles`."""
+        return rows_of(self.data.splits, self.roles[place])

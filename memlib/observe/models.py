@@ -52,6 +52,11 @@ def single(model: nn.Module, device: torch.device) -> Forward:
     return forward
 
 
+def nets_in(models: Trained | ExternalClassifierSpec) -> int | None:
+    """Return the number of networks of a chunk; None for a single large or external model."""
+    return None if isinstance(models, ExternalClassifierSpec) else models.facts.get("nets")
+
+
 def trained_epochs(models: Trained, epoch: int) -> list[int]:
     """Return the epoch of each network's weights in an artifact."""
     facts = models.facts

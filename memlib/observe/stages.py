@@ -14,12 +14,12 @@ from memlib.data.splits import TRAIN, column, members_digest
 from memlib.data.stages import TrainingData
 from memlib.errors import RunError, UserError
 from memlib.models.external.factory import external_digest
-from memlib.observe.models import Take, Trained, check_varied, load_any, load_logits, load_net, model_key
+from memlib.observe.models import Take, Trained, check_varied, load_any, load_logits, load_net, model_key, nets_in
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ExternalClassifierSpec, InfluenceSpec
 from memlib.store import Attempt, Ref
-from memlib.training.fit import Canary, TrainedModel
+from memlib.training.fit import Canary
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +29,11 @@ OUTPUTS, NORMS = "outputs.npy", "norms.npy"
 
 @dataclass(frozen=True)
 class ModelOutputs(Stage[NDArray[np.float32]]):
-    """Compute a model's class scores (logits) on the examples of some roles, in order of example id (outputs.npy).
+    """Compute class scores (logits) on the examples of some roles, in order of example id (outputs.npy).
 
     Attributes:
         data: the examples.
-        model: the model, trained by memlib or external.
+        model: the model, trained by memlib or external, or a chunk of small nets.
         epoch: the last epoch of a model trained by memlib.
         roles: the roles of the examples.
         num_classes: number of classes of the data.
@@ -44,7 +44,7 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
     place: ClassVar[Place] = "anywhere"
 
     data: TrainingData
-    model: Artifact[TrainedModel] | ExternalClassifierSpec
+    model: Trained | ExternalClassifierSpec
     epoch: int
     roles: tuple[str, ...]
     num_classes: int
@@ -76,14 +76,15 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
         forward, take = load_any(self.model, self.epoch, self.num_classes, device)
         images = self.data.images[column(self.data.members(*self.roles), "row")]
-        scores = class_scores(forward, images, num_nets=1, device=device, take=take)
+        nets = nets_in(self.model)
+        scores = class_scores(forward, images, num_nets=nets or 1, device=device, take=take)
         check_varied(self.model, scores, attempt)
-        np.save(attempt.path(OUTPUTS), scores[0])
+        np.save(attempt.path(OUTPUTS), scores[0] if nets is None else scores)
 
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Return the class scores (num_members, num_classes)."""
-        scores: NDArray[np.float32] = np.load(artifact.path(OUTPUTS))
+        """Return the class scores (num_members, num_classes), or of a chunk (num_nets, num_members, num_classes), mapped."""
+        scores: NDArray[np.float32] = np.load(artifact.path(OUTPUTS), mmap_mode="r")
         return scores
 
 

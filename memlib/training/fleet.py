@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
-from memlib.pipeline.stage import Artifact
+from memlib.data.subsets import RoleSets, Subsets
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ClassifierSpec, TrainingSpec
 from memlib.store import Attempt
 from memlib.tables import read_table
@@ -116,3 +120,56 @@ def train_fleet(
         "training_seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
     return results
+
+
+@dataclass(frozen=True)
+class TrainSubsets(Stage[Nets]):
+    """Train small nets together, each on its own training set: nets.safetensors.
+
+    Attributes:
+        subsets: the training sets.
+        model, training: architecture and training of every net.
+        seeds: seed of each net.
+    """
+
+    declared: ClassVar[Declared] = Declared("train_subsets", 1)
+    title: ClassVar[str] = "train small models"
+    place: ClassVar[Place] = "anywhere"
+
+    subsets: Subsets | RoleSets
+    model: ClassifierSpec
+    training: TrainingSpec
+    seeds: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """The first and the last model."""
+        return self.subsets.label
+
+    @property
+    def units(self) -> float:
+        """The number of nets times the number of epochs."""
+        return float(len(self.seeds) * self.training.epochs)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Train the nets and write their weights."""
+        from memlib.data.canaries import TrainingRows
+        from memlib.training.stacked import Examples, NetJob
+
+        subsets, none = self.subsets, np.zeros(0, dtype=np.int64)
+        jobs = [
+            NetJob(seed, TrainingRows(rows, np.zeros(len(rows), dtype=bool)))
+            for seed, rows in zip(self.seeds, (subsets.seen_by(place).rows for place in range(len(self.seeds))), strict=True)
+        ]
+        examples = Examples(
+            subsets.data.images, subsets.data.labels, None, subsets.validation if self.training.patience else none
+        )
+        train_fleet(
+            attempt, self.model, self.training, examples, jobs, subsets.num_classes, device=device,
+            epoch_size=subsets.epoch_size, progress=lambda done: attempt.progress(done, len(jobs)),
+        )  # fmt: skip
+
+    @classmethod
+    def open(cls, artifact: Artifact[Nets]) -> Nets:
+        """Return the nets."""
+        return Nets(artifact)

@@ -116,6 +116,7 @@ RECIPES = {
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,
+    "forgetting (singly)": FORGETTING.replace("optimizer: {", "optimizer: {name: rmsprop, "),
     "membership": MEMBERSHIP,
     "exposure": EXPOSURE,
     "exposure (fine-tuning)": FINE_TUNING,
@@ -127,6 +128,7 @@ BROKEN = {
     "deja-vu (alone)": ("background",),
     "deja-vu (reconstructions)": ("attributes", "within", "generate_train", "train_judge", "reconstruct", "judge"),
     "exposure (fine-tuning)": ("pretrained", "train", "discover"),
+    "forgetting (singly)": ("train",),
 }
 """Stages to break in recipes that differ from another one in these stages only."""
 ON_RAY = (

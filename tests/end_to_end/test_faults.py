@@ -44,7 +44,7 @@ def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path
 
 
 def test_an_elastic_fleet_continues_with_fewer_nodes(memlib: Memlib, tmp_path: Path) -> None:
-    (case,) = make_cases(tmp_path, ["forgetting"], memlib.environment)  # many models
+    (case,) = make_cases(tmp_path, ["forgetting (singly)"], memlib.environment)  # many models
     store, _ = case.undisturbed
     with ray_cluster(2) as (cluster, nodes, environment):
         settings = (f"resources.ray_address={cluster.address}", "resources.elastic=true", "resources.resume_seconds=0")

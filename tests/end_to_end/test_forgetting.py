@@ -98,14 +98,17 @@ def test_supplied_weights_and_outputs_show_a_smaller_trace_after_unlearning(
 ) -> None:
     """Supply weights of the query model, trained on D_Q, and outputs of a calibration model, which was not."""
     mine, store, manifest = audited
-    trained = {name: ref for name, ref in manifest["artifacts"].items() if name in ("query 0", "calibration 0")}
-    weights = {name: next(store.glob(f"artifacts/{ref}/*/epoch-*.safetensors")) for name, ref in trained.items()}
+    states = {}
+    for name in ("query", "calibration"):
+        file = next(store.glob(f"artifacts/{manifest['artifacts'][f'{name} 0 to 1']}/*/nets.safetensors"))
+        states[name] = {key: nets[0].clone() for key, nets in safetensors.torch.load_file(file).items()}
+    safetensors.torch.save_file(states["query"], tmp_path / "query.safetensors")
     examples = published(store, manifest)["examples"].to_pylist()[:360]
     index_file = next(store.glob(f"artifacts/{manifest['artifacts']['shard']}/*/index.parquet"))
     index = {row["example_id"]: row["row"] for row in pq.read_table(index_file).to_pylist()}
     images = np.load(index_file.with_name("images.npy"))
     net = build_classifier(ClassifierSpec(architecture="mlp", widths=(64,)), (1, 8, 8), 10, seed=0)
-    net.load_state_dict(safetensors.torch.load_file(weights["calibration 0"]))
+    net.load_state_dict(states["calibration"])
     rows = [index[e["example_id"]] for e in examples]
     with torch.inference_mode():
         scores = torch.softmax(net.eval()(prepare(images[rows], torch.device("cpu"))), dim=1).double().numpy()
@@ -113,11 +116,11 @@ def test_supplied_weights_and_outputs_show_a_smaller_trace_after_unlearning(
     labels = [e["label"] for e in examples]
     pq.write_table(pa.table({"example_id": ids, "scores": scores.round(4).tolist(), "y": labels}), tmp_path / "after.parquet")
     (tmp_path / "mymodel.py").write_text(OWN)
-    before = f"{{trained: {{model: 'mymodel:build', weights: '{weights['query 0']}'}}}}"
+    before = f"{{trained: {{model: 'mymodel:build', weights: '{tmp_path / 'query.safetensors'}'}}}}"
     after = f"{{outputs: {{path: '{tmp_path / 'after.parquet'}', label_column: y}}}}"
     settings = (f"targets={{before: {before}, after: {after}}}", "compare=[before, after]")
     manifest = mine.audit(store, *settings, PYTHONPATH=str(tmp_path))
-    assert not [name for name in manifest["computed"] if name.startswith("train/")]
+    assert not [name for name in manifest["computed"] if name.startswith("train")]
     rows_ = [{**row, "params": json.loads(row["params"])} for row in published(store, manifest)["summary"].to_pylist()]
     traces = {row["params"]["target"]: row for row in rows_ if row["metric"] == "trace"}
     units = published(store, manifest)["units"].to_pylist()

@@ -124,6 +124,7 @@ class Shown:
         group, target, number: identity of the model, see `Observed`.
         name: role of the model in the mixes; None if memlib did not train it.
         outputs: an artifact, or outputs that the model's owner supplied.
+        place: place of the model among small models whose outputs are one artifact; None if the artifact is of one model.
     """
 
     group: str
@@ -131,6 +132,14 @@ class Shown:
     number: int
     name: str | None
     outputs: Artifact[NDArray[np.float32]] | SuppliedOutputs
+    place: int | None = None
+
+    @property
+    def identity(self) -> Any:
+        """The digest of supplied outputs, or the key of the artifact, and the place in it if there is one."""
+        if isinstance(self.outputs, SuppliedOutputs):
+            return self.outputs.digest
+        return self.outputs.key if self.place is None else [self.outputs.key, self.place]
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ class Score(ScoresStage):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Outputs, mixes and the pool."""
-        outputs = [m.outputs.digest if isinstance(m.outputs, SuppliedOutputs) else m.outputs.key for m in self.models]
+        outputs = [model.identity for model in self.models]
         return {"outputs": outputs, "mixes": self.mixes.key, "query": pool_digest(self.data.members(*POOL))}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
@@ -256,7 +265,8 @@ def _observed(members: pa.Table, trained: pa.Table, model: Shown) -> Observed:
         if probabilities is not None and decimals is not None:  # rounded rows do not sum to 1
             odds = odds_of(probabilities[np.arange(len(labels)), labels])
     else:
-        odds = log_odds(model.outputs.open(), labels)
+        scores = model.outputs.open()
+        odds = log_odds(scores if model.place is None else scores[model.place], labels)
     if model.name is not None:
         trained_on = set(trained.filter(pc.equal(trained["role"], model.name))["example_id"].to_pylist())
         known = np.array([name in trained_on for name in members["example_id"].to_pylist()])

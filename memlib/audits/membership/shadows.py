@@ -10,83 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import QueriesSpec
-from memlib.data.inclusion import TARGET
-from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column
+from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import Seen, TrainingData
 from memlib.data.stored import are_images
 from memlib.data.subsets import Subsets
-from memlib.observe.models import Trained, load_any, model_key
+from memlib.observe.models import Trained, load_any, model_key, nets_in
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.specs import ClassifierSpec, EstimatorSpec, ExternalClassifierSpec, TrainingSpec
+from memlib.specs import EstimatorSpec, ExternalClassifierSpec
 from memlib.store import Attempt, Ref
 from memlib.training.fit import Train
-from memlib.training.fleet import Nets, train_fleet
 
 if TYPE_CHECKING:
     import torch
 
 FILES = ("odds.npy", "correct.npy", "held_out_correct.npy")
 EARLIER = "earlier.npy"
-
-
-def name_of(number: int) -> str:
-    """Return the name of a model in messages and progress bars."""
-    return "target" if number == TARGET else f"shadow {number}"
-
-
-@dataclass(frozen=True)
-class TrainSubsets(Stage[Nets]):
-    """Train small nets together, each on its own subset of the pool: nets.safetensors.
-
-    Attributes:
-        subsets: the training sets.
-        model, training: architecture and training of every net.
-        seeds: seed of each net.
-    """
-
-    declared: ClassVar[Declared] = Declared("train_subsets", 1)
-    title: ClassVar[str] = "train shadow nets"
-    place: ClassVar[Place] = "anywhere"
-
-    subsets: Subsets
-    model: ClassifierSpec
-    training: TrainingSpec
-    seeds: tuple[int, ...]
-
-    @property
-    def label(self) -> str:
-        """The first and the last model."""
-        numbers = self.subsets.numbers
-        return name_of(numbers[0]) if len(numbers) == 1 else f"shadows {numbers[0]} to {numbers[-1]}"
-
-    @property
-    def units(self) -> float:
-        """The number of nets times the number of epochs."""
-        return float(len(self.seeds) * self.training.epochs)
-
-    def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Train the nets and write their weights."""
-        from memlib.data.canaries import TrainingRows
-        from memlib.training.stacked import Examples, NetJob
-
-        data, subsets = self.subsets.data, self.subsets
-        none = np.zeros(0, dtype=np.int64)
-        validation = column(data.members(VALIDATION), "row") if self.training.patience else none
-        jobs = [
-            NetJob(seed, TrainingRows(rows, np.zeros(len(rows), dtype=bool)))
-            for seed, rows in zip(self.seeds, (subsets.seen_by(place).rows for place in range(len(self.seeds))), strict=True)
-        ]
-        train_fleet(
-            attempt, self.model, self.training, Examples(data.images, data.labels, None, validation), jobs, data.num_classes,
-            device=device, epoch_size=round(subsets.share * data.members(TRAIN).num_rows),
-            progress=lambda done: attempt.progress(done, len(jobs)),
-        )  # fmt: skip
-
-    @classmethod
-    def open(cls, artifact: Artifact[Nets]) -> Nets:
-        """Return the nets."""
-        return Nets(artifact)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +199,7 @@ class Observe(Stage[Answers]):
         """Return the class scores (num_models, num_examples, num_classes) on each of several sets of stored examples."""
         from memlib.observe.outputs import class_scores
 
-        count = 1 if isinstance(self.models, ExternalClassifierSpec) else int(self.models.facts.get("nets", 1))
+        count = nets_in(self.models) or 1
         forward, take = load_any(self.models, epoch, self.data.num_classes, device)
         nothing = np.zeros((count, 0, self.data.num_classes), dtype=np.float32)
         return [

@@ -9,7 +9,7 @@ import pytest
 
 import memlib
 from memlib.audits.membership.recipe import QueriesSpec, Recipe
-from memlib.audits.membership.shadows import FitEstimators, TrainSubsets, variants
+from memlib.audits.membership.shadows import FitEstimators, variants
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.data.subsets import Subsets
 from memlib.errors import UserError
@@ -18,6 +18,7 @@ from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.estimators import ForestSpec
 from memlib.store import Store
+from memlib.training.fleet import TrainSubsets
 
 DIGITS = {"source": {"kind": "digits"}, "image_size": 8, "channels": 1}
 FILES = ("earlier.npy", "odds.npy")

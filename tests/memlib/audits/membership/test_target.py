@@ -12,7 +12,7 @@ from torch import nn
 
 from memlib.audits.membership.columns import ReadColumns
 from memlib.audits.membership.recipe import QueriesSpec
-from memlib.audits.membership.shadows import FitEstimators, Observe, TrainSubsets, flat_points
+from memlib.audits.membership.shadows import FitEstimators, Observe, flat_points
 from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
 from memlib.data.inclusion import TARGET
 from memlib.data.splits import TRAIN, column
@@ -22,6 +22,7 @@ from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.estimators import ForestSpec, LogisticSpec, SvmSpec
 from memlib.store import Store
+from memlib.training.fleet import TrainSubsets
 from tests.memlib.audits.membership.tables import rows_of, write_table
 
 TRAINING = {
