@@ -1,7 +1,9 @@
 """Locks: a hash for every file that is installed, one version of each package everywhere, and PyTorch from elsewhere if asked."""
 
 import base64
+import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -12,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ("cpu", "gpu", "test", "docs", "image")
@@ -59,6 +62,19 @@ def test_every_environment_is_locked_with_the_versions_of_the_constraints() -> N
         assert {package: version for package, version in found.items() if pinned.get(package, version) != version} == {}
     assert locked("lightly")["lightly"] == pinned["lightly"]
     assert ("faiss-gpu" in locked("gpu"), "faiss-cpu" in locked("gpu")) == (True, False)
+
+
+def test_locks_are_complete_for_the_oldest_python() -> None:
+    # Debian 12's; pip refuses a package that has no hash
+    oldest = {"python_full_version": "3.11.2", "python_version": "3.11", "extra": ""}
+    for name in ("cpu", "test", "image"):
+        found = set(locked(name))
+        missing = set()
+        for package in found:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of the cluster, which is not installed here
+                needs = [Requirement(text) for text in importlib.metadata.requires(package) or ()]
+                missing |= {plain(need.name) for need in needs if not need.marker or need.marker.evaluate(oldest)} - found
+        assert missing == set(), name
 
 
 def test_without_torch_removes_torch_and_its_gpu_packages_only() -> None:
