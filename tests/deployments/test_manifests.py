@@ -1,6 +1,7 @@
 """deployments/ agrees with the code, Prefect, KubeRay and the lock file; make validate checks the schemas that are not here."""
 
 import copy
+import itertools
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.flows import load_flow_from_entrypoint
 from prefect.server.api import collections_data
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import apply_values
 
 import memlib
 from flows.engine import TAG
@@ -85,9 +87,13 @@ def flow_defaults() -> dict[str, Any]:
 def pool_variables(name: str) -> dict[str, Any]:
     if name == "kubernetes":
         return json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())["variables"]
+    return prefect_templates()["prefect"]["process"]["default_base_job_configuration"]["variables"]
+
+
+def prefect_templates() -> dict[str, Any]:
+    """Return the templates of all work pools, which Prefect's server carries: by package and type of worker."""
     path = Path(collections_data.__file__ or next(iter(collections_data.__path__))).parent
-    found = next(path.rglob("aggregate-worker-metadata.json"))
-    return json.loads(found.read_text())["prefect"]["process"]["default_base_job_configuration"]["variables"]
+    return json.loads(next(path.rglob("aggregate-worker-metadata.json")).read_text())
 
 
 def refuses_unknown(values: dict[str, Any], schema: dict[str, Any]) -> None:
@@ -172,15 +178,21 @@ def kubernetes() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def kuberay(document: dict[str, Any]) -> None:
-    jsonschema.validate(document, json.loads(Path(__file__).with_name("kuberay.json").read_text()))
+    """Validate a document against KubeRay's own definitions, see kuberay.py."""
+    definitions = KUBERAY["definitions"]
+    jsonschema.Draft7Validator({**definitions[document["kind"]], "definitions": definitions}).validate(document)
 
 
+KUBERAY = json.loads(Path(__file__).with_name("kuberay.json").read_text())
 RAY = [document for _, document in kubernetes() if document.get("apiVersion") == "ray.io/v1"]
 
 
 @pytest.mark.parametrize("document", RAY, ids=lambda document: document["kind"])
 def test_ray_objects_are_valid_for_kuberay(document: dict[str, Any]) -> None:
     kuberay(document)
+    assert document["apiVersion"] == "ray.io/v1"
+    name = document["metadata"].get("name") or document["metadata"]["generateName"] + "12345"  # the server's five characters
+    assert len(name) <= 47  # what KubeRay's validation.go allows a RayJob, and more a RayCluster
     cluster = document["spec"].get("rayClusterSpec", document["spec"])
     assert cluster["rayVersion"] == pinned("ray")
     assert cluster["authOptions"] == {"mode": "token"}
@@ -211,23 +223,170 @@ def test_the_ray_job_has_a_deadline_retries_and_a_valid_command() -> None:
     assert validate(Resources, machines).ray_address == "auto"
 
 
+def the_job() -> dict[str, Any]:
+    (job,) = (copy.deepcopy(document) for document in RAY if document["kind"] == "RayJob")
+    return job
+
+
+def head_pod(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+
+
+def gpu_group(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["rayClusterSpec"]["workerGroupSpecs"][-1]
+
+
 BREAKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a key with a typo": lambda job: job["spec"].update(backofLimit=3),
     "no head": lambda job: job["spec"]["rayClusterSpec"].pop("headGroupSpec"),
     "a number for a text": lambda job: job["spec"]["rayClusterSpec"].update(rayVersion=2.6),
-    "another API": lambda job: job.update(apiVersion="ray.io/v1alpha1"),
     "an unknown mode": lambda job: job["spec"]["rayClusterSpec"]["authOptions"].update(mode="password"),
-    "no pods": lambda job: job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].pop("template"),
+    "no pods": lambda job: gpu_group(job).pop("template"),
+    "a text for a number": lambda job: gpu_group(job).update(replicas="2"),
+    "a parameter of ray start that is no text": lambda job: gpu_group(job)["rayStartParams"].update({"num-cpus": 0}),
+    "a typo in a pod": lambda job: head_pod(job).update(serviceAcountName="memlib"),
+    "a typo in a container": lambda job: head_pod(job)["containers"][0].update(volumeMount=[]),
+    "no containers": lambda job: head_pod(job).pop("containers"),
+    "a wrong unit": lambda job: head_pod(job)["containers"][0]["resources"]["limits"].update(memory="16GB"),
+    "a wrong unit of disk": lambda job: gpu_group(job)["template"]["spec"]["volumes"][1]["emptyDir"].update(
+        sizeLimit="400 Gi"
+    ),
+    "a variable that is no text": lambda job: gpu_group(job)["template"]["spec"]["containers"][0]["env"][2].update(value=300),
+    "a time limit that is no number": lambda job: job["spec"].update(activeDeadlineSeconds="2w"),
 }
 
 
 @pytest.mark.parametrize("break_it", BREAKS.values(), ids=BREAKS)
 def test_a_broken_ray_job_violates_the_schema(break_it: Callable[[dict[str, Any]], Any]) -> None:
-    (job,) = (copy.deepcopy(document) for document in RAY if document["kind"] == "RayJob")
-    kuberay(job)
+    job = the_job()
     break_it(job)
     with pytest.raises(jsonschema.ValidationError):
         kuberay(job)
+
+
+# -- every recipe, dry --------------------------------------------------------------------------------
+
+RECIPES = sorted((path.parent.name.replace("_", "-"), path.stem) for path in (DEPLOYMENTS / "recipes").glob("*/*.yaml"))
+"""Audit and name of every shipped recipe."""
+
+
+def rendered(audit: str, recipe: str) -> dict[str, Any]:
+    """Return the shipped RayJob with another recipe in its entry point, and none of the paths of the shipped one's data."""
+    job = the_job()
+    entrypoint = re.sub(
+        r"--set data\.\S+ ", "", job["spec"]["entrypoint"].replace("deja-vu", audit).replace("deja_vu_imagenet", recipe)
+    )
+    job["spec"]["entrypoint"] = entrypoint
+    return job
+
+
+@pytest.mark.parametrize(("audit", "recipe"), RECIPES, ids=[recipe for _, recipe in RECIPES])
+def test_a_ray_job_of_every_recipe_is_valid(audit: str, recipe: str) -> None:
+    job = rendered(audit, recipe)
+    entrypoint = job["spec"]["entrypoint"]
+    words = shlex.split(entrypoint)
+    assert words == entrypoint.split()  # KubeRay puts it into a shell command as it is
+    assert words[:5] == ["memlib", "run", audit, "--recipe", recipe]
+    changes = [word for option, word in itertools.pairwise(words) if option == "--set"]
+    request = AuditRequest.read(recipe, changes, expected=audit)
+    assert (request.resources.ray_address, request.resources.workers_per_model) == ("auto", 8)
+
+
+def test_the_ray_job_of_another_recipe_is_valid_for_kuberay() -> None:
+    job = rendered("exposure", "exposure_smoke")
+    kuberay(job)
+    assert "deja" not in str(job)
+
+
+@pytest.mark.parametrize(("audit", "recipe"), RECIPES, ids=[recipe for _, recipe in RECIPES])
+def test_the_large_deployment_takes_every_recipe(audit: str, recipe: str) -> None:
+    (large,) = (deployment for deployment in deployments() if deployment["name"] == "large")
+    request = AuditRequest.read(recipe, {}, Resources.model_validate(large["parameters"]["resources"]), expected=audit)
+    assert request.resources.ray_address == "auto"
+
+
+def prefect_job(variables: dict[str, Any]) -> dict[str, Any]:
+    """Return the Job of the work pool's template, filled in by Prefect with defaults and variables of a deployment."""
+    pool = json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())
+    defaults = {name: field["default"] for name, field in pool["variables"]["properties"].items() if "default" in field}
+    values = defaults | {"name": "a-run", "command": ["prefect", "flow-run", "execute"], "labels": {}} | variables
+    values["env"] = [{"name": name, "value": value} for name, value in values["env"].items()]  # as the worker does
+    filled = apply_values(pool["job_configuration"]["job_manifest"], values)
+    assert "{{" not in json.dumps(filled)
+    return filled
+
+
+def pod_schema() -> dict[str, Any]:
+    head = KUBERAY["definitions"]["RayCluster"]["properties"]["spec"]
+    for name in ("headGroupSpec", "template"):
+        head = resolved_schema(head)["properties"][name]
+    return {**resolved_schema(head), "definitions": KUBERAY["definitions"]}
+
+
+def resolved_schema(node: dict[str, Any]) -> dict[str, Any]:
+    return KUBERAY["definitions"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def validate_job(job: dict[str, Any]) -> None:
+    template = copy.deepcopy(job["spec"]["template"])
+    for name in IGNORED:
+        del template["spec"][name]
+    jsonschema.Draft7Validator(pod_schema()).validate(template)
+
+
+IGNORED = ("parallelism", "completions")  # keys of a Job that Prefect's worker requires in its pods; Kubernetes drops them
+
+
+@pytest.mark.parametrize("name", [one["name"] for one in deployments() if one["work_pool"]["name"] == "kubernetes"])
+def test_the_job_of_a_deployment_has_valid_pods(name: str) -> None:
+    (found,) = (deployment for deployment in deployments() if deployment["name"] == name)
+    job = prefect_job(found["work_pool"]["job_variables"])
+    validate_job(job)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][2] == found["work_pool"]["job_variables"]["ray_head"]
+    assert container["args"] == ["prefect", "flow-run", "execute"]
+
+
+WRONG = {
+    "a wrong unit": {"memory": "8 GB"},
+    "a text for a list": {"command": "prefect flow-run execute"},
+    "a variable that is no text": {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": 30}},
+    "a secret that is no name": {"secret": {"name": "memlib"}},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_job_variable_makes_invalid_pods(wrong: dict[str, Any]) -> None:
+    (large,) = (deployment for deployment in deployments() if deployment["name"] == "large")
+    with pytest.raises(jsonschema.ValidationError):
+        validate_job(prefect_job(large["work_pool"]["job_variables"] | wrong))
+
+
+def test_quantities_outside_pods_have_units_of_kubernetes() -> None:
+    (pattern,) = {leaf for _, leaf in leaves(KUBERAY) if "KMGTPE" in str(leaf)}
+    (quota,) = (document for _, document in kubernetes() if document.get("kind") == "ResourceQuota")
+    variables = pool_variables("kubernetes")["properties"]
+    quantities = [*quota["spec"]["hard"].values(), variables["cpu"]["default"], variables["memory"]["default"]]
+    assert all(re.match(pattern, quantity) for quantity in quantities)
+    assert not re.match(pattern, "4TB")
+
+
+def test_the_job_has_every_fixed_value_of_prefects_own_template() -> None:
+    """Prefect's worker refuses a Job that lacks what its own template fixes (completions in pods, too)."""
+    own = prefect_templates()["prefect-kubernetes"]["kubernetes"]["default_base_job_configuration"]["job_configuration"]
+    ours = json.loads((DEPLOYMENTS / "kubernetes" / "work-pool.json").read_text())["job_configuration"]
+    fixed = {place: value for place, value in leaves(own["job_manifest"]) if "{{" not in str(value)}
+    assert len(fixed) >= 6
+    assert fixed.items() <= dict(leaves(ours["job_manifest"])).items()
+    assert set(ours) <= set(own)
+
+
+def leaves(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in inside:
+        yield from leaves(value, (*place, key))
+    if not isinstance(node, dict | list):
+        yield place, node
 
 
 def test_secrets_named_in_manifests_are_those_of_the_example() -> None:

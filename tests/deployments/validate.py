@@ -1,13 +1,17 @@
 """Check manifests against the schemas and linters of the tools that read them; `make validate` runs it in its own environment.
 
-compose.yaml: compose-spec's JSON schema. Kubernetes objects, and the pods within KubeRay's and within the work pool's job:
-Kubernetes' OpenAPI schemas, strictly. Dockerfile: hadolint. Scripts: shellcheck. All come with packages; nothing is fetched.
+compose.yaml: compose-spec's JSON schema. Kubernetes objects, and the pods within KubeRay's: Kubernetes' OpenAPI schemas,
+strictly; KubeRay's: its own definitions, too (kuberay.py). The work pool: Prefect's Kubernetes worker makes the job of each
+deployment, which Kubernetes' schema must accept. Dockerfile: hadolint. Scripts: shellcheck. All come with packages; nothing is
+fetched.
 """
 
+import asyncio
+import copy
 import json
-import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,11 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import yaml
+from prefect.client.schemas.objects import Flow, FlowRun
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
 KUBERNETES = "1.33"
-SAMPLES = {"command": ["prefect", "flow-run", "execute"], "env": [{"name": "A", "value": "b"}], "labels": {}, "name": "run"}
-SAMPLES |= {"image": "memlib", "ray_head": "head:6379"}
+IGNORED = ("parallelism", "completions")  # keys of a Job that Prefect's worker requires in its pods; Kubernetes drops them
 
 
 def problems(folder: Path) -> Iterator[str]:
@@ -31,7 +36,7 @@ def problems(folder: Path) -> Iterator[str]:
         if not path.stem.endswith("-values"):
             for document in yaml.safe_load_all(path.read_text()):
                 yield from _object(path.name, document)
-    yield from _object("work-pool.json", _job(json.loads((folder / "kubernetes" / "work-pool.json").read_text())))
+    yield from _jobs(folder)
 
 
 def _said(tool: str, *arguments: str) -> Iterator[str]:
@@ -42,7 +47,8 @@ def _said(tool: str, *arguments: str) -> Iterator[str]:
 
 def _object(name: str, document: dict[str, Any]) -> Iterator[str]:
     if document["apiVersion"] == "ray.io/v1":
-        schema = json.loads(Path(__file__).with_name("kuberay.json").read_text())
+        definitions = json.loads(Path(__file__).with_name("kuberay.json").read_text())["definitions"]
+        schema = {**definitions[document["kind"]], "definitions": definitions}
         for error in jsonschema.Draft7Validator(schema).iter_errors(document):
             yield f"{name}: {error.json_path}: {error.message}"
         for template in _templates(document):
@@ -70,22 +76,28 @@ def _templates(node: Any) -> Iterator[dict[str, Any]]:
             yield from _templates(value)
 
 
-def _job(pool: dict[str, Any]) -> dict[str, Any]:
-    """The job that a worker makes of the pool's template, with the variables' defaults and some samples."""
-    variables = pool["variables"]["properties"]
-    values = {name: field["default"] for name, field in variables.items() if "default" in field} | SAMPLES
+def _jobs(folder: Path) -> Iterator[str]:
+    pool = json.loads((folder / "kubernetes" / "work-pool.json").read_text())
+    for deployment in yaml.safe_load((folder / "prefect.yaml").read_text())["deployments"]:
+        if deployment["work_pool"]["name"] == "kubernetes":
+            name = f"work-pool.json, deployment {deployment['name']}"
+            try:
+                job = asyncio.run(_job(pool, deployment["work_pool"]["job_variables"]))
+            except (ValueError, jsonschema.ValidationError) as error:
+                yield f"{name}: {error}"
+            else:
+                yield from _object(name, job)
 
-    def filled(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: filled(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [filled(value) for value in node]
-        if isinstance(node, str) and (whole := re.fullmatch(r"{{ (\w+) }}", node)):
-            return values[whole[1]]
-        return re.sub(r"{{ (\w+) }}", lambda found: str(values[found[1]]), node) if isinstance(node, str) else node
 
-    job: dict[str, Any] = filled(pool["job_configuration"]["job_manifest"])
-    return job
+async def _job(pool: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+    """Return the Job that Prefect's worker makes of the pool's template for a run of a deployment."""
+    jsonschema.validate(variables, pool["variables"])  # as the server does
+    template, no_server = copy.deepcopy(pool), object()
+    made = await KubernetesWorkerJobConfiguration.from_template_and_values(template, variables, client=no_server)
+    made.prepare_for_flow_run(FlowRun(flow_id=uuid.uuid4(), name="a-run"), flow=Flow(name="audit"))
+    for name in IGNORED:
+        del made.job_manifest["spec"]["template"]["spec"][name]
+    return made.job_manifest
 
 
 def main() -> int:
