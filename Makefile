@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate validity bench-check gpu-check drill drill-slurm faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -24,6 +24,7 @@ help:
 	@echo "make locks      write locks/*.txt, the hashes of all that is installed, from constraints.txt"
 	@echo "make sbom       write a CycloneDX list of all that is installed, memlib-cpu.cdx.json"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
+	@echo "make image-check  the image, built by buildah and tried by a smoke audit; says what is missing; 15 GB while it runs"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make bench-check  whether memlib is still as fast beside plain versions as docs/benchmarks.md says, as ratios; minutes"
 	@echo "make gpu-check  a GPU against the CPU: search, embedding, training of every objective; speed and memory; minutes"
@@ -73,6 +74,9 @@ pins: .venv/$(FAISS)-test
 validate: .venv/validate/done
 	.venv/validate/bin/python tests/deployments/validate.py
 
+image-check:
+	@deployments/check-image.sh
+
 validity: .venv/$(FAISS)-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.validity $(PART)
 
@@ -99,9 +103,9 @@ drill-slurm: .venv/$(FAISS)
 	$(FOR_GPU)
 	@touch .venv/$(FAISS) .venv/$(FAISS)-test $@
 
-.venv/validate/done: tests/deployments/requirements.txt
+.venv/validate/done: tests/deployments/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv/validate
-	.venv/validate/bin/python -m pip install --quiet -r $<
+	.venv/validate/bin/python -m pip install --quiet -r $< -c constraints.txt
 	@touch $@
 
 .venv/bin/python:

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -446,10 +447,31 @@ def test_compose_publishes_only_on_loopback_and_contains_no_secret() -> None:
     assert worker["command"][-1].removeprefix("--pool=") in pools
 
 
-@pytest.mark.parametrize("name", ["set-up.sh", "in-ray-cluster.sh", "slurm/audit.sbatch"])
+@pytest.mark.parametrize("name", ["set-up.sh", "in-ray-cluster.sh", "check-image.sh", "slurm/audit.sbatch"])
 def test_deployment_scripts_are_valid_bash(name: str) -> None:
     done = subprocess.run(["bash", "-n", str(DEPLOYMENTS / name)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("there", [(), ("buildah",)], ids=["nothing", "no stand-in"])
+def test_the_check_of_the_image_names_the_program_that_is_missing(tmp_path: Path, there: tuple[str, ...]) -> None:
+    for program in ("bash", "dirname", "mktemp", "rm", "sed"):
+        (tmp_path / program).symlink_to(shutil.which(program) or "")
+    for program in there:  # pulls nothing
+        (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
+    images = tmp_path / "images"
+    images.mkdir()
+    done = subprocess.run(
+        [tmp_path / "bash", DEPLOYMENTS / "check-image.sh"],
+        env={"PATH": str(tmp_path), "IMAGE_FOLDER": str(images)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{'mmdebstrap' if there else 'buildah'} is missing")
+    assert list(images.iterdir()) == []
 
 
 def test_the_slurm_job_is_requeued_and_uses_a_ray_token() -> None:
