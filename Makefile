@@ -24,7 +24,7 @@ help:
 	@echo "make locks      write locks/*.txt, the hashes of all that is installed, from constraints.txt"
 	@echo "make sbom       write a CycloneDX list of all that is installed, memlib-cpu.cdx.json"
 	@echo "make validate   manifests in deployments/ against schemas and linters, in an environment of its own"
-	@echo "make image-check  the image, built by buildah and tried by a smoke audit; says what is missing; 15 GB while it runs"
+	@echo "make image-check  the image, built by buildah and tried by a smoke audit; says what is missing; 30 GB while it runs"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make bench-check  whether memlib is still as fast beside plain versions as docs/benchmarks.md says, as ratios; minutes"
 	@echo "make gpu-check  a GPU against the CPU: search, embedding, training of every objective; speed and memory; minutes"

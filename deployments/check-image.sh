@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check-image.sh: builds the cpu image of the Dockerfile and runs a smoke audit in it, without a container engine or a registry.
-# It needs buildah and 15 GB in IMAGE_FOLDER, which are freed at the end, and installs nothing. If the base image cannot be
+# It needs buildah and 30 GB in IMAGE_FOLDER (/var/tmp), freed at the end, and installs nothing. If the base image cannot be
 # pulled, mmdebstrap makes a stand-in of Debian's packages. BUILD_OPTIONS are passed to buildah build: --volume, --build-arg.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -40,7 +40,7 @@ run() {
   echo "$ $*"
   buildah run "$container" -- "$@"
 }
-run bash -c 'test "$(id --user)" = 1000 && ! test -w /opt/memlib && wget --version >/dev/null && ulimit -n 65536' # as KubeRay starts Ray
+run bash -c 'test "$(id --user)" = 1000 && ! test -w /opt/memlib && wget --version >/dev/null' # of KubeRay's probes
 run bash -n /opt/memlib/deployments/in-ray-cluster.sh
 run python -c 'import flows.deployed' # what a Prefect worker loads
 run memlib --help
