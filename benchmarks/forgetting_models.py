@@ -44,7 +44,7 @@ def main() -> None:
         data = TrainingData(
             shard, runner.run(flow.DrawMixes(sets, {model.name: (model.shares, model.seed) for model in models}))
         )
-        classes, spent, worst = sets.num_classes, {"together": 0.0, "singly": 0.0}, 0.0
+        classes, spent, worst = len(set(data.labels.tolist())), {"together": 0.0, "singly": 0.0}, 0.0
 
         def train(chunk: list[Any], recipe: Any) -> dict[str, tuple[float, Any]]:
             singles = [flow._single(recipe, data, model, classes) for model in chunk]
