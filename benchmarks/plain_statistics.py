@@ -57,8 +57,15 @@ def compare(name: str, functions: Both, repeats: int, *, decimals: int | None = 
     if decimals is None:
         np.testing.assert_equal(*results)
     else:
-        np.testing.assert_almost_equal(*results, decimal=decimals)
+        np.testing.assert_almost_equal(*(numbers(result) for result in results), decimal=decimals)
     print(f"{name:66} plain {plain:7.3f} s   ours {ours:7.3f} s   ratio {plain / ours:6.1f}", flush=True)
+
+
+def numbers(result: object) -> NDArray[np.float64]:
+    """Return all numbers of nested tuples, lists and arrays, (count,)."""
+    if isinstance(result, tuple | list):
+        return np.concatenate([numbers(part) for part in result])
+    return np.ravel(np.asarray(result, dtype=np.float64))
 
 
 def nothing() -> None:
