@@ -412,7 +412,7 @@ def imagenet(sizes: Sequence[int], largest: int, folder: str | None) -> None:
         here.mkdir(parents=True, exist_ok=True)
         measure(sizes, largest, here)
         if sizes and not kill(sizes[0], here):
-            raise SystemExit("a kill lost work, or changed what was found")
+            raise SystemExit("a kill came too late, lost work or changed what was found")
 
 
 if __name__ == "__main__":
