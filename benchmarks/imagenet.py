@@ -112,11 +112,12 @@ def cluster() -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     from ray.cluster_utils import Cluster
 
-    with tempfile.TemporaryDirectory(
-        prefix="ray", ignore_cleanup_errors=True
-    ) as folder:  # not where other clusters leave theirs
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
-        started = Cluster(initialize_head=True, head_node_args=head)
+    # not where other clusters leave their addresses
+    with (
+        tempfile.TemporaryDirectory(prefix="m", ignore_cleanup_errors=True) as folder,
+        mock.patch.dict(os.environ, RAY_TMPDIR=folder),
+    ):
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:
             started.add_node(num_cpus=os.cpu_count() or 1)
             yield started.address
