@@ -47,7 +47,7 @@ def main() -> None:
         classes, spent, worst = len(set(data.labels.tolist())), {"together": 0.0, "singly": 0.0}, 0.0
 
         def train(chunk: list[Any], recipe: Any) -> dict[str, tuple[float, Any]]:
-            singles = [flow._single(recipe, data, model, classes) for model in chunk]
+            singles = [flow._single(recipe, data, [model], classes) for model in chunk]
             return {
                 "together": timed(lambda: runner.run(flow._stack(recipe, data, chunk, classes))),
                 "singly": timed(lambda: runner.run_all(singles)),
@@ -55,7 +55,7 @@ def main() -> None:
 
         warm = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": 1})})
         train(models[:2], warm)
-        for chunk in flow._chunks(models):
+        for chunk in flow._chunks(models, flow.CHUNK):
             both = train(list(chunk), recipe)
             for side, (seconds, _) in both.items():
                 spent[side] += seconds

@@ -33,13 +33,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
-KILLED = (
-    "decode_block",
-    "decode",
-    "embed",
-    "search",
-    "score",
-)  # stages in which the driver is killed, where an audit has them
+KILLED = ("decode_block", "decode", "embed", "search", "score")  # stages in which the driver is killed, if there
 ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run computes like any other run
 KILL_SECONDS = 2.0  # after the start of a stage with a single part
 RECIPE: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Audits as large as memlib promises: time and memory of each stage, and how they grow.
 
-    python benchmarks/larger.py                    all, about an hour on one core
+    python benchmarks/larger.py                    all, ten minutes of one core
     python benchmarks/larger.py --only nets        10,000 nets of a unique-feature audit
     python benchmarks/larger.py --only pool        forgetting with 50,000 examples that are queried
     python benchmarks/larger.py --only secrets     2,000 secrets in a text

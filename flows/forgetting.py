@@ -17,7 +17,7 @@ from memlib.identity import derive_seed
 from memlib.observe.models import Trained
 from memlib.observe.stages import ModelOutputs
 from memlib.observe.supplied_outputs import SuppliedOutputs, read_outputs
-from memlib.pipeline.stage import Artifact, Runner
+from memlib.pipeline.stage import Artifact, Runner, Stage
 from memlib.runs.records import RunRecord
 from memlib.specs import ExternalClassifierSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
@@ -116,25 +116,19 @@ def _train(
     num_classes: int,
 ) -> list[_Chunk]:
     """Train small models in chunks of one composition, hence with equally many examples, and large models singly."""
-    mixed = TrainingData(data.shard, mixes)
-    if not _are_small(recipe):
-        singles = [_single(recipe, mixed, model, num_classes) for model in models]
-        return [
-            _Chunk(stage.label, [model], artifact)
-            for stage, model, artifact in zip(singles, models, runner.run_all(singles), strict=True)
-        ]
-    chunks = _chunks(models)
-    stacks = [_stack(recipe, mixed, chunk, num_classes) for chunk in chunks]
+    mixed, small = TrainingData(data.shard, mixes), _are_small(recipe)
+    chunks = _chunks(models, CHUNK if small else 1)
+    stages: list[Stage[Any]] = [(_stack if small else _single)(recipe, mixed, chunk, num_classes) for chunk in chunks]
     return [
         _Chunk(stage.label, chunk, artifact)
-        for stage, chunk, artifact in zip(stacks, chunks, runner.run_all(stacks), strict=True)
+        for stage, chunk, artifact in zip(stages, chunks, runner.run_all(stages), strict=True)
     ]
 
 
-def _chunks(models: Sequence[_Model]) -> list[Sequence[_Model]]:
-    """Return the models of each composition, at most CHUNK at a time."""
+def _chunks(models: Sequence[_Model], size: int) -> list[Sequence[_Model]]:
+    """Return the models of each composition, at most `size` at a time."""
     groups = [list(group) for _, group in groupby(models, key=lambda model: (model.group, model.target))]
-    return [group[start : start + CHUNK] for group in groups for start in range(0, len(group), CHUNK)]
+    return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
 
 
 def _stack(recipe: Recipe, data: TrainingData, models: Sequence[_Model], num_classes: int) -> TrainSubsets:
@@ -142,7 +136,8 @@ def _stack(recipe: Recipe, data: TrainingData, models: Sequence[_Model], num_cla
     return TrainSubsets(sets, recipe.model, recipe.training, tuple(model.seed for model in models))
 
 
-def _single(recipe: Recipe, data: TrainingData, model: _Model, num_classes: int) -> Train:
+def _single(recipe: Recipe, data: TrainingData, models: Sequence[_Model], num_classes: int) -> Train:
+    (model,) = models
     return Train(
         name=model.name,
         model=recipe.model,

@@ -12,7 +12,7 @@ from memlib.recipes.files import validate
 @pytest.mark.parametrize("name", larger.CASES)
 def test_recipes_are_valid(name: str, tmp_path: Path) -> None:
     recipe = larger.CASES[name].recipe(400, tmp_path)
-    validate(AUDITS[recipe["audit"].replace("_", "-")].recipe, recipe)
+    assert validate(AUDITS[recipe["audit"].replace("_", "-")].recipe, recipe).title == recipe["title"]
 
 
 def test_exponents_are_those_of_notable_stages_and_of_all() -> None:
