@@ -9,7 +9,7 @@ TORCH_INDEX ?=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm faults fuzz clean help
+.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -32,6 +32,7 @@ help:
 	@echo "make fuzz       damage every kind of file that is read, 20,000 times; prints docs/reliability.md's table, ten minutes"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
 	@echo "make drill-slurm  Slurm with two nodes on this machine: time limit, lost node, cancel, job array; half an hour"
+	@echo "make drill-cluster  Prefect, S3 and three machines made of namespaces: cut cables, lost power; root, half an hour"
 	@echo "make clean      remove .venv and caches"
 
 audit: .venv/$(FAISS)
@@ -97,6 +98,9 @@ drill: .venv/$(FAISS)
 
 drill-slurm: .venv/$(FAISS)
 	$(BIN)/python -m deployments.slurm.drill
+
+drill-cluster: .venv/$(FAISS)-test
+	$(BIN)/python -m deployments.cluster.drill
 
 .venv/docs: .venv/$(FAISS)-test
 	$(INSTALL) docs

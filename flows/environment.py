@@ -10,14 +10,13 @@ def prepare_environment() -> None:
 
 
 def _quiet_prefect() -> None:
-    """Set defaults for Prefect: no log output, enough time to start a local API server, and flow heartbeats."""
+    """Set defaults for Prefect: no log output, and enough time to start a local API server."""
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # Prefect's telemetry, and its notice
-    os.environ.setdefault("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "30")  # expected by deployments/automations.yaml
 
 
 def _reach_this_machine_directly() -> None:

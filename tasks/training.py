@@ -200,9 +200,9 @@ def _fit(
 ) -> str | None:
     """Run one TorchTrainer.fit over all jobs; return an error message, or None."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
-    from tasks.meeting import MeetInFile
+    from tasks.meeting import MeetAtAddress, MeetInFile
     from tasks.workers import train_worker  # loads Ray, which is not needed if all models are in the store
 
     name = f"memlib-{uuid.uuid4().hex[:12]}"  # unique per attempt, so that Ray does not restore a finished run
@@ -228,7 +228,7 @@ def _fit(
                 use_gpu=use_gpu,
                 resources_per_worker=dict(needs),
             ),
-            torch_config=MeetInFile(**group, folder=str(folder)) if is_local else TorchConfig(**group),
+            torch_config=MeetInFile(**group, folder=str(folder)) if is_local else MeetAtAddress(**group),
             run_config=RunConfig(
                 name=name,
                 worker_runtime_env={"env_vars": worker_environment() | loopback},

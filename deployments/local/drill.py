@@ -3,7 +3,7 @@
     python -m deployments.local.drill
 
 Everything is in a temporary folder and on loopback, except Ray, which listens on all addresses and requires a token; all
-processes are ended afterwards. Needs Linux and PostgreSQL's binaries; takes ten minutes.
+processes are ended afterwards. Needs Linux and PostgreSQL's binaries; takes a quarter of an hour.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def kill_and_resume(drill: Drill) -> str:
     drill.new_worker()
     if (state := drill.api.flow_run(run)["state_name"]) != "Running":
         raise Unexpected(f"a killed run cannot report its end, but its state is {state}")
-    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to mark the run as crashed", seconds=240)
+    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to mark the run as crashed", seconds=600)
     wait_for(lambda: _was(drill.api, run, "AwaitingRetry"), "the automation to retry it", seconds=120)
     wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
     ended = drill.api.completed(run, seconds=400)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from deployments.local.processes import Unexpected
 
 T = TypeVar("T")
+UNEQUAL = "table=runs"  # folder of the table that says who ran it, where and for how long: of no two runs the same
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def rehearse(
     else:
         print(f"logs and store: {folder}")
     return 0 if good else 1
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the steps as a table in Markdown."""
+    lines = [f"| {row.what} | {row.verdict} | {row.saw} | {row.seconds:.0f} |".replace("\n", " ") for row in rows]
+    return "\n".join(["| step | | observed | s |", "|---|---|---|---|", *lines])
 
 
 def _interrupt(*_: object) -> None:

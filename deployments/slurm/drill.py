@@ -18,7 +18,7 @@ from typing import Any
 
 from deployments.local.processes import Unexpected, call, descendants, kill_marked, marked, wait_for
 from deployments.local.services import environment_for
-from deployments.local.steps import Row, rehearse
+from deployments.local.steps import UNEQUAL, markdown, rehearse
 from deployments.slurm.services import Cluster, missing, search_path, slurm
 
 SCRIPT = Path(__file__).with_name("audit.sbatch")
@@ -29,7 +29,6 @@ DEJA_VU = ("deja-vu", "--recipe", str(TINY), *(part for key, value in LONGER.ite
 EXPOSURE = ("sweep", "--recipe", str(SWEEP), "--cell", "1")
 OVERRIDDEN = ("--cpus-per-task=1", "--gpus-per-node=0")  # 64 and 8 in audit.sbatch
 ALONE = "import json, memlib, sys; memlib.run(sys.argv[1], store=sys.argv[2], changes=json.loads(sys.argv[3]), quiet=True)"
-UNEQUAL = "table=runs"  # who ran it, where and for how long
 
 
 @dataclass
@@ -254,18 +253,12 @@ def everything(folder: Path) -> Iterator[Drill]:
         kill_marked(mark)
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the steps as a table in Markdown."""
-    lines = [f"| {row.what} | {row.verdict} | {row.saw} | {row.seconds:.0f} |".replace("\n", " ") for row in rows]
-    return "\n".join(["| step | | observed | s |", "|---|---|---|---|", *lines])
-
-
 def main() -> int:
     """Run the drill and print the table; say in one line what is not installed."""
     if lacking := missing(search_path()):
         print(lacking, file=sys.stderr)
         return 2
-    return rehearse("slurm", everything, STEPS, table)
+    return rehearse("slurm", everything, STEPS, markdown)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.local.processes import Unexpected, with_variable
-from deployments.local.steps import Row, carry_out, rehearse
+from deployments.local.steps import Row, carry_out, markdown, rehearse
 from deployments.slurm import drill
 from deployments.slurm.services import COMMANDS, DAEMONS, NODES, configuration, missing
 from memlib.recipes.cells import cells_of
@@ -66,7 +66,7 @@ def test_the_drill_starts_nothing_where_a_program_is_missing(
 
 def test_the_table_has_a_line_for_each_step() -> None:
     rows = [Row("ok", "first", "two\nlines", 1.4), Row("FAILED", "second", "why", 60)]
-    assert drill.table(rows).splitlines() == [
+    assert markdown(rows).splitlines() == [
         "| step | | observed | s |",
         "|---|---|---|---|",
         "| first | ok | two lines | 1 |",
@@ -115,12 +115,12 @@ def test_a_drill_ends_at_its_first_failed_step_and_keeps_the_folder(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert rehearse("x", contextlib.nullcontext, {"first": note, "second": fail, "third": note}, drill.table) == 1
+    assert rehearse("x", contextlib.nullcontext, {"first": note, "second": fail, "third": note}, markdown) == 1
     (kept,) = tmp_path.iterdir()
     assert [path.name for path in kept.iterdir()] == ["noted"]
     said = capsys.readouterr().out
     assert "| first | ok | seen | 0 |\n| second | FAILED | a process is left | 0 |\n" in said
     assert str(kept) in said
     assert "third" not in said
-    assert rehearse("x", contextlib.nullcontext, {"first": note}, drill.table) == 0
+    assert rehearse("x", contextlib.nullcontext, {"first": note}, markdown) == 0
     assert list(tmp_path.iterdir()) == [kept]

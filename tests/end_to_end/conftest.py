@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, saved_models, wait_for
-from swift_server import SwiftServer, install
+
+from deployments.local.swift import Missing, SwiftServer, install
 
 MODELS = 2  # of the tiny audit, which train side by side
 
@@ -74,7 +75,11 @@ def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[
 def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
     """A real S3 server; it is installed once for a checkout."""
     tools = Path(os.environ.get("MEMLIB_TEST_TOOLS", Path(__file__).parents[2] / ".venv" / "tools"))
-    server = SwiftServer(tmp_path_factory.mktemp("swift"), install(tools / "swift"))
+    try:
+        server = SwiftServer(tmp_path_factory.mktemp("swift"), install(tools / "swift"))
+        server.prepare()
+    except Missing as missing:
+        pytest.skip(str(missing))
     try:
         server.start()
         yield server

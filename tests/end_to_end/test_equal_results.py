@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from faults import ray_cluster
 from harness import Memlib, published
-from swift_server import SwiftServer
 from test_membership import NETS
 from test_s3_server import s3_manifest, s3_tables
+
+from deployments.local.swift import SwiftServer
 
 pytestmark = pytest.mark.slow
 # the command, with parts of another size, which says at its end what it asked of S3

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from faults import Watched
 from harness import Memlib, published, unlike
-from swift_server import SwiftServer
 from test_prefect_server import ask
 from test_unique_feature import MOONS, wrote
 
+from deployments.local.swift import SwiftServer
 from memlib.errors import CorruptArtifact, StoreRefused
 from memlib.runs.index import list_runs
 from memlib.store import Ref, Store

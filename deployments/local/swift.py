@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, in contrast to moto: OpenStack Swift with its S3 interface.
+"""A real S3 server, in contrast to moto: OpenStack Swift with its S3 interface.
 
 It checks signatures, stores its data durably on disk, and can be killed with -9 and started again with the data it had.
 """
@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import botocore.session
-import pytest
+
+from deployments.local.processes import Unexpected, start, wait_for
 
 SWIFT = "swift==2.38.3"
 PARTS = ("account", "container", "object")
-KEY, SECRET = "memlib:u", "secret-of-the-tests"
+KEY, SECRET = "memlib:u", "secret-of-a-server-that-ends-with-its-test"
 SWIFT_CONF = """
 [swift-hash]
 swift_hash_path_suffix = tests
@@ -47,13 +48,15 @@ use = egg:swift#{part}
 """
 PROXY_CONF = f"""
 [DEFAULT]
-bind_ip = 127.0.0.1
+bind_ip = {{host}}
 bind_port = {{port}}
 workers = 0
 swift_dir = {{folder}}
 log_level = WARNING
 [pipeline:main]
-pipeline = catch_errors gatekeeper healthcheck proxy_logging listing_formats bulk s3api tempauth slo dlo versioned_writes symlink proxy_logging proxy-server
+pipeline =
+    catch_errors gatekeeper healthcheck proxy_logging listing_formats bulk s3api tempauth slo dlo versioned_writes symlink
+    proxy_logging proxy-server
 [app:proxy-server]
 use = egg:swift#proxy
 account_autocreate = true
@@ -87,8 +90,16 @@ use = egg:swift#symlink
 """
 
 
+class Missing(Exception):
+    """Something that Swift needs is not there."""
+
+
 def install(folder: Path) -> Path:
-    """Makes a virtual environment with Swift in `folder`, once; returns the folder of its programs."""
+    """Make a virtual environment with Swift in `folder`, once, and return the folder of its programs.
+
+    Raises:
+        Missing: if pip cannot get Swift.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be at it
@@ -97,16 +108,17 @@ def install(folder: Path) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
             command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--retries", "1"]
-            pip = subprocess.run([*command, SWIFT, "setuptools<81"], capture_output=True, text=True)
+            pip = subprocess.run([*command, SWIFT, "setuptools<81"], capture_output=True, text=True, check=False)
             if "from versions: none" in pip.stderr or "Retrying (" in pip.stderr:
-                pytest.skip(f"pip cannot get {SWIFT} from PyPI: {pip.stderr.strip().splitlines()[-1]}")
-            assert pip.returncode == 0, pip.stderr
+                raise Missing(f"pip cannot get {SWIFT} from PyPI: {pip.stderr.strip().splitlines()[-1]}")
+            if pip.returncode != 0:
+                raise Missing(f"pip did not install {SWIFT}: {pip.stderr.strip()}")
             done.touch()
     return folder / "bin"
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports on loopback below those that outgoing connections get: the server comes back to them after a while away."""
+    """Return ports on loopback below those that outgoing connections get: the server comes back to them."""
     found: list[int] = []
     while len(found) < number:
         port = random.SystemRandom().randrange(15000, 32000)
@@ -118,38 +130,65 @@ def free_ports(number: int) -> list[int]:
 
 @dataclass
 class SwiftServer:
-    """One account of one user, on one device; `programs` is what `install` returned."""
+    """One account of one user, on one device.
+
+    Attributes:
+        folder: its data, configuration and logs.
+        programs: what `install` returned.
+        host: the address of its S3 interface.
+        ports: the ports of its processes.
+    """
 
     folder: Path
     programs: Path
+    host: str = "127.0.0.1"
     ports: dict[str, int] = field(default_factory=dict)
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.ports['proxy']}"
+        """The URL of its S3 interface."""
+        return f"http://{self.host}:{self.ports['proxy']}"
 
     @property
     def environment(self) -> dict[str, str]:
+        """The environment of its clients."""
         return {
             "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": self.endpoint,
         }  # fmt: skip
 
+    def prepare(self) -> None:
+        """Make its device, configuration and rings.
+
+        Raises:
+            Missing: if the folder cannot hold its device.
+        """
+        device = self.folder / "devices" / "d1"
+        device.mkdir(parents=True)
+        try:
+            os.setxattr(device, "user.swift.probe", b"1")
+        except (OSError, AttributeError) as error:
+            raise Missing(f"Swift needs user xattrs, which {device} does not have: {error}") from error
+        self.ports = dict(zip((*PARTS, "proxy"), free_ports(4), strict=True))
+        (self.folder / "swift.conf").write_text(SWIFT_CONF)
+        for part, port in self.ports.items():
+            text = PROXY_CONF if part == "proxy" else STORAGE_CONF
+            (self.folder / f"{part}.conf").write_text(text.format(host=self.host, port=port, folder=self.folder, part=part))
+        for part in PARTS:
+            ring = [str(self.programs / "swift-ring-builder"), str(self.folder / f"{part}.builder")]
+            where = f"--region 1 --zone 1 --ip 127.0.0.1 --port {self.ports[part]} --device d1 --weight 1"
+            for step in ("create 4 1 1", f"add {where}", "rebalance"):
+                subprocess.run([*ring, *step.split()], check=True, capture_output=True)
+
     def start(self) -> None:
-        """Starts the server, on the same ports and data as before if there was a before, and waits until it answers."""
-        if not self.ports:
-            self._prepare()
+        """Start the server that was prepared, on the ports and data that it had before, if any, and wait until it answers."""
         for part in (*PARTS, "proxy"):
             self._running.append(self._run(part))
-        end = time.monotonic() + 60
-        while not all(self._answers(part) for part in self.ports):
-            assert all(process.poll() is None for process in self._running), self.log()
-            assert time.monotonic() < end, self.log()
-            time.sleep(0.05)
+        wait_for(self._is_up, "Swift", seconds=60)
 
     def stop(self) -> None:
-        """Kills the server; what it has acknowledged stays."""
+        """Kill the server; what it has acknowledged stays."""
         for process in reversed(self._running):  # the proxy first: it needs the others for what it has begun
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -157,39 +196,28 @@ class SwiftServer:
         self._running.clear()
 
     def make_bucket(self, name: str) -> None:
+        """Create a bucket."""
         names = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
         client = botocore.session.get_session().create_client("s3", endpoint_url=self.endpoint, **names)
         client.create_bucket(Bucket=name)
 
     def log(self) -> str:
+        """Return what all its processes have written."""
         return "\n".join(path.read_text() for path in self.folder.glob("*.log"))
 
-    def _prepare(self) -> None:
-        device = self.folder / "devices" / "d1"
-        device.mkdir(parents=True)
-        try:
-            os.setxattr(device, "user.swift.probe", b"1")
-        except (OSError, AttributeError) as error:
-            pytest.skip(f"Swift needs user xattrs, which {device} does not have: {error}")
-        self.ports = dict(zip((*PARTS, "proxy"), free_ports(4), strict=True))
-        (self.folder / "swift.conf").write_text(SWIFT_CONF)
-        for part, port in self.ports.items():
-            text = PROXY_CONF if part == "proxy" else STORAGE_CONF
-            (self.folder / f"{part}.conf").write_text(text.format(port=port, folder=self.folder, part=part))
-        for part in PARTS:
-            ring = [str(self.programs / "swift-ring-builder"), str(self.folder / f"{part}.builder")]
-            where = f"--region 1 --zone 1 --ip 127.0.0.1 --port {self.ports[part]} --device d1 --weight 1"
-            for step in ("create 4 1 1", f"add {where}", "rebalance"):
-                subprocess.run([*ring, *step.split()], check=True, capture_output=True)
+    def _is_up(self) -> bool:
+        if any(process.poll() is not None for process in self._running):
+            raise Unexpected(f"Swift has ended: {self.log()[-2000:]}")
+        return all(self._answers(part) for part in self.ports)
 
     def _run(self, part: str) -> subprocess.Popen[bytes]:
         command = [str(self.programs / f"swift-{part}-server"), str(self.folder / f"{part}.conf"), "--verbose"]
-        with open(self.folder / f"{part}.log", "ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        return start(command, os.environ, self.folder / f"{part}.log")
 
     def _answers(self, part: str) -> bool:
+        host = self.host if part == "proxy" else "127.0.0.1"
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{self.ports[part]}/healthcheck", timeout=10)
+            urllib.request.urlopen(f"http://{host}:{self.ports[part]}/healthcheck", timeout=10)
         except urllib.error.HTTPError:
             return True  # only the proxy knows that path
         except OSError:

@@ -1,0 +1,1 @@
+"""A drill of failures between machines: Prefect, S3 and Ray, whose nodes are network namespaces."""
