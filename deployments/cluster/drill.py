@@ -37,7 +37,6 @@ USERS = ("ann", "ben")
 POOL = "in-ray-cluster"
 TRAINING, STARTED = "ray::RayTrainWorker", "Ray runtime started"  # Ray's name of a process, and its words
 OUTAGE, CUT = 20.0, 8.0  # seconds without S3, and of a cut that Ray survives
-IMAGES = "MEMLIB_DRILL_IMAGES"
 MAKE = """
 import json, pathlib, sys
 from benchmarks.imagenet import make_images, recipe_of
@@ -54,6 +53,7 @@ class Cluster(Drill):
     swift: SwiftServer = field(kw_only=True)
     head: str = field(kw_only=True)
     machines: list[Machine] = field(kw_only=True)
+    images: int = field(kw_only=True)
 
     def audit(self, name: str, **resources: Any) -> str:
         """Start the longer audit in a store of its own, and return the run's id."""
@@ -219,12 +219,12 @@ def slow_storage(drill: Cluster) -> str:
     """Give one machine a disk that writes two mebibytes a second."""
     machine = drill.machines[0]
     machine.lose_power()
-    machine.disk = slow_disk(drill.folder / "disks" / "slow.image", 1500)
-    machine.boot(drill.environment)
-    drill.join(machine)
-    began = time.monotonic()
-    said = drill.equal(drill.audit("disk"), "disk")
-    return f"2 MiB/s on {machine.name}: {time.monotonic() - began:.0f} s; {said}"
+    with slow_disk(drill.folder / "disks" / "slow.image", 1500) as machine.disk:
+        machine.boot(drill.environment)
+        drill.join(machine)
+        began = time.monotonic()
+        said = drill.equal(drill.audit("disk"), "disk")
+        return f"2 MiB/s on {machine.name}: {time.monotonic() - began:.0f} s; {said}"
 
 
 def no_s3(drill: Cluster) -> str:
@@ -240,9 +240,8 @@ def no_s3(drill: Cluster) -> str:
 
 def large(drill: Cluster) -> str:
     """Audit many images, which lie on S3, while others read the results that are there."""
-    count = int(os.environ[IMAGES])
     recipe, images = drill.folder / "large.json", drill.folder / "images"
-    recipe.write_text(call([sys.executable, "-c", MAKE, str(images), str(count)], os.environ, cwd=DEPLOYMENTS.parent))
+    recipe.write_text(call([sys.executable, "-c", MAKE, str(images), str(drill.images)], os.environ, cwd=DEPLOYMENTS.parent))
     drill.files.put(str(images), f"{BUCKET}/images", recursive=True)
     given = {"recipe": str(recipe), "changes": {"data.source.path": f"s3://{BUCKET}/images"}}
     run = drill.start("cluster", **given, resources={"ray_address": "auto"}, store=drill.uri("quiet"))
@@ -256,7 +255,7 @@ def large(drill: Cluster) -> str:
     if reading.failed or not reading.reads:
         raise Unexpected(f"after {reading.reads} reads: {reading.failed}")
     read = f"{reading.reads} reads each by DuckDB and Polars, none failed"
-    return f"{count:,} images: Completed in {time.monotonic() - began:.0f} s; meanwhile {read}"
+    return f"{drill.images:,} images: Completed in {time.monotonic() - began:.0f} s; meanwhile {read}"
 
 
 class Reading(threading.Thread):
@@ -317,7 +316,7 @@ STEPS: dict[str, Callable[[Cluster], str]] = {
 
 
 @contextlib.contextmanager
-def everything(folder: Path) -> Iterator[Cluster]:
+def everything(folder: Path, images: int) -> Iterator[Cluster]:
     """Run the database, the server, S3 and the machines, and end all processes in any case."""
     mark, own = uuid.uuid4().hex, folder / "o"  # a short name, as paths of sockets are short
     own.mkdir()
@@ -333,7 +332,7 @@ def everything(folder: Path) -> Iterator[Cluster]:
         swift.make_bucket(BUCKET)
         environment |= swift.environment
         with postgres(folder / "postgres", environment) as database, prefect_server(folder, environment, database) as server:
-            drill = Cluster(folder, *server, swift=swift, head=f"{HERE}:{free_port()}", machines=machines)
+            drill = Cluster(folder, *server, swift=swift, head=f"{HERE}:{free_port()}", machines=machines, images=images)
             try:
                 _start_ray(drill)
                 yield drill
@@ -370,8 +369,7 @@ def main() -> int:
         print(lacking, file=sys.stderr)
         return 2
     enter("deployments.cluster.drill", sys.argv[1:])
-    os.environ[IMAGES] = str(chosen.images)
-    return rehearse("cluster", everything, STEPS, markdown)
+    return rehearse("cluster", functools.partial(everything, images=chosen.images), STEPS, markdown)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ The program that makes them has namespaces of its own, too (`enter`), so that th
 processes and mounts end with the program. Linux only, as root.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,10 +153,14 @@ def _command(pid: int) -> str:
         return ""
 
 
-def slow_disk(image: Path, mebibytes: int) -> Path:
-    """Return a new disk of this size, mounted beside its image, that writes 2 MiB a second.
+@contextlib.contextmanager
+def slow_disk(image: Path, mebibytes: int) -> Iterator[Path]:
+    """Mount a new disk of this size beside its image, and let it write at most 2 MiB a second for now.
 
     The limit is of the device and counts for all processes; the device ends with the namespaces that mounted it.
+
+    Yields:
+        the disk.
 
     Raises:
         Unexpected: if the host has no version 1 of the blkio controller.
@@ -169,5 +174,9 @@ def slow_disk(image: Path, mebibytes: int) -> Path:
     call(["mkfs.ext4", "-q", str(image)], os.environ)
     call(["mount", "-o", "loop", str(image), str(disk)], os.environ)
     device = disk.stat().st_dev
-    THROTTLE.write_text(f"{os.major(device)}:{os.minor(device)} {2 * 2**20}")
-    return disk
+    name = f"{os.major(device)}:{os.minor(device)}"
+    THROTTLE.write_text(f"{name} {2 * 2**20}")
+    try:
+        yield disk
+    finally:
+        THROTTLE.write_text(f"{name} 0")  # no limit

@@ -70,7 +70,7 @@ def test_a_machine_has_a_cable_and_a_disk_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["user", "root"])
-def test_what_a_host_lacks_is_said_in_one_line(
+def test_missing_programs_and_rights_take_one_line(
     who: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
