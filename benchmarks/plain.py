@@ -8,6 +8,7 @@ of the ratio; then compares one search with the same search in 3 and 1,000 parts
 """
 
 import argparse
+import functools
 import hashlib
 import io
 import os
@@ -70,14 +71,12 @@ def say(name: str, found: tuple[float, float, list[float]]) -> None:
 
 
 def compare_search(repeats: int, folder: Path) -> None:
-    queries, public, k = vectors(8_000, 512, 1, folder), vectors(50_000, 512, 2, folder), 100
-    name = f"search, {len(queries):,} among {len(public):,}, {queries.shape[1]} numbers, k {k}"
-    say(
-        name,
-        by_turns(
-            repeats, lambda: faiss.knn(np.asarray(queries), np.asarray(public), k), lambda: search(queries, [public], k)
-        ),
-    )
+    """Print the times of a large search and of two with few but wide vectors, whose distances are recomputed pair by pair."""
+    for asked, among, dim, k in ((8_000, 50_000, 512, 100), (4_000, 4_000, 2048, 100), (4_000, 4_000, 2048, 30)):
+        queries, public = vectors(asked, dim, 1, folder), vectors(among, dim, 2, folder)
+        plain = functools.partial(faiss.knn, np.asarray(queries), np.asarray(public), k)
+        ours = functools.partial(search, queries, [public], k)
+        say(f"search, {asked:,} among {among:,}, {dim} numbers, k {k}", by_turns(repeats, plain, ours))
 
 
 def compare_parts(folder: Path) -> None:

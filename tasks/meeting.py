@@ -1,10 +1,6 @@
-"""The place where training workers meet: a file in a private folder on one machine, their nodes' addresses on several."""
+"""Where training workers meet: in a file of a private folder on one machine, at their nodes' addresses on several."""
 
-import contextlib
 import os
-import socket
-import struct
-import sys
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +13,6 @@ from ray.train.backend import BackendConfig
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
-SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass
 class MeetInFile(TorchConfig):
@@ -74,18 +69,14 @@ def _name_interface() -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface with an IPv4 address; None if there is none, or on systems other than Linux."""
-    if sys.platform != "linux":
-        return None
-    import fcntl
+    """Return the network interface with an address, preferably one that is up; None if there is none."""
+    import psutil  # type: ignore[import-untyped]  # Ray brings it along
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no IPv4 address
-                answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
+    names = [
+        name for name, found in psutil.net_if_addrs().items() if address in {one.address.partition("%")[0] for one in found}
+    ]
+    states = psutil.net_if_stats()
+    return next((name for name in names if name in states and states[name].isup), next(iter(names), None))
 
 
 def _join(path: str, backend: str, rank: int, size: int, seconds: int) -> None:

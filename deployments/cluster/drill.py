@@ -2,15 +2,17 @@
 
     python -m deployments.cluster.drill [--images 320000]
 
-The machines are network namespaces of this one, with a disk of their own and no folder in common but the code; cables between
-them are cut and slowed. Database, server, worker and S3 run on the bridge that connects them. Needs Linux, root, PostgreSQL's
-binaries, and Swift, which is installed once; the host's network is not touched. Prints the table of docs/reliability.md;
-takes half an hour with 320,000 images, which are noise with a coloured object.
+The machines are namespaces of this one, with a network and a disk of their own and no folder in common but the code; cables
+between them are cut and slowed. S3, Ray's head and Prefect's worker are on the bridge that connects them, the database and
+Prefect's server on loopback. Needs Linux, root, iproute2, PostgreSQL's binaries, memlib's extra `test`, and Swift, which is
+installed once; the host's network is not touched. Prints the table of docs/reliability.md; takes half an hour with 320,000
+images, which are noise with a coloured object.
 """
 
 import argparse
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 import threading
@@ -24,17 +26,19 @@ from typing import Any
 import s3fs
 
 from deployments.cluster.machines import HERE, Machine, enter, missing, slow_disk
-from deployments.local.drill import DEPLOYMENTS, TINY, Drill
-from deployments.local.processes import Unexpected, call, descendants, free_port, kill, kill_marked, start, wait_for
+from deployments.local.api import TERMINAL
+from deployments.local.drill import DEPLOYMENTS, IN_RAY, Drill, check_cached, scheduled_run
+from deployments.local.processes import Unexpected, call, free_port, kill_marked, start, wait_for
 from deployments.local.services import PREFECT, environment_for, postgres, postgres_binaries, prefect_server
-from deployments.local.steps import UNEQUAL, markdown, rehearse
+from deployments.local.steps import SAVED, UNEQUAL, latest_step, markdown, rehearse
 from deployments.local.swift import Missing, SwiftServer, install
 
 LONGER = {"training.epochs": 200}  # long enough to be disturbed in the middle
 BUCKET = "audits"
 TOOLS = Path(os.environ.get("MEMLIB_TEST_TOOLS", DEPLOYMENTS.parent / ".venv" / "tools"))
 USERS = ("ann", "ben")
-POOL = "in-ray-cluster"
+IN_CLUSTER = {"resources": {"ray_address": "auto"}}
+EXTRA = ("duckdb", "polars", "psutil")  # of memlib's extra `test`
 TRAINING, STARTED = "ray::RayTrainWorker", "Ray runtime started"  # Ray's name of a process, and its words
 OUTAGE, CUT = 20.0, 8.0  # seconds without S3, and of a cut that Ray survives
 MAKE = """
@@ -55,11 +59,6 @@ class Cluster(Drill):
     machines: list[Machine] = field(kw_only=True)
     images: int = field(kw_only=True)
 
-    def audit(self, name: str, **resources: Any) -> str:
-        """Start the longer audit in a store of its own, and return the run's id."""
-        settings = {"ray_address": "auto", "resume_seconds": 1} | resources
-        return self.start("cluster", changes=LONGER, resources=settings, store=self.uri(name))
-
     def uri(self, name: str) -> str:
         """Return a store on S3."""
         return f"s3://{BUCKET}/{name}"
@@ -72,26 +71,47 @@ class Cluster(Drill):
         return s3fs.S3FileSystem(endpoint_url=self.swift.endpoint, use_listings_cache=False, **secret)
 
     def join(self, machine: Machine) -> None:
-        """Switch a machine on, if it is off, and let it join the Ray cluster with one core."""
+        """Switch a machine on, and let it join the Ray cluster with one core."""
+        if not machine.is_on:
+            machine.boot(self.environment)
         node = [f"--address={self.head}", f"--node-ip-address={machine.address}", "--num-cpus=1", "--disable-usage-stats"]
         log = machine.disk.with_suffix(".ray.log")
         self.start_ray(machine.command("ray", "start", *node, "--block"), log, machine.name)
 
     def start_ray(self, command: Sequence[str], log: Path, where: str) -> None:
         """Start Ray and wait until it runs."""
-        before = log.read_text(errors="replace").count(STARTED) if log.exists() else 0
-        start(command, self.environment, log)
-        wait_for(lambda: log.read_text(errors="replace").count(STARTED) > before, f"Ray on {where}", seconds=120)
+        before = log.stat().st_size if log.exists() else 0
+        ray = start(command, self.environment, log)
 
-    def wait_until_it_trains(self, name: str) -> Machine:
-        """Wait until a training of an audit is saved, and return a machine that trains."""
-        wait_for(lambda: self.saved_step(name), "a training to be saved", seconds=400)
-        return wait_for(lambda: next((one for one in self.machines if one.runs(TRAINING)), None), "a machine that trains")
+        def said() -> str:
+            return log.read_text(errors="replace")[before:]
+
+        wait_for(lambda: STARTED in said() or ray.poll() is not None, f"Ray on {where}", seconds=120)
+        if ray.poll() is not None:
+            raise Unexpected(f"Ray on {where} has ended: {said()[-1000:]}")
+
+    def training(self, name: str) -> "Training":
+        """Start the longer audit in a store of its own, and wait until a state of its training is saved."""
+        settings = {"ray_address": "auto", "resume_seconds": 1}
+        run = self.start("cluster", changes=LONGER, resources=settings, store=self.uri(name))
+
+        def saved() -> int:
+            self.check_running(run)
+            return self.saved_step(name)
+
+        step = wait_for(saved, "a training to be saved", seconds=400)
+        machine = wait_for(lambda: next((one for one in self.machines if one.runs(TRAINING)), None), "a machine that trains")
+        return Training(run, name, machine, step)
+
+    def check_running(self, run: str) -> None:
+        """Check that a run has not ended."""
+        found = self.api.flow_run(run)
+        if found["state_type"] in TERMINAL:
+            raise Unexpected(f"run {found['name']} has ended as {found['state_name']}: {found['state']['message']}")
 
     def saved_step(self, name: str) -> int:
         """Return the latest saved training step in a store."""
-        saved = self.files.glob(f"{BUCKET}/{name}/resume/*/*/manifest.json")
-        return max((int(path.split("/")[-2].partition("-")[0]) for path in saved), default=0)
+        return latest_step(self.files.glob(f"{BUCKET}/{name}/{SAVED}"))
 
     def tables(self, name: str) -> dict[str, bytes]:
         """Return all published tables of a store, but those of who ran what, when and where."""
@@ -100,151 +120,146 @@ class Cluster(Drill):
         return {path.removeprefix(start): self.files.cat_file(path) for path in paths}
 
     def equal(self, run: str, name: str) -> str:
-        """Check that a run completes with tables that equal those of the undisturbed one, byte by byte."""
+        """Check that a run completes with the tables of the undisturbed one, byte by byte."""
         ended = self.api.completed(run, seconds=900)
         tables, expected = self.tables(name), self.tables("quiet")
-        unlike = [path for path, content in tables.items() if content != expected.get(path)]
-        if unlike or not tables:
+        if tables != expected or not tables:
+            unlike = sorted(path for path in {*tables, *expected} if tables.get(path) != expected.get(path))
             raise Unexpected(f"other results than those of the undisturbed run: {unlike or 'none'}")
         attempts = "" if ended["run_count"] == 1 else f" at attempt {ended['run_count']}"
         return f"Completed{attempts}, its {len(tables)} tables equal those of the undisturbed run"
 
 
+@dataclass(frozen=True)
+class Training:
+    """A run whose models are trained: its id, the name of its store, a machine that trains, and the last saved step."""
+
+    run: str
+    store: str
+    machine: Machine
+    step: int
+
+
 def undisturbed(drill: Cluster) -> str:
     """Deploy; run the audit on S3 and in the cluster."""
     call(["bash", str(DEPLOYMENTS / "set-up.sh")], drill.environment, cwd=drill.folder)
-    worker = [*PREFECT, "worker", "start", "--pool", POOL]
-    script = str(DEPLOYMENTS / "in-ray-cluster.sh")
-    log = drill.folder / "worker.log"
-    own = dict(drill.environment) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
-    drill.workers.append(start(["bash", script, drill.head, *worker], own, log, cwd=drill.folder))
-    drill.api.completed(drill.audit("quiet"), seconds=900)
+    drill.new_worker_in_ray(drill.head, drill.environment)
+    drill.api.completed(drill.training("quiet").run, seconds=900)
     return f"Completed, {len(drill.tables('quiet'))} tables on S3"
 
 
 def two_users(drill: Cluster) -> str:
-    """Let two users with a queue each start audits at once: one runs for each of them, and a third waits."""
+    """Let two users with a queue each start audits at once: one of each runs, and ann's second waits for her first."""
     for number, user in enumerate(USERS, start=1):
-        queue = [user, "--pool", POOL, "--limit", "1", "--priority", str(number)]
+        queue = [user, "--pool", IN_RAY, "--limit", "1", "--priority", str(number)]
         call([*PREFECT, "work-queue", "create", *queue], drill.environment, cwd=drill.folder)
-        deployment = ["flows.deployed.audit", "--name", user, "--pool", POOL, "--work-queue", user, "--tag", "memlib"]
+        deployment = ["flows.deployed.audit", "--name", user, "--pool", IN_RAY, "--work-queue", user, "--tag", "memlib"]
         call([*PREFECT, "deploy", *deployment], drill.environment, cwd=drill.folder)
-    settings = {"resources": {"ray_address": "auto"}}
-    first, second = (drill.start("ann", store=drill.uri("ann"), **settings) for _ in range(2))
-    other = drill.start("ben", store=drill.uri("ben"), **settings)
-    waiting = wait_for(lambda: _while_two_run(drill, first, other, second), "a run of each user", seconds=120)
-    for run in (first, other, second):
-        drill.api.completed(run, seconds=900)
-    if {states for stages in drill.api.stages(second).values() for states in stages} != {"Cached", "Completed"}:
-        raise Unexpected(f"ann's second run computed stages again: {drill.api.stages(second)}")
-    found = {user: len(drill.tables(user)) for user in USERS}
-    return f"ann's first and ben's ran side by side while ann's second was {waiting}; all Completed; tables: {found}"
-
-
-def _while_two_run(drill: Cluster, first: str, other: str, second: str) -> str | None:
-    """Return the state of the second run while the two others run."""
-    states = [drill.api.flow_run(run)["state_name"] for run in (first, other, second)]
-    if states[2] == "Running":
+    ids = [drill.start(user, store=drill.uri(user), **IN_CLUSTER) for user in ("ann", "ann", "ben")]
+    runs = [drill.api.completed(run, seconds=900) for run in ids]
+    first, second = sorted(runs[:2], key=lambda run: str(run["start_time"]))
+    if second["start_time"] < first["end_time"]:
         raise Unexpected("two runs of a queue with a limit of one ran at once")
-    return states[2] if states[:2] == ["Running", "Running"] else None
+    if not first["start_time"] < runs[2]["end_time"] or not runs[2]["start_time"] < first["end_time"]:
+        raise Unexpected("the runs of two users did not run side by side")
+    check_cached(drill.api.stages(second["id"]))
+    found = {user: len(drill.tables(user)) for user in USERS}
+    return f"ann's first and ben's side by side, ann's second after her first, all its stages Cached; tables: {found}"
 
 
 def nightly(drill: Cluster) -> str:
     """Give ann's deployment a schedule, and wait for a run of it; nothing is left to compute."""
-    deployment = drill.api.deployment("ann")["id"]
-    before = {run["id"] for run in drill.api.runs_of(deployment)}
-    given = {"recipe": str(TINY), "store": drill.uri("ann"), "resources": {"ray_address": "auto"}}
-    every = {"active": True, "schedule": {"cron": "* * * * *", "timezone": "UTC"}, "parameters": given}
-    (created,) = drill.api.ask(f"/deployments/{deployment}/schedules", [every])
-
-    def scheduled() -> dict[str, Any] | None:
-        runs = (run for run in drill.api.runs_of(deployment) if run["id"] not in before and run["auto_scheduled"])
-        return next((run for run in runs if run["state_name"] == "Completed"), None)
-
-    found = wait_for(scheduled, "a scheduled run to complete", seconds=300)
-    drill.api.ask(f"/deployments/{deployment}/schedules/{created['id']}", {"active": False}, "PATCH")
-    cached = sum("Cached" in states for states in drill.api.stages(found["id"]).values())
-    return f"planned for {found['expected_start_time'][11:19]}, Completed, {cached} stages Cached"
+    every = {"cron": "* * * * *", "timezone": "UTC"}
+    found = scheduled_run(drill, "ann", every, store=drill.uri("ann"), **IN_CLUSTER)
+    check_cached(drill.api.stages(found["id"]))
+    return f"planned for {found['expected_start_time'][11:19]}, Completed, all stages Cached"
 
 
 def short_cut(drill: Cluster) -> str:
     """Cut the cable of a machine that trains for a few seconds."""
-    run = drill.audit("short")
-    machine = drill.wait_until_it_trains("short")
-    step = drill.saved_step("short")
-    machine.cut()
+    training = drill.training("short")
+    training.machine.cut()
+    drill.check_running(training.run)
     time.sleep(CUT)
-    machine.mend()
-    return f"{machine.name} cut off for {CUT:.0f} s at step {step}; {drill.equal(run, 'short')}"
+    training.machine.mend()
+    said = drill.equal(training.run, training.store)
+    return f"{training.machine.name} cut off for {CUT:.0f} s at step {training.step}; {said}"
 
 
 def long_cut(drill: Cluster) -> str:
     """Cut the cable of a machine that trains until the run has completed; then let the machine join again."""
-    run = drill.audit("long")
-    machine = drill.wait_until_it_trains("long")
-    step = drill.saved_step("long")
+    training = drill.training("long")
+    machine = training.machine
     machine.cut()
-    said = drill.equal(run, "long")
+    drill.check_running(training.run)
+    said = drill.equal(training.run, training.store)
     machine.mend()
     wait_for(lambda: not machine.runs("raylet"), f"Ray on {machine.name} to notice that it was given up", seconds=180)
     drill.join(machine)
-    return f"{machine.name} cut off at step {step}; {said}; then {machine.name} ended its Ray, and joined again"
+    return f"{machine.name} cut off at step {training.step}; {said}; then {machine.name} ended its Ray, and joined again"
 
 
 def power(drill: Cluster) -> str:
     """Cut the power of a machine that trains, and let it join again after the run."""
-    run = drill.audit("power")
-    machine = drill.wait_until_it_trains("power")
-    step = drill.saved_step("power")
-    machine.lose_power()
-    said = drill.equal(run, "power")
-    machine.boot(drill.environment)
-    drill.join(machine)
-    return f"{machine.name} lost at step {step}; {said}"
+    training = drill.training("power")
+    training.machine.lose_power()
+    drill.check_running(training.run)
+    said = drill.equal(training.run, training.store)
+    drill.join(training.machine)
+    return f"{training.machine.name} lost at step {training.step}; {said}"
 
 
 def slow_network(drill: Cluster) -> str:
     """Slow the cables of two of three machines down."""
-    for machine in drill.machines[:2]:
+    slow = drill.machines[:2]
+    for machine in slow:
         machine.slow_down("4mbit")
-    began = time.monotonic()
-    said = drill.equal(drill.audit("slow"), "slow")
+    transfer, began = min(machine.seconds_of_a_transfer() for machine in slow), time.monotonic()
+    if transfer < 1:
+        raise Unexpected(f"a mebibyte passed a slow cable in {transfer:.1f} s")
+    said = drill.equal(drill.training("slow").run, "slow")
     seconds = time.monotonic() - began
-    for machine in drill.machines[:2]:
+    for machine in slow:
         machine.speed_up()
-    return f"4 Mbit/s in each direction for two machines: {seconds:.0f} s; {said}"
+    return f"4 Mbit/s in each direction for two machines (a mebibyte in {transfer:.1f} s): {seconds:.0f} s; {said}"
 
 
 def slow_storage(drill: Cluster) -> str:
-    """Give one machine a disk that writes two mebibytes a second."""
+    """Give one machine a disk that writes two mebibytes a second, and then its own one again."""
     machine = drill.machines[0]
-    machine.lose_power()
-    with slow_disk(drill.folder / "disks" / "slow.image", 1500) as machine.disk:
-        machine.boot(drill.environment)
-        drill.join(machine)
-        began = time.monotonic()
-        said = drill.equal(drill.audit("disk"), "disk")
-        return f"2 MiB/s on {machine.name}: {time.monotonic() - began:.0f} s; {said}"
+    own = machine.disk
+    with slow_disk(drill.folder / "disks" / "slow.image", 1500) as disk:
+        machine.lose_power()
+        try:
+            machine.disk = disk
+            drill.join(machine)
+            began = time.monotonic()
+            said = drill.equal(drill.training("disk").run, "disk")
+            seconds = time.monotonic() - began
+            machine.lose_power()
+        finally:
+            machine.disk = own
+    drill.join(machine)
+    return f"2 MiB/s on {machine.name}: {seconds:.0f} s; {said}"
 
 
 def no_s3(drill: Cluster) -> str:
     """Kill S3 while a model is trained, and start it again."""
-    run = drill.audit("outage")
-    drill.wait_until_it_trains("outage")
-    step = drill.saved_step("outage")
+    training = drill.training("outage")
     drill.swift.stop()
+    drill.check_running(training.run)
     time.sleep(OUTAGE)
     drill.swift.start()
-    return f"killed at step {step} for {OUTAGE:.0f} s; {drill.equal(run, 'outage')}"
+    return f"killed at step {training.step} for {OUTAGE:.0f} s; {drill.equal(training.run, training.store)}"
 
 
 def large(drill: Cluster) -> str:
-    """Audit many images, which lie on S3, while others read the results that are there."""
+    """Audit many images, which lie on S3, while DuckDB and Polars read published results."""
     recipe, images = drill.folder / "large.json", drill.folder / "images"
     recipe.write_text(call([sys.executable, "-c", MAKE, str(images), str(drill.images)], os.environ, cwd=DEPLOYMENTS.parent))
     drill.files.put(str(images), f"{BUCKET}/images", recursive=True)
     given = {"recipe": str(recipe), "changes": {"data.source.path": f"s3://{BUCKET}/images"}}
-    run = drill.start("cluster", **given, resources={"ray_address": "auto"}, store=drill.uri("quiet"))
+    run = drill.start("cluster", **given, **IN_CLUSTER, store=drill.uri("quiet"))
     began, reading = time.monotonic(), Reading(drill)
     reading.start()
     try:
@@ -311,7 +326,7 @@ STEPS: dict[str, Callable[[Cluster], str]] = {
     "two slow cables": slow_network,
     "a slow disk": slow_storage,
     "S3 is gone for a while": no_s3,
-    "many images, with others who read": large,
+    "many images on S3, while others read": large,
 }
 
 
@@ -327,7 +342,10 @@ def everything(folder: Path, images: int) -> Iterator[Cluster]:
     swift = SwiftServer(folder / "swift", install(TOOLS / "swift"), HERE)
     machines = [Machine(f"n{number}", 10 + number, own, folder / "disks" / f"n{number}") for number in (1, 2, 3)]
     try:
-        swift.prepare()
+        try:
+            swift.prepare()
+        except Missing as error:
+            raise Unexpected(str(error)) from None
         swift.start()
         swift.make_bucket(BUCKET)
         environment |= swift.environment
@@ -337,8 +355,7 @@ def everything(folder: Path, images: int) -> Iterator[Cluster]:
                 _start_ray(drill)
                 yield drill
             finally:
-                for worker in drill.workers:
-                    kill([*descendants(worker.pid), worker.pid])
+                drill.end_workers()
     finally:
         swift.stop()
         kill_marked(mark)
@@ -350,7 +367,6 @@ def _start_ray(drill: Cluster) -> None:
     options = ["--include-dashboard=false", "--disable-usage-stats", "--block"]
     drill.start_ray(["ray", "start", "--head", *node, *options], drill.folder / "ray-head.log", "the head")
     for machine in drill.machines:
-        machine.boot(drill.environment)
         drill.join(machine)
 
 
@@ -360,6 +376,8 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=320_000, help="images of the large audit")
     chosen = parser.parse_args()
     lacking = missing() or ("" if postgres_binaries() else "not installed (Debian: apt-get install postgresql)")
+    if absent := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
+        lacking = lacking or f"not installed: {', '.join(absent)} (pip install 'memlib[test]')"
     if not lacking:
         try:
             install(TOOLS / "swift")

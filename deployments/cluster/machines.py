@@ -1,25 +1,31 @@
 """Machines made of namespaces of this one: own network, own disk, and a cable to a bridge that can be cut or slowed.
 
-The program that makes them has namespaces of its own, too (`enter`), so that the host's network stays as it is and all
-processes and mounts end with the program. Linux only, as root.
+The program that makes them has namespaces of its own, too (`enter`), so that the host's network stays as it is, and so that
+all processes and mounts end with the program. Linux only, as root.
 """
 
 import contextlib
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployments.local.processes import Unexpected, call, end, kill, start, wait_for
+from deployments.local.processes import Unexpected, call, command_of, descendants, end, kill, start, wait_for
+from deployments.local.steps import NotHere
 
-HERE = "10.88.0.1"  # the address of the program and of all services
+HERE = "10.88.0.1"  # the address of the program on the bridge
 BRIDGE = "memlib"
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mkfs.ext4": "e2fsprogs"}
 ENTERED = "MEMLIB_DRILL_ENTERED"
-THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")  # of cgroups' version 1, for all processes
+THROTTLE = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")  # of cgroups' version 1
+SLOW = 2 * 2**20  # bytes a second that a slow disk writes
+TRIAL = 2**20  # bytes that are sent to see how fast a cable is
 
 
 def missing() -> str:
@@ -31,19 +37,38 @@ def missing() -> str:
 
 
 def enter(module: str, arguments: Sequence[str]) -> None:
-    """Run this module again in new namespaces, as their first process; return if this is that process already."""
-    if os.environ.pop(ENTERED, None) is None:
+    """Run a module again in new namespaces, as their first process, and exit with its status; return if this is that process.
+
+    SIGTERM is passed on to that process.
+    """
+    if not (os.environ.pop(ENTERED, None) and os.getpid() == 1):
+        before = _limits()
         namespaces = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = ["unshare", *namespaces, sys.executable, "-m", module, *arguments]
-        os.execvpe("unshare", command, os.environ | {ENTERED: "1"})
-    environment = os.environ
+        with subprocess.Popen(command, env=os.environ | {ENTERED: "1"}) as running:
+            signal.signal(signal.SIGTERM, lambda number, _: _pass_on(running.pid, number))
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to that process, too
+            status = running.wait()
+        for limit in _limits() - before:  # left by a program that was killed
+            THROTTLE.write_text(f"{limit.split()[0]} 0")
+        sys.exit(status if status >= 0 else 128 - status)
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("no_proxy"), HERE, "127.0.0.1"]))
     for step in (
         "ip link set lo up",
         f"ip link add {BRIDGE} type bridge",
         f"ip address add {HERE}/24 dev {BRIDGE}",
         f"ip link set {BRIDGE} up",
     ):
-        call(step.split(), environment)
+        call(step.split(), os.environ)
+
+
+def _limits() -> set[str]:
+    return set(THROTTLE.read_text().splitlines()) if THROTTLE.exists() else set()
+
+
+def _pass_on(parent: int, number: int) -> None:
+    for child in descendants(parent)[:1]:
+        os.kill(child, number)
 
 
 @dataclass
@@ -62,6 +87,7 @@ class Machine:
     own: Path
     disk: Path
     _holder: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _network: str = field(default="", init=False)
 
     @property
     def address(self) -> str:
@@ -75,6 +101,7 @@ class Machine:
         self._holder = start(["unshare", "--net", "--mount", "sleep", "infinity"], environment, log)
         own = f"/proc/{self._holder.pid}/ns/net"
         wait_for(lambda: os.readlink(own) != os.readlink("/proc/self/ns/net"), f"the namespaces of {self.name}", seconds=30)
+        self._network = os.readlink(own)
         for step in (
             f"ip link add {self._cable} type veth peer name {self._cable}p",
             f"ip link set {self._cable}p netns {self._holder.pid}",
@@ -91,6 +118,11 @@ class Machine:
             call(self.command(*step.split()), environment)
 
     @property
+    def is_on(self) -> bool:
+        """Whether it has power."""
+        return self._holder is not None
+
+    @property
     def _cable(self) -> str:
         return f"m{self.name}"
 
@@ -105,7 +137,7 @@ class Machine:
         return ["nsenter", "--target", str(self._pid), "--net", "--mount", "--", *command]
 
     def cut(self) -> None:
-        """Cut the cable: no packet passes, and no side is told."""
+        """Cut the cable: no packet passes, and no connection is closed."""
         call(["ip", "link", "set", self._cable, "down"], os.environ)
 
     def mend(self) -> None:
@@ -125,10 +157,10 @@ class Machine:
 
     def processes(self) -> list[int]:
         """Return the processes on the machine."""
-        own, found = os.readlink(f"/proc/{self._pid}/ns/net"), []
+        found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if os.readlink(folder / "ns" / "net") == own:
+                if os.readlink(folder / "ns" / "net") == self._network:
                     found.append(int(folder.name))
             except OSError:
                 continue  # it has ended in the meantime
@@ -136,37 +168,45 @@ class Machine:
 
     def runs(self, words: str) -> bool:
         """Return whether a process with these words in its command runs on the machine."""
-        return any(words in _command(pid) for pid in self.processes())
+        return any(words in command_of(pid) for pid in self.processes())
 
     def lose_power(self) -> None:
-        """Kill all that runs on the machine at once, and its network with it."""
-        kill(self.processes())
-        if self._holder is not None:
-            end(self._holder)
+        """Cut the cable, then kill all that runs on the machine: nobody hears of it."""
+        self.cut()
+        while running := self.processes():
+            kill(running)
+        assert self._holder is not None
+        end(self._holder)
         self._holder = None
+        with contextlib.suppress(Unexpected):  # it goes with the namespace, sooner or later
+            call(["ip", "link", "delete", self._cable], os.environ)
 
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    def seconds_of_a_transfer(self) -> float:
+        """Return how long the machine takes to receive a mebibyte over its cable."""
+        with socket.create_server((HERE, 0)) as listening:
+            port = listening.getsockname()[1]
+            program = f"import socket; s = socket.create_connection(('{HERE}', {port}))\nwhile s.recv(65536): pass"
+            receiving = subprocess.Popen(self.command(sys.executable, "-c", program))
+            connection, _ = listening.accept()
+            began = time.monotonic()
+            with connection:
+                connection.sendall(bytes(TRIAL))
+            receiving.wait(timeout=60)
+            return time.monotonic() - began
 
 
 @contextlib.contextmanager
 def slow_disk(image: Path, mebibytes: int) -> Iterator[Path]:
-    """Mount a new disk of this size beside its image, and let it write at most 2 MiB a second for now.
-
-    The limit is of the device and counts for all processes; the device ends with the namespaces that mounted it.
+    """Mount a new disk of this size beside its image, and limit what is written to it to 2 MiB/s within this block.
 
     Yields:
-        the disk.
+        the disk, which nothing may use after the block.
 
     Raises:
-        Unexpected: if the host has no version 1 of the blkio controller.
+        NotHere: if the host cannot slow a disk down.
     """
     if not THROTTLE.exists():
-        raise Unexpected(f"this host cannot slow a disk down: it has no {THROTTLE}")
+        raise NotHere(f"this host cannot slow a disk down: it has no {THROTTLE}")
     disk = image.with_suffix("")
     disk.mkdir(parents=True)
     with image.open("wb") as file:
@@ -175,8 +215,21 @@ def slow_disk(image: Path, mebibytes: int) -> Iterator[Path]:
     call(["mount", "-o", "loop", str(image), str(disk)], os.environ)
     device = disk.stat().st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
-    THROTTLE.write_text(f"{name} {2 * 2**20}")
     try:
+        THROTTLE.write_text(f"{name} {SLOW}")
+        _check_slowness(disk / "trial")
         yield disk
     finally:
         THROTTLE.write_text(f"{name} 0")  # no limit
+        call(["umount", "--lazy", str(disk)], os.environ)
+
+
+def _check_slowness(file: Path) -> None:
+    began = time.monotonic()
+    with file.open("wb") as trial:
+        trial.write(os.urandom(3 * SLOW))
+        trial.flush()
+        os.fsync(trial.fileno())
+    if time.monotonic() - began < 2:
+        raise NotHere("this host cannot slow a disk down: the limit has no effect")
+    file.unlink()

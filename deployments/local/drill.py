@@ -20,10 +20,11 @@ from typing import Any
 from deployments.local.api import Api
 from deployments.local.processes import Unexpected, call, descendants, free_port, kill, kill_marked, start, wait_for
 from deployments.local.services import PREFECT, environment_for, postgres, prefect_server, start_worker
-from deployments.local.steps import Row, rehearse
+from deployments.local.steps import SAVED, Row, latest_step, rehearse
 
 DEPLOYMENTS = Path(__file__).parents[1]
 TINY = Path(__file__).with_name("tiny.yaml")
+IN_RAY = "in-ray-cluster"  # the pool of workers in a Ray cluster
 LONGER = {"training.epochs": 200}  # long enough to be killed in the middle
 
 
@@ -44,6 +45,18 @@ class Drill:
     def new_worker(self) -> None:
         """Start another worker."""
         self.workers.append(start_worker(self.folder, self.environment, f"worker-{len(self.workers)}"))
+
+    def new_worker_in_ray(self, head: str, environment: Mapping[str, str]) -> None:
+        """Start a worker that joins the Ray cluster of this head by in-ray-cluster.sh."""
+        worker = [*PREFECT, "worker", "start", "--pool", IN_RAY]
+        command = ["bash", str(DEPLOYMENTS / "in-ray-cluster.sh"), head, *worker]
+        own = dict(environment) | {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+        self.workers.append(start(command, own, self.folder / "worker-in-ray.log", cwd=self.folder))
+
+    def end_workers(self) -> None:
+        """Kill all workers and what they run."""
+        for worker in self.workers:
+            kill([*descendants(worker.pid), worker.pid])
 
     def start(self, deployment: str = "smoke", **parameters: Any) -> str:
         """Start a run through the command line, and return its id."""
@@ -86,7 +99,7 @@ def run_two(drill: Drill) -> str:
     computed, reused = drill.api.stages(first), drill.api.stages(second)
     if any("Completed" not in states for states in computed.values()):
         raise Unexpected(f"the first run found stages in an empty store: {computed}")
-    _all_cached(reused)
+    check_cached(reused)
     return f"both Completed, the second after AwaitingConcurrencySlot and with its {len(reused) - 1} stages Cached"
 
 
@@ -122,7 +135,7 @@ def kill_and_resume(drill: Drill) -> str:
     wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
     ended = drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run, since=killed)
-    _all_cached({name: states for name, states in stages.items() if name in ("decode examples", "split examples")})
+    check_cached({name: states for name, states in stages.items() if name in ("decode examples", "split examples")})
     if ended["run_count"] != 2:
         raise Unexpected(f"the run ended after {ended['run_count']} attempts")
     return (
@@ -135,7 +148,7 @@ def run_again(drill: Drill) -> str:
     run = drill.start(changes=LONGER)
     drill.api.completed(run)
     stages = drill.api.stages(run)
-    _all_cached(stages)
+    check_cached(stages)
     return f"Completed, all {len(stages) - 1} stages Cached"
 
 
@@ -157,24 +170,30 @@ def mend_and_retry(drill: Drill) -> str:
     drill.api.retry(run)
     drill.api.completed(run)
     stages = drill.api.stages(run, since=mended)
-    _all_cached(stages, but=("report déjà vu",))
+    check_cached(stages, but=("report déjà vu",))
     return f"Failed in {_names(before, 'Failed')}; retried: Completed, Cached: {_names(stages, 'Cached')}"
 
 
 def schedule(drill: Drill) -> str:
     """Check that a schedule starts runs."""
-    deployment = drill.api.deployment("smoke")["id"]
+    found = scheduled_run(drill, "smoke", {"interval": 20})
+    return f"{found['name']}, planned for {found['expected_start_time'][11:19]}, Completed"
+
+
+def scheduled_run(drill: Drill, name: str, schedule: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
+    """Give a deployment a schedule, wait until a run of it has completed, end the schedule and return the run."""
+    deployment = drill.api.deployment(name)["id"]
     before = {run["id"] for run in drill.api.runs_of(deployment)}
-    every = {"active": True, "schedule": {"interval": 20}, "parameters": {"recipe": str(TINY)}}
+    every = {"active": True, "schedule": schedule, "parameters": {"recipe": str(TINY)} | parameters}
     (created,) = drill.api.ask(f"/deployments/{deployment}/schedules", [every])
 
     def scheduled() -> dict[str, Any] | None:
         runs = (run for run in drill.api.runs_of(deployment) if run["id"] not in before and run["auto_scheduled"])
         return next((run for run in runs if run["state_name"] == "Completed"), None)
 
-    found = wait_for(scheduled, "a scheduled run to complete", seconds=240)
+    found = wait_for(scheduled, "a scheduled run to complete", seconds=300)
     drill.api.ask(f"/deployments/{deployment}/schedules/{created['id']}", {"active": False}, "PATCH")
-    return f"{found['name']}, planned for {found['expected_start_time'][11:19]}, Completed"
+    return found
 
 
 def run_in_ray(drill: Drill) -> str:
@@ -182,12 +201,9 @@ def run_in_ray(drill: Drill) -> str:
     port = free_port()
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
     own = dict(drill.environment) | token | {"RAY_TMPDIR": str(drill.folder)}
-    head = f"127.0.0.1:{port}"
     node = ["--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--block"]
     start(["ray", "start", "--head", "--num-cpus=2", *node], own, drill.folder / "ray-head.log")
-    worker = [*PREFECT, "worker", "start", "--pool", "in-ray-cluster"]
-    script = str(DEPLOYMENTS / "in-ray-cluster.sh")
-    start(["bash", script, head, *worker], own, drill.folder / "worker-in-ray.log", cwd=drill.folder)
+    drill.new_worker_in_ray(f"127.0.0.1:{port}", own)
     run = drill.start("cluster", changes={"training.seed": 1}, resources={"ray_address": "auto"})
     drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run)
@@ -208,7 +224,7 @@ STEPS: dict[str, Callable[[Drill], str]] = {
 
 def _saved_step(store: Path) -> int:
     """Return the latest saved training step in the store."""
-    return max((int(path.parent.name.partition("-")[0]) for path in store.glob("resume/*/*/manifest.json")), default=0)
+    return latest_step(store.glob(SAVED))
 
 
 def _now() -> str:
@@ -220,7 +236,8 @@ def _was(api: Api, run: str, name: str) -> str | None:
     return f"{name} ({states[0]['message']})" if states else None
 
 
-def _all_cached(stages: Mapping[str, set[str]], *, but: tuple[str, ...] = ()) -> None:
+def check_cached(stages: Mapping[str, set[str]], *, but: tuple[str, ...] = ()) -> None:
+    """Check that every stage was found in the store, apart from some."""
     but = (*but, "publish")  # not a stage: it records the run
     recomputed = {name: states for name, states in stages.items() if states != {"Cached"} and name not in but}
     if recomputed or not stages:
@@ -242,8 +259,7 @@ def everything(folder: Path) -> Iterator[Drill]:
             try:
                 yield drill
             finally:
-                for worker in drill.workers:
-                    kill([*descendants(worker.pid), worker.pid])
+                drill.end_workers()
     finally:
         kill_marked(mark)
 

@@ -81,6 +81,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> str:
+    """Return the command line of a process; "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def kill(pids: Sequence[int]) -> None:
     """Send SIGKILL to the processes, as if memory had run out or the machine were lost."""
     for pid in pids:

@@ -3,9 +3,10 @@
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,19 @@ from typing import TypeVar
 from deployments.local.processes import Unexpected
 
 T = TypeVar("T")
+
+
+class NotHere(Exception):
+    """A step that this host cannot carry out."""
+
+
+SAVED = "resume/*/*/manifest.json"  # below a store: states of trainings
 UNEQUAL = "table=runs"  # folder of the table that says who ran it, where and for how long: of no two runs the same
 
 
 @dataclass(frozen=True)
 class Row:
-    """One step as it went: its verdict is ok or FAILED."""
+    """One step as it went: its verdict is ok, FAILED, or `not here` if the host cannot carry it out."""
 
     verdict: str
     what: str
@@ -28,12 +36,14 @@ class Row:
 
 
 def carry_out(what: str, do: Callable[[], str]) -> Row:
-    """Carry out one step, and return what it observed or what went wrong."""
+    """Carry out one step, and return what it observed, what went wrong, or why the host cannot carry it out."""
     print(f"... {what}", flush=True)
     began = time.monotonic()
     try:
         saw, verdict = do(), "ok"
-    except Unexpected as error:
+    except NotHere as error:
+        saw, verdict = str(error), "not here"
+    except (Unexpected, OSError, subprocess.SubprocessError) as error:
         saw, verdict = str(error), "FAILED"
     return Row(verdict, what, saw, time.monotonic() - began)
 
@@ -63,18 +73,25 @@ def rehearse(
         with everything(folder) as subject:
             for what, do in steps.items():
                 rows.append(carry_out(what, lambda do=do: do(subject)))  # type: ignore[misc]
-                if rows[-1].verdict != "ok":
+                if rows[-1].verdict == "FAILED":
                     break
+    except Unexpected as error:
+        print(f"could not start or end: {error}")
     except KeyboardInterrupt:
         print("stopped; all processes have ended")
     finally:
         print(show(rows))
-    good = len(rows) == len(steps) and all(row.verdict == "ok" for row in rows)
+    good = len(rows) == len(steps) and all(row.verdict != "FAILED" for row in rows)
     if good:
         shutil.rmtree(folder)
     else:
         print(f"logs and store: {folder}")
     return 0 if good else 1
+
+
+def latest_step(states: Iterable[Path | str]) -> int:
+    """Return the latest step of a training whose state is saved, of paths that match `SAVED`; 0 if there is none."""
+    return max((int(Path(path).parent.name.partition("-")[0]) for path in states), default=0)
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ It checks signatures, stores its data durably on disk, and can be killed with -9
 import fcntl
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from deployments.local.processes import Unexpected, start, wait_for
 
 SWIFT = "swift==2.38.3"
 PARTS = ("account", "container", "object")
-KEY, SECRET = "memlib:u", "secret-of-a-server-that-ends-with-its-test"
+KEY = "memlib:u"
 SWIFT_CONF = """
 [swift-hash]
 swift_hash_path_suffix = tests
@@ -66,7 +67,7 @@ location = us-east-1
 min_segment_size = 5242880
 [filter:tempauth]
 use = egg:swift#tempauth
-user_{KEY.replace(":", "_")} = {SECRET} .admin
+user_{KEY.replace(":", "_")} = {{secret}} .admin
 [filter:catch_errors]
 use = egg:swift#catch_errors
 [filter:gatekeeper]
@@ -99,6 +100,7 @@ def install(folder: Path) -> Path:
 
     Raises:
         Missing: if pip cannot get Swift.
+        Unexpected: if pip cannot install it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
@@ -112,7 +114,7 @@ def install(folder: Path) -> Path:
             if "from versions: none" in pip.stderr or "Retrying (" in pip.stderr:
                 raise Missing(f"pip cannot get {SWIFT} from PyPI: {pip.stderr.strip().splitlines()[-1]}")
             if pip.returncode != 0:
-                raise Missing(f"pip did not install {SWIFT}: {pip.stderr.strip()}")
+                raise Unexpected(f"pip did not install {SWIFT}: {pip.stderr.strip()}")
             done.touch()
     return folder / "bin"
 
@@ -137,12 +139,14 @@ class SwiftServer:
         programs: what `install` returned.
         host: the address of its S3 interface.
         ports: the ports of its processes.
+        secret: the secret of its user.
     """
 
     folder: Path
     programs: Path
     host: str = "127.0.0.1"
     ports: dict[str, int] = field(default_factory=dict)
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -154,7 +158,7 @@ class SwiftServer:
     def environment(self) -> dict[str, str]:
         """The environment of its clients."""
         return {
-            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": self.endpoint,
         }  # fmt: skip
 
@@ -164,6 +168,7 @@ class SwiftServer:
         Raises:
             Missing: if the folder cannot hold its device.
         """
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         device = self.folder / "devices" / "d1"
         device.mkdir(parents=True)
         try:
@@ -174,7 +179,8 @@ class SwiftServer:
         (self.folder / "swift.conf").write_text(SWIFT_CONF)
         for part, port in self.ports.items():
             text = PROXY_CONF if part == "proxy" else STORAGE_CONF
-            (self.folder / f"{part}.conf").write_text(text.format(host=self.host, port=port, folder=self.folder, part=part))
+            own = {"host": self.host, "secret": self.secret, "port": port, "folder": self.folder, "part": part}
+            (self.folder / f"{part}.conf").write_text(text.format(**own))
         for part in PARTS:
             ring = [str(self.programs / "swift-ring-builder"), str(self.folder / f"{part}.builder")]
             where = f"--region 1 --zone 1 --ip 127.0.0.1 --port {self.ports[part]} --device d1 --weight 1"
@@ -197,7 +203,7 @@ class SwiftServer:
 
     def make_bucket(self, name: str) -> None:
         """Create a bucket."""
-        names = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        names = {"aws_access_key_id": KEY, "aws_secret_access_key": self.secret, "region_name": "us-east-1"}
         client = botocore.session.get_session().create_client("s3", endpoint_url=self.endpoint, **names)
         client.create_bucket(Bucket=name)
 

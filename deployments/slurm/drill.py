@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.local.processes import Unexpected, call, descendants, kill_marked, marked, wait_for
+from deployments.local.processes import Unexpected, call, command_of, descendants, kill_marked, marked, wait_for
 from deployments.local.services import environment_for
-from deployments.local.steps import UNEQUAL, markdown, rehearse
+from deployments.local.steps import SAVED, UNEQUAL, latest_step, markdown, rehearse
 from deployments.slurm.services import Cluster, missing, search_path, slurm
 
 SCRIPT = Path(__file__).with_name("audit.sbatch")
@@ -74,7 +74,7 @@ class Drill:
         try:
             wait_for(lambda: not set(marked(self.mark)) - daemons, "the last process", seconds=60)
         except Unexpected:
-            left = [_command(pid) for pid in set(marked(self.mark)) - daemons]
+            left = [command_of(pid)[:200] or str(pid) for pid in set(marked(self.mark)) - daemons]
             raise Unexpected(f"processes are left: {'; '.join(left)}") from None
         if tokens := list(self.home.glob(".memlib-ray-*")):
             raise Unexpected(f"Ray's token is left: {tokens}")
@@ -223,19 +223,12 @@ def _wait_until_it_trains(drill: Drill, *, after: int = 0) -> int:
 
 def _saved_step(drill: Drill) -> int:
     """Return the latest saved training step of the déjà vu audit."""
-    saved = (drill.cluster.folder / "deja-vu").glob("resume/*/*/manifest.json")
-    return max((int(path.parent.name.partition("-")[0]) for path in saved), default=0)
+    return latest_step((drill.cluster.folder / "deja-vu").glob(SAVED))
 
 
 def _tables(store: Path) -> dict[str, bytes]:
     paths = (path for path in store.glob("results/**/*.parquet") if UNEQUAL not in path.parts)
     return {str(path.relative_to(store)): path.read_bytes() for path in paths}
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
-    return str(pid)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployments.local.processes import Unexpected, call, end, free_port, kill, start, wait_for, with_variable
+from deployments.local.processes import Unexpected, call, command_of, end, free_port, kill, start, wait_for, with_variable
 
 NODES = ("n1", "n2")
 DAEMONS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd"}
@@ -102,7 +102,7 @@ class Cluster:
     def lose_node(self, name: str) -> None:
         """Kill a node's slurmd and everything that runs on it, at once, as if its power were cut."""
         ours = self._jobs_on(name)
-        keepers = {parent for pid in ours if (parent := _parent(pid)) and _command(parent).startswith("slurmstepd")}
+        keepers = {parent for pid in ours if (parent := _parent(pid)) and command_of(parent).startswith("slurmstepd")}
         kill([self.daemons.pop(name).pid, *keepers, *ours])
 
     def lose_step(self, name: str) -> None:
@@ -199,10 +199,3 @@ def _parent(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return None
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""

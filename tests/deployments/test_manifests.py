@@ -166,8 +166,10 @@ def test_automations_are_valid_for_prefect() -> None:
     for deployment in deployments():
         assert TAG in deployment["tags"]
         assert "PREFECT_FLOWS_HEARTBEAT_FREQUENCY" not in deployment["work_pool"]["job_variables"]["env"]
-    names = [content["name"] for content in read("automations.yaml")["automations"]]
-    assert f'inspect "{names[0]}"' in (DEPLOYMENTS / "set-up.sh").read_text()
+    for file in ("automations.yaml", "alerts.yaml"):  # set-up.sh reads names by lines
+        lines = (DEPLOYMENTS / file).read_text().splitlines()
+        named = [line.removeprefix("  - name: ") for line in lines if line.startswith("  - name: ")]
+        assert named == [content["name"] for content in read(file)["automations"]]
 
 
 # -- Kubernetes ---------------------------------------------------------------------------------------
