@@ -1,4 +1,4 @@
-"""Where training workers meet: in a file of a private folder on one machine, at their nodes' addresses on several."""
+"""Meeting places of training workers: a file of a private folder on one machine, their nodes' addresses on several."""
 
 import os
 import uuid
