@@ -35,7 +35,6 @@ from deployments.local.swift import Missing, SwiftServer, install
 
 LONGER = {"training.epochs": 200}  # long enough to be disturbed in the middle
 BUCKET = "audits"
-TOOLS = Path(os.environ.get("MEMLIB_TEST_TOOLS", DEPLOYMENTS.parent / ".venv" / "tools"))
 USERS = ("ann", "ben")
 IN_CLUSTER = {"resources": {"ray_address": "auto"}}
 EXTRA = ("duckdb", "polars", "psutil")  # of memlib's extra `test`
@@ -339,7 +338,7 @@ def everything(folder: Path, images: int) -> Iterator[Cluster]:
         "RAY_TMPDIR": str(own), "XDG_CACHE_HOME": str(own / "cache"), "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "MEMLIB_STORE": f"s3://{BUCKET}/runs",
     }  # fmt: skip
-    swift = SwiftServer(folder / "swift", install(TOOLS / "swift"), HERE)
+    swift = SwiftServer(folder / "swift", install(), HERE)
     machines = [Machine(f"n{number}", 10 + number, own, folder / "disks" / f"n{number}") for number in (1, 2, 3)]
     try:
         try:
@@ -380,7 +379,7 @@ def main() -> int:
         lacking = lacking or f"not installed: {', '.join(absent)} (pip install 'memlib[test]')"
     if not lacking:
         try:
-            install(TOOLS / "swift")
+            install()
         except Missing as error:
             lacking = str(error)
     if lacking:

@@ -23,6 +23,7 @@ import botocore.session
 from deployments.local.processes import Unexpected, start, wait_for
 
 SWIFT = "swift==2.38.3"
+TOOLS = Path(os.environ.get("MEMLIB_TEST_TOOLS", Path(__file__).parents[2] / ".venv" / "tools"))
 PARTS = ("account", "container", "object")
 KEY = "memlib:u"
 SWIFT_CONF = """
@@ -68,40 +69,23 @@ min_segment_size = 5242880
 [filter:tempauth]
 use = egg:swift#tempauth
 user_{KEY.replace(":", "_")} = {{secret}} .admin
-[filter:catch_errors]
-use = egg:swift#catch_errors
-[filter:gatekeeper]
-use = egg:swift#gatekeeper
-[filter:healthcheck]
-use = egg:swift#healthcheck
-[filter:proxy_logging]
-use = egg:swift#proxy_logging
-[filter:listing_formats]
-use = egg:swift#listing_formats
-[filter:bulk]
-use = egg:swift#bulk
-[filter:slo]
-use = egg:swift#slo
-[filter:dlo]
-use = egg:swift#dlo
-[filter:versioned_writes]
-use = egg:swift#versioned_writes
-[filter:symlink]
-use = egg:swift#symlink
 """
+PLAIN = "catch_errors gatekeeper healthcheck proxy_logging listing_formats bulk slo dlo versioned_writes symlink"
+PROXY_CONF += "".join(f"[filter:{name}]\nuse = egg:swift#{name}\n" for name in PLAIN.split())  # filters without options
 
 
 class Missing(Exception):
     """Something that Swift needs is not there."""
 
 
-def install(folder: Path) -> Path:
-    """Make a virtual environment with Swift in `folder`, once, and return the folder of its programs.
+def install() -> Path:
+    """Make a virtual environment with Swift below `TOOLS`, once, and return the folder of its programs.
 
     Raises:
         Missing: if pip cannot get Swift.
         Unexpected: if pip cannot install it.
     """
+    folder = TOOLS / "swift"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be at it

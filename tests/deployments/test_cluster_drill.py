@@ -77,7 +77,7 @@ def test_missing_programs_and_rights_take_one_line(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "geteuid", lambda: 0 if who == "root" else 1000)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(drill, "install", lambda _: pytest.fail("installed"))
+    monkeypatch.setattr(drill, "install", lambda: pytest.fail("installed"))
     monkeypatch.setattr(drill, "enter", lambda *_: pytest.fail("started"))
     monkeypatch.setattr(sys, "argv", ["drill"])
     assert drill.main() == 2
@@ -91,4 +91,4 @@ def test_missing_programs_and_rights_take_one_line(
 
 
 def test_the_audit_of_the_drill_is_valid() -> None:
-    AuditRequest.read(str(TINY), drill.LONGER, expected="deja-vu")
+    assert AuditRequest.read(str(TINY), drill.LONGER, expected="deja-vu").recipe.title == "drill"

@@ -74,9 +74,8 @@ def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[
 @pytest.fixture(scope="session")
 def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwiftServer]:
     """A real S3 server; it is installed once for a checkout."""
-    tools = Path(os.environ.get("MEMLIB_TEST_TOOLS", Path(__file__).parents[2] / ".venv" / "tools"))
     try:
-        server = SwiftServer(tmp_path_factory.mktemp("swift"), install(tools / "swift"))
+        server = SwiftServer(tmp_path_factory.mktemp("swift"), install())
         server.prepare()
     except Missing as missing:
         pytest.skip(str(missing))
