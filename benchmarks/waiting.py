@@ -1,7 +1,9 @@
-"""CPU seconds and time of a training run whose threads spin or sleep while they wait, alone and beside two busy processes.
+"""CPU seconds and time of trainings, and of a whole audit, alone and beside two busy processes.
 
-before: OpenMP as it comes, and as many threads as there are cores. today: the environment of memlib's commands and workers, and the
-threads that memlib chooses by the size of a step. Settings alternate; each run is a process of its own and is timed after two steps.
+before: OpenMP as it comes, whose threads spin while they wait, and as many threads as there are cores. today: the environment of
+memlib's commands and workers, and the threads that memlib chooses by the size of a step. Other work and settings alternate; each
+training is a process of its own and is timed after two steps. audit: the recipe smoke, from an empty store, by `memlib run`; its CPU
+seconds are those of the machine without those of the busy processes, so that nothing else may run.
 """
 
 import argparse
@@ -10,16 +12,21 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+import psutil
 
 KINDS = {  # backbone, width, side, examples a batch, steps
     "tiny": ("small_resnet", 8, 16, 16, 300),
     "small": ("small_resnet", 32, 32, 50, 40),  # the model and the batches of the recipe smoke
     "large": ("resnet18", 32, 64, 32, 4),
 }
+AUDIT = "audit"
 SETTINGS = ("before", "today")
+Measured = tuple[float, float, str]  # CPU seconds, seconds, threads of a training
 
 
 def run(kind: str, setting: str) -> None:
@@ -59,58 +66,75 @@ def spin(end: float) -> None:
 
 
 @contextmanager
-def beside(busy: int) -> Iterator[None]:
+def beside(busy: int) -> Iterator[list[psutil.Process]]:
     """Run busy processes meanwhile."""
-    others = [multiprocessing.Process(target=spin, args=(time.time() + 900,), daemon=True) for _ in range(busy)]
+    others = [multiprocessing.Process(target=spin, args=(time.time() + 3600,), daemon=True) for _ in range(busy)]
     for other in others:
         other.start()
     try:
-        yield
+        yield [psutil.Process(other.pid) for other in others]
     finally:
         for other in others:
             other.kill()
             other.join()
 
 
-def measure(kind: str, setting: str) -> tuple[float, float, int]:
+def measure(kind: str, setting: str, others: Sequence[psutil.Process]) -> Measured:
+    """Return the CPU seconds, the seconds and the threads of a training or of the audit."""
     from memlib.settings import PASSIVE
 
+    if kind == AUDIT:
+        return measure_audit(others)
     plain = {name: value for name, value in os.environ.items() if name not in PASSIVE}
     environment = plain | (PASSIVE if setting == "today" else {})
     command = [sys.executable, __file__, "--run", kind, setting]
     cpu, wall, threads = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
-    return float(cpu), float(wall), int(threads)
+    return float(cpu), float(wall), threads
+
+
+def measure_audit(others: Sequence[psutil.Process]) -> Measured:
+    """Return the CPU seconds and the seconds of the audit of the recipe smoke, whose store is empty."""
+    with tempfile.TemporaryDirectory() as store:
+        audit = ["run", "deja-vu", "--recipe", "smoke", "--quiet", "--store", store]
+        cpu, wall = _cpu_seconds(others), time.perf_counter()
+        subprocess.run([sys.executable, "-m", "flows.cli.entry", *audit], capture_output=True, check=True)
+        return _cpu_seconds(others) - cpu, time.perf_counter() - wall, ""
+
+
+def _cpu_seconds(others: Sequence[psutil.Process]) -> float:
+    """Return the CPU seconds of the machine so far, without those of some processes; also of processes that nobody waits for."""
+    times = psutil.cpu_times()
+    used = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    return float(used - sum(sum(other.cpu_times()[:2]) for other in others))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes; the first must be 0")
+    parser.add_argument("--kinds", nargs="*", choices=[*KINDS, AUDIT], default=list(KINDS))
+    parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes; with 0")
     parser.add_argument("--run", nargs=2)
     options = parser.parse_args()
     if options.run:
         return run(*options.run)
-    print("| model | other work | setting | threads | CPU s | range | time s | range | CPU s, times today alone |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("| model | other work | setting | threads | CPU s | range | time s | range | times today alone: CPU s | time s |")
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for kind in options.kinds:
-        alone = 0.0
-        for busy in options.busy:
-            found: dict[str, list[tuple[float, float, int]]] = {setting: [] for setting in SETTINGS}
-            with beside(busy):
-                for number in range(options.times):
-                    for setting in SETTINGS[:: 1 if number % 2 else -1]:
-                        found[setting].append(measure(kind, setting))
-            cpus = {setting: statistics.median(row[0] for row in rows) for setting, rows in found.items()}
-            alone = alone or cpus["today"]
-            for setting, rows in found.items():
-                times = [[row[place] for row in rows] for place in (0, 1)]
-                texts = [f"{statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f}" for values in times]
-                other = f"{busy} busy processes" if busy else "none"
-                print(
-                    f"| {kind} | {other} | {setting} | {rows[0][2]} | {' | '.join(texts)} | {cpus[setting] / alone:.2f} |",
-                    flush=True,
-                )
+        found: dict[tuple[int, str], list[Measured]] = {}
+        for number in range(options.times):
+            order = 1 if number % 2 else -1
+            for busy in options.busy[::order]:
+                with beside(busy) as others:
+                    for setting in SETTINGS[1:] if kind == AUDIT else SETTINGS[::order]:
+                        found.setdefault((busy, setting), []).append(measure(kind, setting, others))
+        for (busy, setting), rows in sorted(found.items()):
+            texts, ratios = [], []
+            for place in (0, 1):
+                values, alone = ([float(row[place]) for row in of] for of in (rows, found[0, "today"]))
+                texts.append(f"{statistics.median(values):.2f} | {min(values):.2f} to {max(values):.2f}")
+                ratios.append(f"{statistics.median(a / b for a, b in zip(values, alone, strict=True)):.2f}")
+            other = f"{busy} busy processes" if busy else "none"
+            print(f"| {kind} | {other} | {setting} | {rows[0][2]} | {' | '.join([*texts, *ratios])} |", flush=True)
     return None
 
 
