@@ -63,8 +63,8 @@ class TimmEncoder(InFile):
 class TransformersEncoder(Spec):
     """An image model of Hugging Face's transformers, loaded from a folder; code and pickles in the folder are not run.
 
-    Normalization and side are read from the model's preprocessor_config.json. Layers: cls (the first token), mean (of all
-    tokens) and pooled, as far as the model has them.
+    Normalization and side are read from the model's preprocessor_config.json, which must state them. Layers: cls (the first
+    token), mean (of all tokens) and pooled, as far as the model has them.
     """
 
     kind: Literal["transformers"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cluster.drill import STEPS
-from deployments.cluster.machines import missing
+from deployments.cluster.machines import THROTTLE, missing
 from deployments.local.services import postgres_binaries
 
 ROOT = Path(__file__).parents[2]
@@ -25,4 +25,5 @@ def test_every_step_of_the_drill_between_machines_succeeds(tmp_path: Path) -> No
     if "unshare failed: Operation not permitted" in done.stderr:
         pytest.skip("root may not make namespaces here")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" | ok | ") == len(STEPS), done.stdout
+    slowed = THROTTLE.exists()  # without it, the step of the slow disk is not here
+    assert done.stdout.count(" | ok | ") == len(STEPS) - (not slowed), done.stdout

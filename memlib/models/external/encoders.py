@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,20 +160,53 @@ def load_folder(spec: TransformersEncoder) -> Folder:
         )
     if not isinstance(prepared, Mapping):
         raise UserError(f"preprocessor_config.json in {spec.path} is no JSON object; save the image processor again")
+    return Folder(model, unpooled, *_preprocessing(prepared, spec.path))
+
+
+def _preprocessing(prepared: Mapping[str, Any], folder: str) -> tuple[int, Sequence[float], Sequence[float]]:
+    """Return the side, mean and standard deviation of the images that a model takes, as its image processor states them.
+
+    Raises:
+        UserError: when these are not stated, or images are prepared in another way.
+    """
+    if prepared.get("do_flip_channel_order"):
+        raise UserError(f"the encoder in {folder} takes blue before red (do_flip_channel_order); give it as a factory")
     size = prepared.get("crop_size") if prepared.get("do_center_crop") else None
     size = size or prepared.get("size") or {}
-    side = size if isinstance(size, int) else size.get("height", size.get("shortest_edge"))
-    if not isinstance(side, int):
+    sides = [size.get("height", size.get("shortest_edge")), size.get("width")] if isinstance(size, Mapping) else [size]
+    side, *others = [one for one in sides if one is not None] or [None]
+    if type(side) is not int or side < 1 or any(other != side for other in others):
+        stated = f"the size {size!r}, and images are squares of whole pixels" if size else "no image size"
         raise UserError(
-            f"preprocessor_config.json in {spec.path} states no image size; add size, or crop_size with do_center_crop, or "
+            f"preprocessor_config.json in {folder} states {stated}; add size, or crop_size with do_center_crop, or "
             "save the image processor again"
         )
-    plain = not prepared.get("do_normalize", True)
-    mean, std = (default if plain else prepared.get(name, default) for name, default in
-                 (("image_mean", (0.0,) * 3), ("image_std", (1.0,) * 3)))  # fmt: skip
-    scale = scale_of(spec.path)
-    mean, std = ([value / scale for value in values] for values in (mean, std))
-    return Folder(model, unpooled, side, mean, std)
+    mean: Sequence[float] = (0.0,) * 3
+    std: Sequence[float] = (1.0,) * 3
+    if prepared.get("do_normalize", True):
+        mean, std = (_per_channel(prepared, name, folder) for name in ("image_mean", "image_std"))
+    if min(std) <= 0:
+        raise UserError(
+            f"preprocessor_config.json in {folder} states image_std {prepared['image_std']!r}; it must be above 0"
+        )
+    scale = scale_of(folder)
+    return side, [value / scale for value in mean], [value / scale for value in std]
+
+
+def _per_channel(prepared: Mapping[str, Any], name: str, folder: str) -> tuple[float, ...]:
+    """Return what an image processor states of the channels red, green and blue.
+
+    Raises:
+        UserError: when it states neither a number nor three; what transformers assumes then differs by class.
+    """
+    stated: Any = prepared.get(name)
+    values = stated if isinstance(stated, list) else [stated] * 3
+    if len(values) != 3 or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        raise UserError(
+            f"preprocessor_config.json in {folder} states {name} {stated!r}, and a number or three are needed; save the "
+            "image processor again, or set do_normalize to false if the model takes pixels from 0 to 1"
+        )
+    return tuple(float(value) for value in values)
 
 
 def _transformers(spec: TransformersEncoder) -> ExternalNetwork:

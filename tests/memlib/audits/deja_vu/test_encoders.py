@@ -239,6 +239,17 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | {"rescale_factor": -1}))
     with pytest.raises(UserError, match="states rescale_factor -1"):
         load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+    for more, said in (
+        ({"image_mean": None}, "states image_mean None"),
+        ({"image_std": [0.5, 0.5]}, r"states image_std \[0.5, 0.5\]"),
+        ({"image_std": [0.5, 0.5, 0.0]}, "must be above 0"),
+        ({"image_mean": ["a"] * 3}, "a number or three are needed"),
+        ({"size": {"height": 16, "width": 32}}, "images are squares"),
+        ({"do_flip_channel_order": True}, "takes blue before red"),
+    ):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | more))
+        with pytest.raises(UserError, match=said):
+            load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
     for content, said in (('{"size": 16, "size": 32}', "vit names a key twice"), ("[]", "vit is no JSON object")):
         (tmp_path / "vit" / "preprocessor_config.json").write_text(content)
         with pytest.raises(UserError, match=f"preprocessor_config.json in .*{said}"):
@@ -265,7 +276,9 @@ def test_an_encoder_that_answers_at_random_is_refused(kind: str, tmp_path: Path)
             decoder_hidden_size=8, decoder_num_hidden_layers=1, decoder_num_attention_heads=1, decoder_intermediate_size=8,
         )  # fmt: skip
         transformers.ViTMAEModel(config).save_pretrained(tmp_path)
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 16}}))
+        (tmp_path / "preprocessor_config.json").write_text(
+            json.dumps({"size": {"height": 16, "width": 16}, "do_normalize": False})
+        )
         own = load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path)))
     images = np.random.default_rng(0).integers(0, 256, size=(6, 16, 16, 3), dtype=np.uint8)
     with pytest.raises(
