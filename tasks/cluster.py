@@ -50,6 +50,7 @@ def start_ray(context: Context) -> Any:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     if context.resources.ray_address is None:  # all of Ray is on this machine, where nothing restarts it
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, other programs take all of a core
         os.environ.setdefault("AUTOSCALER_METRIC_PORT", "-1")  # the metrics would be served without authentication
     import ray
 

@@ -59,10 +59,18 @@ def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(
     assert all(json.loads(path.read_text())["state"] == "stopped" for path in store.glob("status/*.json"))
 
 
-def test_a_killed_command_leaves_no_process_and_no_running_run(standalone: Memlib, tmp_path: Path) -> None:
+def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_process(
+    standalone: Memlib, tmp_path: Path
+) -> None:
+    """Workers of a lower priority, which Ray prefers, would hardly get on beside another program."""
     mark, store = f"{tmp_path}", tmp_path / "store"
     process = standalone.start(store, JOB_MARK=mark)
-    wait_for(lambda: any("ray::" in " ".join(member.cmdline()) for member in of_job(mark)), process=process)
+
+    def workers() -> list[psutil.Process]:
+        return [member for member in of_job(mark) if "ray::" in " ".join(member.cmdline())]
+
+    wait_for(lambda: bool(workers()), process=process)
+    assert {worker.nice() for worker in workers()} == {os.getpriority(os.PRIO_PROCESS, 0)}
     process.kill()
     process.wait(timeout=60)
     wait_until_gone(mark)
