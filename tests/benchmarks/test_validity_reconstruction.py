@@ -114,6 +114,7 @@ def test_plant_report_counts_gains_only_where_memory_is_shown() -> None:
         for n, (word, gain) in enumerate([("shown", found), ("shown", missed), ("inconclusive", found)])
     ]
     text = "\n".join(PARTS[1].report(rows))
-    assert "a gain of rank is shown, too: 1 of 2" in text
+    assert "Memory is shown in 2 of 3 splits, of objects in 2." in text
+    assert "where memory is shown:\n1 of 2" in text
     assert f"{GAIN}, {RANK} | 0.070" in text
     assert "2 of 3" in text

@@ -50,8 +50,8 @@ _WHAT = (
     "Given what the public neighbours of a background crop have in common, both generators draw the same audited images from "
     "the same noise. Only the part that the crop does not show is judged: by classifiers of public images, which are neither "
     "of the models. The rank is the share of other audited images of the same class, from both sets, that lie nearer to the "
-    "pictures than the true image does (of up to {candidates}): 50 % for pictures that tell nothing of it, 0 % if it is "
-    "always the nearest. "
+    "pictures than the true image does (of up to {candidates}): 50 % for a candidate drawn at random, 0 % if the true one is "
+    "always the nearest. Pictures that tell nothing can rank it lower or higher (drawn from nothing, or from another image). "
 )
 _MEANING = (
     "A picture is what a generator makes of a representation: it is no copy of the training image, and most of what it shows "
@@ -123,12 +123,13 @@ def _said(rows: Findings) -> str:
     if beyond:
         return (
             f"From memory, the model's pictures show {_list(beyond)} of training images better than the other model's "
-            "pictures, better than the nearest public image, and better than the mean of the neighbours."
+            "pictures, than the public image that the model places nearest, and than the mean of its neighbours."
         )
     if gains:
         return (
             f"The model that was trained on an image draws it better than the other model ({_list(gains)}), which is "
-            "memory. The pictures were not shown to surpass public images, which need no generator."
+            "memory. The pictures were not shown to surpass the public images that the model places nearest, which need no "
+            "generator, and whose choice tells of its memory, too."
         )
     found = [row.detectable for row in tests if row.params["measure"] == RANK and row.detectable is not None]
     power = f" A difference of {percent(found[0])} in rank would have been found with a power of 80 %." if found else ""
