@@ -35,7 +35,7 @@ from PIL import Image
 CLASSES, SIDE, PER_FILE, K = 1000, 32, 20_000, 30
 KILLED = ("decode_block", "decode", "embed", "search", "score")  # stages in which the driver is killed, if there
 ALIKE = ("decode_block", "decode", "split", "report")  # stages that an untrained run computes like any other run
-KILL_SECONDS = 2.0  # after the start of a stage with a single part
+KILL_SECONDS = 2.0  # after the start of a stage whose parts all have a core
 RECIPE: dict[str, Any] = {
     "audit": "deja_vu",
     "title": "as large as ImageNet",
@@ -166,8 +166,8 @@ def audit(folder: Path, count: int, address: str, *, untrained: bool, kill_in: s
 
 
 def _wait_for_a_part(store: Path, *, kind: str, count: int) -> None:
-    """Wait until one part of a stage is done and others are under way; for a stage of one part, until that is under way."""
-    if count == 1:
+    """Wait until one part of a stage is done and others are under way; where each part has a core, until all are under way."""
+    if count <= (os.cpu_count() or 1):  # they may end at the same time
         time.sleep(KILL_SECONDS)
         return
     while not any(store.glob(f"artifacts/{kind}/*/manifest.json")):
