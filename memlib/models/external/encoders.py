@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from memlib.errors import UserError
 from memlib.models.external.classifiers import loaded, with_weights
 from memlib.models.external.factory import made, scale_of
-from memlib.models.external.network import ExternalNetwork, by_layer
+from memlib.models.external.network import ExternalNetwork, by_layer, normalization
 from memlib.models.external.open_clip import load_open_clip
 from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
 from memlib.models.vision import MEAN, STD
@@ -183,30 +182,16 @@ def _preprocessing(prepared: Mapping[str, Any], folder: str) -> tuple[int, Seque
         )
     mean: Sequence[float] = (0.0,) * 3
     std: Sequence[float] = (1.0,) * 3
-    if prepared.get("do_normalize", True):
-        mean, std = (_per_channel(prepared, name, folder) for name in ("image_mean", "image_std"))
-    if min(std) <= 0:
-        raise UserError(
-            f"preprocessor_config.json in {folder} states image_std {prepared['image_std']!r}; it must be above 0"
+    if prepared.get("do_normalize", True):  # what transformers assumes where nothing is stated differs by class
+        found = ((key, prepared.get(key)) for key in ("image_mean", "image_std"))
+        mean, std = normalization(
+            *((key, [value] * 3 if type(value) in (int, float) else value) for key, value in found),
+            name=f"preprocessor_config.json in {folder}",
+            needs=", and a number or three are needed; save the image processor again, or set do_normalize to false if the "
+            "model takes pixels from 0 to 1",
         )
     scale = scale_of(folder)
     return side, [value / scale for value in mean], [value / scale for value in std]
-
-
-def _per_channel(prepared: Mapping[str, Any], name: str, folder: str) -> tuple[float, ...]:
-    """Return what an image processor states of the channels red, green and blue.
-
-    Raises:
-        UserError: when it states neither a number nor three; what transformers assumes then differs by class.
-    """
-    stated: Any = prepared.get(name)
-    values = stated if isinstance(stated, list) else [stated] * 3
-    if len(values) != 3 or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise UserError(
-            f"preprocessor_config.json in {folder} states {name} {stated!r}, and a number or three are needed; save the "
-            "image processor again, or set do_normalize to false if the model takes pixels from 0 to 1"
-        )
-    return tuple(float(value) for value in values)
 
 
 def _transformers(spec: TransformersEncoder) -> ExternalNetwork:

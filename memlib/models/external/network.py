@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,30 @@ from memlib.errors import UserError
 
 Layers = list[tuple[str, Tensor]]
 SAME = 1e-3  # relative tolerance for embeddings of the same images
+
+
+def normalization(
+    mean: tuple[str, Any], std: tuple[str, Any], *, name: str, needs: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and the standard deviation of each channel, as a file states them.
+
+    Args:
+        mean, std: the key, and what the file states under it.
+        name: the file's name in error messages.
+        needs: what is needed instead, for these messages.
+
+    Raises:
+        UserError: when either is not three finite numbers, or a deviation is not above 0.
+    """
+    for key, values in (mean, std):
+        if not (
+            isinstance(values, list | tuple) and len(values) == 3
+            and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+        ):  # fmt: skip
+            raise UserError(f"{name} states {key} {str(values)[:100]}{needs}")
+    if min(std[1]) <= 0:
+        raise UserError(f"{name} states {std[0]} {list(std[1])}; the numbers must be above 0")
+    return mean[1], std[1]
 
 
 class ExternalNetwork(nn.Module):

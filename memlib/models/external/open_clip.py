@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from memlib.errors import UserError
-from memlib.models.external.network import ExternalNetwork, Method, by_layer
+from memlib.models.external.network import ExternalNetwork, Method, by_layer, normalization
 from memlib.models.hugging import CONFIGS, FEW_NUMBERS, OPEN_CLIP, check_declared, check_folder, loading, read_json
 from memlib.specs.encoders import OpenClipEncoder
 
@@ -124,9 +123,10 @@ def _checked(folder: str) -> _Config:
         raise UserError(f"{name} states tokenizer_kwargs.clean {clean!r}; it must be one of {', '.join(CLEANED)}")
     if not isinstance(length, int) or length < 3:
         raise UserError(f"{name} states context_length {length!r}; it must be an integer from 3")
-    mean, std = (_channels(prepared.get(key, default), key, name) for key, default in (("mean", MEAN), ("std", STD)))
-    if min(std) <= 0:
-        raise UserError(f"{name} states std {list(std)}; the numbers must be above 0")
+    mean, std = normalization(
+        ("mean", prepared.get("mean", MEAN)), ("std", prepared.get("std", STD)), name=name,
+        needs="; it needs three numbers, one for each channel",
+    )  # fmt: skip
     return _Config(mean, std, length, clean)
 
 
@@ -135,15 +135,6 @@ def _object(parent: Any, key: str, name: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise UserError(f"{name} has no object {key}; save the model again, as open_clip does")
     return found
-
-
-def _channels(values: Any, key: str, name: str) -> Sequence[float]:
-    if not (
-        isinstance(values, list | tuple) and len(values) == 3
-        and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-    ):  # fmt: skip
-        raise UserError(f"{name} states {key} {str(values)[:100]}; it needs three numbers, one for each channel")
-    return values
 
 
 def _check_tensors(model: nn.Module, weights: Path, numbers: int) -> None:
