@@ -6,6 +6,7 @@ STORE ?= memlib-store
 BIN := .venv/bin
 OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 TORCH_INDEX ?=
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 

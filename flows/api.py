@@ -125,9 +125,9 @@ def _server_starting() -> Iterator[None]:
     thread = threading.Thread(target=start)
     thread.start()
     try:
+        loaded.wait()  # the server starts meanwhile; and of two threads that load Prefect at once, one finds it half done
         import torch  # noqa: F401
 
-        loaded.wait()  # if two threads load parts of Prefect at once, one finds the other's half done, and prints that
         yield
     except BaseException:
         unwanted.set()

@@ -37,7 +37,9 @@ OBJECT_STORE_BYTES = 128 * 2**20  # no large data pass through Ray's object stor
 MOST_ASKED = 1000  # parts that are queued in a cluster, which may grow for them
 LOOK_SECONDS = 5.0  # between two checks of the cluster while no part ends
 LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters: limit of a socket's path; length of what Ray appends to its folder
+LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")  # interfaces for gradients
 _starting = threading.Lock()
+_inherited: dict[str, str] = {}  # environment variables with which a local Ray started, and with it all of its workers
 _own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 
 
@@ -52,6 +54,7 @@ def start_ray(context: Context) -> Any:
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "15")
         os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, other programs take all of a core
         os.environ.setdefault("AUTOSCALER_METRIC_PORT", "-1")  # the metrics would be served without authentication
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process of each fit; no node is preempted here
     import ray
 
     with _starting:
@@ -78,7 +81,7 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     options["job_config"] = _job_config()
     try:
-        with _unchanged_handler(signal.SIGTERM):
+        with _unchanged_handler(signal.SIGTERM), _environment_of_workers(address):
             ray.init(**options)
     except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
@@ -101,6 +104,27 @@ def _unchanged_handler(number: signal.Signals) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(number, here)
         ctypes.pythonapi.PyOS_setsig(int(number), in_c)
+
+
+@contextlib.contextmanager
+def _environment_of_workers(address: str | None) -> Iterator[None]:
+    """Give a Ray that starts in the block on this machine the environment of workers.
+
+    Workers that need no environment of their own are processes that Ray has already started, or used for other stages.
+    """
+    if address is not None:
+        yield
+        return
+    given = worker_environment() | (LOOPBACK if sys.platform == "linux" else {})
+    before = {name: os.environ[name] for name in given if name in os.environ}
+    os.environ |= given
+    try:
+        yield
+        _inherited.update(given)
+    finally:
+        for name in given.keys() - before.keys():
+            del os.environ[name]
+        os.environ |= before
 
 
 class _PathsWithoutFolder(list[str]):
@@ -267,7 +291,7 @@ def map_on_ray(
     options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(configured.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
-    remote = ray.remote(**options, max_retries=3, runtime_env={"env_vars": worker_environment()})(function)
+    remote = ray.remote(**options, max_retries=3, runtime_env=own_environment())(function)
     watch, limit = Watch(ray, context, stage, needs), configured.parallel
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
     running: list[Any] = []
@@ -308,6 +332,12 @@ def worker_environment() -> dict[str, str]:
     """Return the environment variables of all workers; others keep the values that they have on the cluster's machines."""
     here = {name: os.environ[name] for name in (user_code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
     return WORKER_SETTINGS | waiting() | here
+
+
+def own_environment() -> dict[str, Any]:
+    """Return Ray's description of the environment variables of workers that its processes do not have from the start."""
+    missing = {name: value for name, value in worker_environment().items() if _inherited.get(name) != value}
+    return {"env_vars": missing} if missing else {}
 
 
 def _near(remote: Any, node: str | None) -> Any:
@@ -363,4 +393,5 @@ def stop_ray() -> None:
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
+    _inherited.clear()
     _own.close()

@@ -1,7 +1,6 @@
 """Training on Ray: in one fit, groups of workers train many models side by side; each model is committed when it is done."""
 
 import contextvars
-import sys
 import threading
 import time
 import uuid
@@ -18,7 +17,7 @@ from memlib.store import Ref, Store
 from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
-from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, start_ray, worker_environment
+from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, own_environment, places, start_ray
 from tasks.progress import Bars
 from tasks.remote import reach
 from tasks.runtime import Context
@@ -26,7 +25,6 @@ from tasks.training_queue import LONGEST_SECONDS, Board
 
 STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # for gradients
 GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after the last node joined
 MOST_STARTS = 10  # starts of all workers for each failure that a model may have
 ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
@@ -210,7 +208,6 @@ def _fit(
     # long timeout: finished groups wait for the last one, and Ray itself detects dead workers. NCCL requires whole GPUs, but
     # models with one worker each may need only a fraction
     group: dict[str, Any] = {"backend": "nccl" if use_gpu and size > 1 else "gloo", "timeout_s": LONGEST_SECONDS}
-    loopback = dict.fromkeys(INTERFACES, "lo") if is_local and sys.platform == "linux" else {}
     with scratch("meeting") as folder:
         trainer = TorchTrainer(
             train_worker,
@@ -231,7 +228,7 @@ def _fit(
             torch_config=MeetInFile(**group, folder=str(folder)) if is_local else MeetAtAddress(**group),
             run_config=RunConfig(
                 name=name,
-                worker_runtime_env={"env_vars": worker_environment() | loopback},
+                worker_runtime_env=own_environment(),
                 failure_config=FailureConfig(
                     max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts those per model
                     controller_failure_limit=5,  # type: ignore[call-arg]

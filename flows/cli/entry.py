@@ -13,6 +13,7 @@ from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, hand_over, is_sup
 
 LONG = ("run", "resume")
 FAILED = 2
+RARELY = 200_000  # objects between two garbage collections; with Python's 700, imports spend a third of their time on them
 DEFECT = 70  # EX_SOFTWARE: a bug in memlib
 LEAST_LIMIT = 4 * 2**30  # bytes of address space (ulimit -v) below which no run gets as far as Ray, and libraries may hang
 SMALL_LIMIT = 8 * 2**30  # below which libraries may not load
@@ -29,11 +30,11 @@ def command() -> int:
             say(_not_enough(f"the limit is {_limit() / 2**30:.2f} GiB of address space; a run needs at least 4"))
             return FAILED
         return supervised(_work)
-    gc.set_threshold(200_000)  # rare garbage collection: 10,000 runs are listed in a fifth less time
     return _work()
 
 
 def _work() -> int:
+    gc.set_threshold(RARELY)
     try:
         from memlib.settings import waiting  # after the fork: numpy starts threads, and forking is then unsafe
 
@@ -64,6 +65,7 @@ def _work() -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # Prefect's threads still try to reach its server
+    gc.freeze()  # otherwise Python looks for garbage among a million objects of libraries before it exits
     return status
 
 

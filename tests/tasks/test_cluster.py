@@ -45,17 +45,21 @@ def context(tmp_path: Path) -> Any:
 
 
 class StartedRay(types.ModuleType):
-    """Ray as far as it is started; it notes the options."""
+    """Ray as far as it is started; it notes the options, and the environment that its workers inherit."""
 
     def __init__(self) -> None:
         super().__init__("ray")
         self.options: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
 
     def is_initialized(self) -> bool:
         return bool(self.options)
 
     def init(self, **options: Any) -> None:
-        self.options = options
+        self.options, self.environment = options, dict(cluster.os.environ)
+
+    def shutdown(self) -> None:
+        self.options = {}
 
 
 @pytest.fixture
@@ -65,7 +69,8 @@ def started(context: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(cluster, "_job_config", lambda: None)
     monkeypatch.setattr(cluster, "_own_folder", lambda: "/nowhere")
-    monkeypatch.setattr(cluster.os, "environ", {"AWS_PROFILE": "x"})
+    monkeypatch.setattr(cluster, "_inherited", {})
+    monkeypatch.setattr(cluster.os, "environ", {"AWS_PROFILE": "x", "MALLOC_TRIM_THRESHOLD_": "7"})
 
     def start(**resources: Any) -> tuple[dict[str, Any], dict[str, str]]:
         ray.options = {}
@@ -83,6 +88,23 @@ def test_ray_on_this_machine_exports_no_metrics_and_requires_a_token(started: An
     assert environment["RAY_AUTH_MODE"] == "token"
     assert len(environment["RAY_AUTH_TOKEN"]) == 64
     assert not [name for name in options if "metric" in name]
+
+
+def test_workers_of_ray_on_this_machine_inherit_their_environment(started: Any) -> None:
+    """A process with an environment of its own cannot be one that Ray has already started."""
+    _, environment = started()
+    needed = cluster.worker_environment()
+    assert sys.modules["ray"].environment.items() >= needed.items()  # type: ignore[attr-defined]
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == "7"
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment
+    assert cluster.own_environment() == {}
+    environment["MEMLIB_LOG"] = "json"
+    assert cluster.own_environment() == {"env_vars": {"MEMLIB_LOG": "json"}}
+    del environment["MEMLIB_LOG"]
+    cluster.stop_ray()
+    assert cluster.own_environment() == {"env_vars": needed}
+    started(ray_address="auto")
+    assert cluster.own_environment() == {"env_vars": needed}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system pins no process to cores")

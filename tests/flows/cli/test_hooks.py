@@ -222,6 +222,17 @@ def test_a_hook_in_the_request_of_a_store_is_not_called_on_resume(
     assert kept("planted") == []
 
 
+def test_without_hooks_nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(hooks, "handed_over", [lines.append])
+    with hooks.reported(Hooks(), ENDED) as ending:
+        ending.begin("/store", "b" * 12)
+    assert not lines
+    with hooks.reported(Hooks(on_end="true"), ENDED) as ending:
+        ending.begin("/store", "b" * 12)
+    assert json.loads(lines[-1].removeprefix(hooks.MARK))[1]["status"] == "completed"
+
+
 SCRIPT = """
 import os, sys, time
 from flows.cli import hooks
