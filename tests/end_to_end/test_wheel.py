@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_wheel_runs_beside_user_folders_named_like_its_packages(site: Path, tmp_path: Path) -> None:
     for name in ("flows", "tasks", "deployments"):
         (tmp_path / name).mkdir()
