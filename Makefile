@@ -6,6 +6,7 @@ STORE ?= memlib-store
 BIN := .venv/bin
 OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 TORCH_INDEX ?=
+# bytecode, and memlib's digests of its code beside it, are kept even where the environment would not
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)

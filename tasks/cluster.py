@@ -81,7 +81,7 @@ def _connect(ray: Any, context: Context) -> None:
         options["address"] = address
     options["job_config"] = _job_config()
     try:
-        with _unchanged_handler(signal.SIGTERM), _environment_of_workers(address):
+        with _unchanged_handler(signal.SIGTERM), _inheriting() if address is None else contextlib.nullcontext():
             ray.init(**options)
     except Exception as error:  # Ray raises plain Exceptions if one of its processes dies during start-up
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
@@ -107,15 +107,12 @@ def _unchanged_handler(number: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment_of_workers(address: str | None) -> Iterator[None]:
+def _inheriting() -> Iterator[None]:
     """Give a Ray that starts in the block on this machine the environment of workers.
 
     Workers that need no environment of their own are processes that Ray has already started, or used for other stages.
     """
-    if address is not None:
-        yield
-        return
-    given = worker_environment() | (LOOPBACK if sys.platform == "linux" else {})
+    given = worker_environment(None)
     before = {name: os.environ[name] for name in given if name in os.environ}
     os.environ |= given
     try:
@@ -291,7 +288,7 @@ def map_on_ray(
     options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(configured.custom)}
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
-    remote = ray.remote(**options, max_retries=3, runtime_env=own_environment())(function)
+    remote = ray.remote(**options, max_retries=3, runtime_env=runtime_env(context.resources.ray_address))(function)
     watch, limit = Watch(ray, context, stage, needs), configured.parallel
     waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
     running: list[Any] = []
@@ -328,15 +325,19 @@ def map_on_ray(
     return list(dict.fromkeys(warnings))
 
 
-def worker_environment() -> dict[str, str]:
-    """Return the environment variables of all workers; others keep the values that they have on the cluster's machines."""
+def worker_environment(address: str | None) -> dict[str, str]:
+    """Return the environment variables of all workers; others keep the values that they have on the cluster's machines.
+
+    Args:
+        address: address of the cluster; None for Ray on this machine, where gradients must not leave loopback.
+    """
     here = {name: os.environ[name] for name in (user_code.VARIABLE, LOG_VARIABLE) if os.environ.get(name)}
-    return WORKER_SETTINGS | waiting() | here
+    return WORKER_SETTINGS | waiting() | (LOOPBACK if address is None and sys.platform == "linux" else {}) | here
 
 
-def own_environment() -> dict[str, Any]:
-    """Return Ray's description of the environment variables of workers that its processes do not have from the start."""
-    missing = {name: value for name, value in worker_environment().items() if _inherited.get(name) != value}
+def runtime_env(address: str | None) -> dict[str, Any]:
+    """Return, in Ray's form, the environment variables of workers that its processes do not have from the start."""
+    missing = {name: value for name, value in worker_environment(address).items() if _inherited.get(name) != value}
     return {"env_vars": missing} if missing else {}
 
 

@@ -17,7 +17,7 @@ from memlib.store import Ref, Store
 from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
-from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, own_environment, places, start_ray
+from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, runtime_env, start_ray
 from tasks.progress import Bars
 from tasks.remote import reach
 from tasks.runtime import Context
@@ -228,7 +228,7 @@ def _fit(
             torch_config=MeetInFile(**group, folder=str(folder)) if is_local else MeetAtAddress(**group),
             run_config=RunConfig(
                 name=name,
-                worker_runtime_env=own_environment(),
+                worker_runtime_env=runtime_env(resources.ray_address),
                 failure_config=FailureConfig(
                     max_failures=MOST_STARTS * (resources.max_failures + 1) * len(jobs),  # the board counts those per model
                     controller_failure_limit=5,  # type: ignore[call-arg]

@@ -36,7 +36,7 @@ COMMAND = (
 def test_openmp_threads_of_command_and_workers_wait_passively() -> None:
     assert waiting() == PASSIVE
     assert PASSIVE["OMP_WAIT_POLICY"] == "passive"
-    assert worker_environment().items() >= PASSIVE.items()
+    assert worker_environment(None).items() >= PASSIVE.items()
     assert seen_by(COMMAND) == PASSIVE
 
 
@@ -49,6 +49,6 @@ def test_a_wait_policy_set_by_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) 
     assert seen_by(COMMAND, OMP_WAIT_POLICY="active") == {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": ""}
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert waiting() == {"OMP_WAIT_POLICY": "active"}
-    assert "GOMP_SPINCOUNT" not in worker_environment()
+    assert "GOMP_SPINCOUNT" not in worker_environment(None)
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     assert waiting() == PASSIVE

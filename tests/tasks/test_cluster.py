@@ -93,18 +93,25 @@ def test_ray_on_this_machine_exports_no_metrics_and_requires_a_token(started: An
 def test_workers_of_ray_on_this_machine_inherit_their_environment(started: Any) -> None:
     """A process with an environment of its own cannot be one that Ray has already started."""
     _, environment = started()
-    needed = cluster.worker_environment()
+    needed = cluster.worker_environment(None)
     assert sys.modules["ray"].environment.items() >= needed.items()  # type: ignore[attr-defined]
     assert environment["MALLOC_TRIM_THRESHOLD_"] == "7"
     assert "MALLOC_MMAP_THRESHOLD_" not in environment
-    assert cluster.own_environment() == {}
+    assert cluster.runtime_env(None) == {}
     environment["MEMLIB_LOG"] = "json"
-    assert cluster.own_environment() == {"env_vars": {"MEMLIB_LOG": "json"}}
+    assert cluster.runtime_env(None) == {"env_vars": {"MEMLIB_LOG": "json"}}
     del environment["MEMLIB_LOG"]
     cluster.stop_ray()
-    assert cluster.own_environment() == {"env_vars": needed}
+    assert cluster.runtime_env(None) == {"env_vars": needed}  # as in a program that has started Ray itself
     started(ray_address="auto")
-    assert cluster.own_environment() == {"env_vars": needed}
+    assert cluster.runtime_env("auto") == {"env_vars": cluster.worker_environment("auto")}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has another name")
+def test_gradients_stay_on_loopback_even_if_the_program_has_started_ray_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_inherited", {})
+    assert cluster.runtime_env(None)["env_vars"].items() >= cluster.LOOPBACK.items()
+    assert not cluster.LOOPBACK.keys() & cluster.runtime_env("auto")["env_vars"].keys()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system pins no process to cores")
