@@ -2,8 +2,9 @@
 
 before: OpenMP as it comes, whose threads spin while they wait, and as many threads as there are cores. today: the environment of
 memlib's commands and workers, and the threads that memlib chooses by the size of a step. Other work and settings alternate; each
-training is a process of its own and is timed after two steps. audit: the recipe smoke, from an empty store, by `memlib run`; its CPU
-seconds are those of the machine without those of the busy processes, so that nothing else may run.
+training is a process of its own and is timed after two steps. imports: Python that loads the libraries of an audit and ends, which
+tells what other work costs any program on this machine. audit: the recipe smoke, from an empty store, by `memlib run`. CPU seconds of
+these two are those of the machine without those of the busy processes, so that nothing else may run.
 """
 
 import argparse
@@ -24,7 +25,10 @@ KINDS = {  # backbone, width, side, examples a batch, steps
     "small": ("small_resnet", 32, 32, 50, 40),  # the model and the batches of the recipe smoke
     "large": ("resnet18", 32, 64, 32, 4),
 }
-AUDIT = "audit"
+WHOLE = {  # programs that are measured from their start to their end
+    "imports": ["-c", "import prefect, ray.train, torch"],
+    "audit": ["-m", "flows.cli.entry", "run", "deja-vu", "--recipe", "smoke", "--quiet", "--store"],
+}
 SETTINGS = ("before", "today")
 Measured = tuple[float, float, str]  # CPU seconds, seconds, threads of a training
 
@@ -83,8 +87,8 @@ def measure(kind: str, setting: str, others: Sequence[psutil.Process]) -> Measur
     """Return the CPU seconds, the seconds and the threads of a training or of the audit."""
     from memlib.settings import PASSIVE
 
-    if kind == AUDIT:
-        return measure_audit(others)
+    if kind in WHOLE:
+        return measure_whole(kind, others)
     plain = {name: value for name, value in os.environ.items() if name not in PASSIVE}
     environment = plain | (PASSIVE if setting == "today" else {})
     command = [sys.executable, __file__, "--run", kind, setting]
@@ -92,12 +96,11 @@ def measure(kind: str, setting: str, others: Sequence[psutil.Process]) -> Measur
     return float(cpu), float(wall), threads
 
 
-def measure_audit(others: Sequence[psutil.Process]) -> Measured:
-    """Return the CPU seconds and the seconds of the audit of the recipe smoke, whose store is empty."""
-    with tempfile.TemporaryDirectory() as store:
-        audit = ["run", "deja-vu", "--recipe", "smoke", "--quiet", "--store", store]
+def measure_whole(kind: str, others: Sequence[psutil.Process]) -> Measured:
+    """Return the CPU seconds and the seconds of a program, whose last argument is an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
         cpu, wall = _cpu_seconds(others), time.perf_counter()
-        subprocess.run([sys.executable, "-m", "flows.cli.entry", *audit], capture_output=True, check=True)
+        subprocess.run([sys.executable, *WHOLE[kind], folder], capture_output=True, check=True)
         return _cpu_seconds(others) - cpu, time.perf_counter() - wall, ""
 
 
@@ -111,7 +114,7 @@ def _cpu_seconds(others: Sequence[psutil.Process]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--kinds", nargs="*", choices=[*KINDS, AUDIT], default=list(KINDS))
+    parser.add_argument("--kinds", nargs="*", choices=[*KINDS, *WHOLE], default=list(KINDS))
     parser.add_argument("--busy", nargs="*", type=int, default=[0, 2], help="numbers of busy processes; with 0")
     parser.add_argument("--run", nargs=2)
     options = parser.parse_args()
@@ -125,7 +128,7 @@ def main() -> None:
             order = 1 if number % 2 else -1
             for busy in options.busy[::order]:
                 with beside(busy) as others:
-                    for setting in SETTINGS[1:] if kind == AUDIT else SETTINGS[::order]:
+                    for setting in SETTINGS[1:] if kind in WHOLE else SETTINGS[::order]:
                         found.setdefault((busy, setting), []).append(measure(kind, setting, others))
         for (busy, setting), rows in sorted(found.items()):
             texts, ratios = [], []

@@ -24,10 +24,15 @@ TINY = {  # scenes and trainings of reconstructions, which draw nothing that cou
         "training": {"epochs": 1, "batch_size": 32, "objective": {"kind": "denoising", "ema": 0.0}},
     },
 }  # fmt: skip
+FEW_PAIRS = {
+    "data.source.num_examples": 480, "split.train_per_class": 50, "split.public_per_class": 300, "split.extra_per_class": 50,
+    "training.batch_size": 25, "training.epochs": 2,
+}  # fmt: skip
 REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, which take most of its time
     "exposure-recurring": {"exposure.SINGLE_REDRAWS": 20}, "own-model": {"unique_feature.OWN_NETS": 1},
     "exposure-file": {"exposure.REDRAWS": 3}, "exposure-variants": {"exposure.VARIANT_REDRAWS": 3},
     "deja-vu-bounds": {"deja_vu.SIMULATED": 20}, "deja-vu-power": {"persons.POWER_DRAWS": 20},
+    "captions-null": {"captions.SMALL": FEW_PAIRS, "captions.REDRAWS": 3}, "captions-plant": {"captions.SMALL": FEW_PAIRS},
     "reconstruction-null": {"reconstruction.SMALL": TINY, "reconstruction.REDRAWS": 3},
     "reconstruction-plant": {"reconstruction.PLANTED": TINY},
     "membership-level": {"membership.LEVEL_WORLDS": 2}, "membership-plant": {"membership.PLANT_WORLDS": 1},

@@ -61,7 +61,7 @@ def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[
 
     def start(step: int = 30) -> tuple[Path, subprocess.Popen[str]]:
         store = tmp_path / "store"
-        process = standalone.start(store)
+        process = standalone.start(store, "resources.resume_seconds=0")
         running.append(process)
         wait_for(lambda: resume_step(store) >= step and saved_models(store) >= MODELS, process=process)
         return store, process

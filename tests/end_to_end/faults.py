@@ -107,11 +107,12 @@ reconstruct:
   baseline: {epochs: 20}
   judge: {epochs: 20, model: {width: 8, projector: []}}
 """
+DEJA_VU = RECIPE + "resources: {resume_seconds: 0}\n"
 RECIPES = {
-    "deja-vu": RECIPE,
-    "deja-vu (views)": RECIPE.replace("decode: {", "decode: {stability: {views: 3}, "),
-    "deja-vu (alone)": RECIPE + "reference: {kind: network, model: {width: 8, projector: [8], input_size: 16}, folds: 2}\n",
-    "deja-vu (reconstructions)": RECIPE + RECONSTRUCTIONS,
+    "deja-vu": DEJA_VU,
+    "deja-vu (views)": DEJA_VU.replace("decode: {", "decode: {stability: {views: 3}, "),
+    "deja-vu (alone)": DEJA_VU + "reference: {kind: network, model: {width: 8, projector: [8], input_size: 16}, folds: 2}\n",
+    "deja-vu (reconstructions)": DEJA_VU + RECONSTRUCTIONS,
     "captions": CAPTIONS,
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,

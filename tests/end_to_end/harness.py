@@ -41,7 +41,6 @@ training:
   checkpoint_epochs: [25]
 decode: {k: [5], replicates: 200, permutations: 200}
 report: {gallery: 2}
-resources: {resume_seconds: 0}
 """
 INFLUENCE = """
 audit: self_influence

@@ -298,12 +298,14 @@ def test_mistakes_on_the_command_line_end_with_a_message_and_status_2(standalone
 
 def test_every_command_and_option_is_documented(memlib: Memlib) -> None:
     overview = memlib.call("--help").stdout
+    options = ("--recipe", "--set", "--store", "--quiet")
     for command in ("run", "resume", "runs", "show", "diff", "verify", "gc", "recipes", "schema"):
         assert command in overview
-        assert memlib.call(command, "--help").returncode == 0
-    for option in ("--recipe", "--set", "--store", "--quiet"):
-        assert option in memlib.call("run", "--help").stdout
+        described = memlib.call(command, "--help")
+        assert described.returncode == 0
+        assert command != "run" or all(option in described.stdout for option in options)
     assert "smoke" in memlib.call("recipes").stdout
-    assert "share_excess" not in memlib.call("schema", "units").stdout
-    assert "nat" in memlib.call("schema", "units").stdout
+    units = memlib.call("schema", "units").stdout
+    assert "nat" in units
+    assert "share_excess" not in units
     assert json.loads(memlib.call("schema", "deja-vu").stdout)["properties"]["training"]

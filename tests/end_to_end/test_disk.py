@@ -57,7 +57,7 @@ def test_a_full_disk_in_training_ends_the_run_which_continues_with_more_space(
     memlib: Memlib, finished: Finished, small: Path
 ) -> None:
     store = small / "store"
-    process = memlib.start(store)
+    process = memlib.start(store, "resources.resume_seconds=0")
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 2
     assert "No space left on device" in errors

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import Memlib
 
-import memlib
+from memlib import open as open_run
 
 RECIPE = Path(__file__).parents[2] / "deployments/starters/self_influence.yaml"
 PROGRAM = """
@@ -25,14 +26,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_program_runs_an_audit_on_prefect_and_ray(tmp_path: Path) -> None:
+def test_a_program_runs_an_audit_on_prefect_and_ray(memlib: Memlib, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", str(RECIPE), "store"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(command, cwd=tmp_path, env=memlib.environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second, workers = ended.stdout.split()
     assert first == second
     assert workers == "1"
-    run = memlib.open(first, store=str(tmp_path / "store"))
+    run = open_run(first, store=str(tmp_path / "store"))
     assert run.verdict.word == "descriptive"
     assert "Traceback" not in ended.stderr

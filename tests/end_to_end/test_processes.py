@@ -85,7 +85,8 @@ def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_pr
 @pytest.mark.slow
 def test_workers_that_share_a_model_open_no_port_of_their_own(standalone: Memlib, tmp_path: Path) -> None:
     """Ray's port requires a token; a port of torch's TCPStore would be open to everybody."""
-    process = standalone.start(tmp_path / "store", "resources.workers_per_model=2", "resources.threads_per_worker=1")
+    settings = ("workers_per_model=2", "threads_per_worker=1", "resume_seconds=0")
+    process = standalone.start(tmp_path / "store", *(f"resources.{setting}" for setting in settings))
     try:
         most = 0
         while process.poll() is None and most < 2:

@@ -91,7 +91,7 @@ def assert_same_units(units: pa.Table, expected: pa.Table) -> None:
             assert mine[name].equals(theirs[name]), name
 
 
-@pytest.mark.parametrize("block", [64, 7])
+@pytest.mark.parametrize("block", [64, 23])
 def test_embedding_and_searching_in_blocks_change_no_vote(
     whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
