@@ -367,7 +367,13 @@ def _class_names(data: bytes, name: str) -> list[str]:
     try:
         if not name.endswith((".yaml", ".yml")):
             return [line.strip() for line in data.decode().splitlines() if line.strip()]
-        found = yaml.safe_load(data)["names"]
+        content = yaml.safe_load(data)
+        if "kpt_shape" in content:
+            raise DataError(
+                f"{name} describes key points (kpt_shape), which would be read as corners of polygons; give label files with "
+                "four numbers after each class, and a file without kpt_shape"
+            )
+        found = content["names"]
         if isinstance(found, dict):
             found = [found.get(int(number), number) for number in numbered_classes(max(map(int, found)), name)]
         return [str(each) for each in found]

@@ -115,7 +115,15 @@ class Captions(Stage[CaptionSet]):
         """Write captions and words, and count what was read."""
         index, by_name = self.shard.content.index, isinstance(self.captions.origin, CocoCaptions)
         known, ids = self._known, index["example_id"].to_pylist()
-        found = [known.get(name.rpartition("/")[2] if by_name else name) for name in ids]
+        keys = [name.rpartition("/")[2] for name in ids] if by_name else ids
+        found = [known.get(key) for key in keys]
+        named = Counter(key for key in keys if key in known)
+        if twice := next((key for key, count in named.items() if count > 1), None):
+            raise UserError(
+                f"{SETTING}: {named[twice]} images are named {twice}, in different folders, and COCO's files do not tell "
+                "which is "
+                "meant; give a table of captions by example id"
+            )
         if not any(found):
             hint = hint_at_ids(list(known), ids)
             raise UserError(f"{SETTING} has no caption for any of the {len(ids)} images; ids look like {ids[0]!r}{hint}")

@@ -80,7 +80,25 @@ def captions_digest(spec: CaptionSpec) -> dict[str, str]:
 def _from_table(table: CaptionTable) -> dict[str, Caption]:
     columns = (table.caption_column, table.objects_column)
     texts, objects = (said_of_examples(table.path, column, setting=SETTING, id_column=table.id_column) for column in columns)
+    _check_separator(list(objects.values()), table)
     return {name: Caption(text, _parted(objects.get(name, ""), table.separator)) for name, text in texts.items()}
+
+
+def _check_separator(cells: Sequence[str], table: CaptionTable) -> None:
+    """Raise DataError if lists of objects are written in another way, so that each would be the name of one object."""
+    written = next((cell for cell in cells if cell.startswith("[") and cell.endswith("]")), None)
+    if written is not None:
+        raise DataError(
+            f"{table.path}: {table.objects_column} holds {written[:60]}, a list as a program prints it; write the names of "
+            f"objects with {table.separator!r} between them"
+        )
+    commas = [cell for cell in cells if "," in cell]
+    if 2 * len(commas) > len(cells) and not any(table.separator in cell for cell in cells):
+        raise DataError(
+            f"{table.path}: no cell of {table.objects_column} has the separator {table.separator!r}, but {len(commas)} "
+            "have a "
+            f"comma, such as {commas[0][:60]!r}; set {SETTING}.separator"
+        )
 
 
 def _parted(text: str, separator: str) -> tuple[str, ...]:
@@ -91,6 +109,7 @@ def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
     try:
         texts, instances = (json_once(named_content(path, setting=SETTING)) for path in (coco.captions, coco.instances))
         names = {image["id"]: str(image["file_name"]) for image in texts["images"]}
+        _check_same_images(names, {image["id"]: str(image["file_name"]) for image in instances.get("images", ())}, coco)
         kinds = {kind["id"]: str(kind["name"]) for kind in instances["categories"]}
         first: dict[Any, str] = {}
         for one in sorted(texts["annotations"], key=lambda one: int(one["id"])):
@@ -99,6 +118,17 @@ def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
         for one in instances["annotations"]:
             objects.setdefault(one["image_id"], {})[kinds[one["category_id"]]] = None
         return {names[image]: Caption(text, tuple(objects.get(image, ()))) for image, text in first.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"{coco.captions} and {coco.instances} are not COCO's captions and instances ({problem})") from error
+
+
+def _check_same_images(names: Mapping[Any, str], others: Mapping[Any, str], coco: CocoCaptions) -> None:
+    """Raise DataError if an id belongs to two images, as in files of two data sets that are both numbered from 1."""
+    for image, name in names.items():
+        if (other := others.get(image, name)) != name:
+            raise DataError(
+                f"image {image} is {name} in {coco.captions}, but {other} in {coco.instances}; give captions and "
+                "instances of "
+                "the same images"
+            )

@@ -1,5 +1,7 @@
 """Columns of tables that users supply."""
 
+import csv
+import io
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -20,6 +22,26 @@ def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
         if names.count(column) != 1:
             seen = f"{names.count(column)} columns" if column in names else "no column"
             raise DataError(f"{where} has {seen} {column!r}; it has {', '.join(names)}")
+
+
+def read_csv(content: bytes, path: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the names of the columns of a CSV file, and its rows.
+
+    Raises:
+        DataError: when a row has more cells than the header, as where a comma within a text is not quoted.
+        ValueError, csv.Error: when the content is no CSV in UTF-8.
+    """
+    reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+    names, rows = list(reader.fieldnames or ()), []
+    for row in reader:
+        if None in row:
+            cells = len(names) + len(row[None])
+            raise DataError(
+                f"{path}, line {reader.line_num}, has {cells} cells, but the header has {len(names)}; put texts with commas "
+                "between quotation marks"
+            )
+        rows.append(row)
+    return names, rows
 
 
 def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:

@@ -1,10 +1,11 @@
 """Images and labels listed in a CSV file, such as CheXpert's train.csv."""
 
 import csv
-import io
+from collections import Counter
 from typing import Any
 
 from memlib.data.bounds import check_inside
+from memlib.data.columns import check_once, read_csv
 from memlib.data.examples import Example, decode_example, list_files, listing_digest, look_at_image, open_location
 from memlib.errors import DataError
 from memlib.identity import canonical_json
@@ -18,15 +19,14 @@ class CsvImages:
         self._spec = spec
         fs, path = open_location(spec.path)
         try:
-            text = fs.cat_file(path).decode("utf-8-sig")
-            rows = list(csv.DictReader(io.StringIO(text)))
-            names = next(csv.reader(io.StringIO(text)), [])
+            names, rows = read_csv(fs.cat_file(path), spec.path)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"cannot read {spec.path} ({error})") from error
-        missing = [c for c in (spec.image_column, spec.label_column, *spec.where) if c not in names]
-        if missing:
-            raise DataError(f"{spec.path} has no column {missing[0]!r}; it has {', '.join(names)[:200]}")
+        check_once(names, list(dict.fromkeys((spec.image_column, spec.label_column, *spec.where))), spec.path)
         self.class_names = list(spec.classes)
+        given = Counter(value for values in spec.classes.values() for value in values)
+        if twice := next((value for value, count in given.items() if count > 1), None):
+            raise DataError(f"data.source.classes gives the value {twice!r} to several classes; give it to one")
         label_of = {value: label for label, name in enumerate(spec.classes) for value in spec.classes[name]}
         wanted = (row for row in rows if all(row[name] == value for name, value in spec.where.items()))
         self._rows = [

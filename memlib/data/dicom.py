@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from memlib.data.bounds import most_pixels
 from memlib.errors import DataError
 
+FRAME_MACROS = {
+    "PixelValueTransformationSequence": ("RescaleIntercept", "RescaleSlope"),
+    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction"),
+}
 MAGIC, AT = b"DICM", 128
 FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")  # of a data set without preamble: file meta information, identification
 NEEDED = ("SOPClassUID", "Rows", "Columns", "BitsAllocated", "PixelData")
@@ -37,6 +41,34 @@ def states_no_window(data: bytes) -> bool:
         return not _has_preamble(data) or (_is_plain(file) and _has_no_window(file))
     except Exception:  # the file is reported when it is decoded
         return False
+
+
+def states_in_frames(data: bytes) -> bool:
+    """Return True for a DICOM file that states scale or window for its frames, as enhanced CT, MR and tomosynthesis do."""
+    try:
+        import pydicom
+
+        _check_inflated(data)
+        return _take_from_frames(pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True, force=True))
+    except Exception:  # the file is reported when it is decoded
+        return False
+
+
+def _take_from_frames(file: Any) -> bool:
+    """Take over what a file states for its first frame, or for all frames; return whether there was anything.
+
+    Source: DICOM PS3.3, C.7.6.16.2.9 (pixel value transformation), C.7.6.16.2.10 (frame VOI LUT).
+    """
+    taken = False
+    for place in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
+        groups = file.get(place)
+        for macro, names in FRAME_MACROS.items():
+            stated = groups[0].get(macro) if groups else None
+            for name in names:
+                if stated and stated[0].get(name) is not None and file.get(name) is None:
+                    setattr(file, name, stated[0].get(name))
+                    taken = True
+    return taken
 
 
 def _is_plain(file: Any) -> bool:
@@ -101,6 +133,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         raise ValueError(
             f"{file.Columns} x {file.Rows} pixels exceed the limit; if the size is right, raise MEMLIB_MAX_PIXELS"
         )
+    _take_from_frames(file)
     _check_decoder(file)
     stored, bits = pixel_array(file, index=0), int(file.BitsStored)
     count = int(file.get("NumberOfFrames") or 1)

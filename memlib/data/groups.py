@@ -1,6 +1,7 @@
 """Groups of examples that belong to one person or are copies of one another: a random split keeps each group together."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -161,6 +162,13 @@ def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
     known = said_of_examples(path, "group", setting="group.path")
     if not known.keys() & set(ids):
         raise UserError(f"{path} names none of the {len(ids)} examples; ids look like {ids[0]!r}")
+    if others := sorted(known.keys() - set(ids)):
+        warnings.warn(
+            f"{len(others)} of the {len(known)} ids in {path} are no example's, such as {others[0]!r} (ids look like "
+            f"{ids[0]!r}); "
+            "they group nothing",
+            stacklevel=2,
+        )
     return [known.get(name) for name in ids]
 
 

@@ -7,7 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.data.columns import check_ids, check_once, ids_of, reason
+from memlib.data.columns import check_ids, check_once, ids_of, read_csv, reason
 from memlib.data.examples import open_location
 from memlib.errors import DataError
 
@@ -30,8 +30,7 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
             table = pq.read_table(io.BytesIO(content))
             table.validate(full=True)
         else:
-            reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
-            rows, names = list(reader), list(reader.fieldnames or ())
+            names, rows = read_csv(content, path)
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error

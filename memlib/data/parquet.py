@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.data.annotations import ROTATED_UNKNOWN
 from memlib.data.bounds import MOST_PIXELS, check_links, check_size
 from memlib.data.columns import check_ids, check_once, ids_of, reason
 from memlib.data.examples import (
@@ -26,7 +27,7 @@ from memlib.data.examples import (
     numbered_classes,
     open_location,
 )
-from memlib.data.pictures import oddities_of
+from memlib.data.pictures import Picture, Undecodable, oddities_of
 from memlib.errors import DataError, UserError
 from memlib.specs import ParquetSource
 
@@ -56,15 +57,15 @@ class ParquetImages:
         self._groups: list[_RowGroup] = []
         self._ids: list[str] = []
         labels: list[Any] = []
-        stated: list[str] | None = None
+        stated: dict[str, list[str] | None] = {}
         for file in names:
             try:
-                stated = self._scan(file, labels) or stated
+                stated[file] = self._scan(file, labels)
             except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(file, error) from error
         if None in labels:
             raise DataError(f"{spec.path}: example {self._ids[labels.index(None)]} has no {spec.label_column}")
-        self.class_names, self.labels = _classes(labels, stated, spec.path)
+        self.class_names, self.labels = _classes(labels, _one_list(stated), spec.path)
         self._starts = [group.first for group in self._groups]
         self._loaded: tuple[int, pa.Table] | None = None
 
@@ -110,7 +111,13 @@ class ParquetImages:
         except (ValueError, TypeError, OverflowError) as error:
             problem = f"example {name} of {self._spec.path}: each box in {self._spec.boxes_column} needs four numbers"
             raise DataError(f"{problem} ({error})") from error
-        return decode_example(data, name, label, lambda picture: boxes)
+
+        def found(picture: Picture) -> NDArray[np.int64]:
+            if len(boxes) and picture.orientation != 1:
+                raise Undecodable(ROTATED_UNKNOWN)
+            return boxes
+
+        return decode_example(data, name, label, found)
 
     def content_digest(self) -> str:
         """Return a digest of the listing of the files."""
@@ -161,6 +168,26 @@ class ParquetImages:
 
 def _unreadable(file: str, error: Exception) -> DataError:
     return DataError(f"{file} is not a readable Parquet file ({reason(error)})")
+
+
+def _one_list(stated: Mapping[str, list[str] | None]) -> list[str] | None:
+    """Return the class names that all files state, None if none states any.
+
+    Raises:
+        DataError: when two files differ, so that a number means two classes.
+    """
+    (first, names), *others = stated.items()
+    for file, its in others:
+        if its != names:
+            raise DataError(
+                f"{file} names other classes than {first} ({_short(its)}; {_short(names)}), so that their numbers differ in "
+                "meaning; read one at a time, or write both with the same names"
+            )
+    return names
+
+
+def _short(names: list[str] | None) -> str:
+    return "none" if names is None else f"{len(names)}: {', '.join(names)[:80]}"
 
 
 def _classes(labels: list[Any], stated: list[str] | None, where: str) -> tuple[list[str], list[int]]:

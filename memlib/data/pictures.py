@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from memlib.data.bounds import check_pixels
-from memlib.data.dicom import is_dicom, read_dicom, states_no_window
+from memlib.data.dicom import is_dicom, read_dicom, states_in_frames, states_no_window
 from memlib.errors import UserError
 
 LEAST_SIDE, MOST_SLENDER = 4, 50  # minimum shorter side in pixels, and maximum aspect ratio, of an image
@@ -27,13 +27,18 @@ DEEP = "more than 8 bits a channel"
 DEEP_COLOUR = "more than 8 bits a channel, in colour or transparent"
 WHITE_IS_ZERO = "inverted, as its zeros are white"
 STATED_DEPTH = "scaled by the depth that it states, or without preamble (DICOM)"
+FRAMES = "scaled as its first frame states (DICOM)"
+DICOM_ODDITIES = {STATED_DEPTH: states_no_window, FRAMES: states_in_frames}
 FRACTIONS = "boxes that end within a pixel, rounded outwards"
 READINGS = (
+    (":4", frozenset({FRAMES})),
     (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),
 )
 """Marks of the digests of sources, newest first, each with the oddities that versions before the mark decoded differently."""
-PHOTOMETRIC, DEEP_MODES = 262, ("RGB", "LA", "RGBA")  # TIFF's tag; Pillow's modes of which it keeps 8 of 16 bits
+PHOTOMETRIC, BITS_PER_SAMPLE = 262, 258  # TIFF's tags
+DEEP_MODES = ("RGB", "LA", "RGBA")  # Pillow's modes of which it keeps 8 of 16 bits
+DEEP_TIFF = (*DEEP_MODES, "RGBX", "CMYK")
 INTENSITIES = ("I", "F")  # Pillow's modes with 16 or 32 bits or floats, including I;16 and its variants
 TRANSPOSITIONS: Mapping[int, Image.Transpose] = MappingProxyType(
     {
@@ -90,6 +95,8 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         check_pixels(image)
         _check_shape(image.size)
+        if image.format == "TIFF" and image.mode in DEEP_TIFF and max(_bits_of(image), default=8) > 8:
+            raise Undecodable("stores more than 8 bits a channel in colour (TIFF), of which 8 would be lost; save it as PNG")
         deep = data if isinstance(data, bytes) and _is_deep_colour(image) else None
         return _read(image, 1 if opened else _orientation(image), deep)
     except (Undecodable, UserError):
@@ -105,7 +112,7 @@ def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
     """Return the oddities that `read_picture` would correct, as far as the header shows them; none if it is unreadable."""
     try:
         if isinstance(data, bytes) and is_dicom(data):
-            return (STATED_DEPTH,) if states_no_window(data) else ()
+            return tuple(what for what, tells in DICOM_ODDITIES.items() if tells(data))
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         is_deep = _is_deep_colour(image)
         return _oddities(image, _orientation(image), is_deep=is_deep)
@@ -131,6 +138,11 @@ def _is_deep_colour(image: Image.Image) -> bool:
     """Return True if Pillow would keep only 8 of 16 bits; the image must not be loaded beyond its header."""
     tiles: Any = getattr(image, "tile", None)
     return bool(image.format == "PNG" and image.mode in DEEP_MODES and tiles and str(tiles[0][3]).endswith(";16B"))
+
+
+def _bits_of(image: Image.Image) -> tuple[int, ...]:
+    tags: Any = getattr(image, "tag_v2", {})
+    return tuple(int(bits) for bits in np.atleast_1d(tags.get(BITS_PER_SAMPLE, ())))
 
 
 def _oddities(image: Image.Image, orientation: int, *, is_deep: bool) -> tuple[str, ...]:

@@ -83,7 +83,8 @@ class OneHot:
 class Table:
     """Rows of a CSV or Parquet file; rows without a label are left out.
 
-    Example ids are row numbers or those of the id column; with a person column, they are <person>/<id>.
+    Example ids are the numbers of the file's rows, from 0, or those of the id column; with a person column, they are
+    <person>/<id>.
     """
 
     def __init__(self, spec: TableSource) -> None:
@@ -95,6 +96,7 @@ class Table:
         check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
         unlabelled = table[spec.label_column].null_count
         labelled = pc.is_valid(table[spec.label_column])
+        self._numbers = np.flatnonzero(labelled.to_numpy(zero_copy_only=False)).tolist()
         table, self._texts = table.filter(labelled), self._texts.filter(labelled)
         if not table.num_rows:
             raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
@@ -103,7 +105,7 @@ class Table:
         wanted = spec.columns or [name for name in table.column_names if name not in named]
         if not wanted:
             raise DataError(f"{spec.path} has no column besides {', '.join(named)}")
-        self._columns = [_encode(table[name], name, name in spec.categorical, spec.path) for name in wanted]
+        self._columns = [_encode(table[name], name, spec) for name in wanted]
         self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
         self.schema = list(self._describe())
         self.remarks = [f"rows without a label are left out: {unlabelled:,}"] if unlabelled else []
@@ -165,7 +167,7 @@ class Table:
     def _ids(self) -> list[str]:
         spec = self._spec
         if spec.id_column is None:
-            ids = [f"{row:07d}" for row in range(len(self))]
+            ids = [f"{row:07d}" for row in self._numbers]
         else:
             where = f"{spec.path}: {spec.id_column}"
             ids = check_ids(ids_of(self._table[spec.id_column], where), where)
@@ -230,7 +232,9 @@ class Table:
     def content_digest(self) -> str:
         """Return a digest of the file."""
         name = self._path.rpartition("/")[2]
-        return listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+        digest = listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+        numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
+        return f"{digest}:rows" if numbered else digest  # before, rows without a label were not counted
 
 
 class _ColumnTexts(Mapping[str, Mapping[str, str]]):
@@ -269,22 +273,30 @@ def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return text
 
 
-def _encode(column: pa.ChunkedArray, name: str, categorical: bool, path: str) -> Column:
+def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
     """Encode a column as coordinates.
 
     Raises:
         DataError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
     """
-    kind, missing = column.type, column.null_count
+    kind, missing, path = column.type, column.null_count, spec.path
     absent = column.is_null().to_numpy()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if numeric and not categorical:
+    if numeric and name not in spec.categorical:
         values = column.cast(pa.float64()).to_numpy().copy()
         absent |= np.isnan(values)
         if np.isinf(values).any():
             raise DataError(
                 f"{path}: column {name} holds a value that is not finite; leave the column out, or the value empty"
             )
+        if spec.standardize is False:
+            if absent.any():
+                raise DataError(
+                    f"{path}: column {name} lacks {int(absent.sum()):,} values, and standardize: false passes the "
+                    "numbers of the "
+                    "file; fill them in as your model expects them, or supply its outputs"
+                )
+            return Column(name, None, 0, values[:, None].astype(np.float32))
         known = values[~absent]
         spread = float(known.std()) if len(known) else 0.0
         standard = np.where(absent, 0.0, (values - (known.mean() if len(known) else 0.0)) / (spread or 1.0))

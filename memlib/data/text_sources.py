@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from email.parser import BytesParser
 from html.parser import HTMLParser
 from pathlib import PurePosixPath
@@ -271,20 +271,27 @@ class Mails(Records):
 
     def _text(self, message: EmailMessage) -> str:
         lines = [f"{name}: {_header(message, name)}" for name in HEADERS if name in message]
-        bodies: dict[str, list[str]] = {"plain": [], "html": []}
-        for part in message.walk():
-            if part.is_multipart():
-                continue
-            if part.get_content_disposition() == "attachment" or part.get_content_maintype() != "text":
-                self.counts["attachments, left out"] += 1
-            elif (kind := part.get_content_subtype()) in bodies:
-                bodies[kind].append(self._decode(part))
-            else:
-                self.counts[f"parts of text/{kind}"] += 1
-        body = "\n".join(bodies["plain"]) or "\n".join(map(_without_tags, bodies["html"]))
+        body = "\n".join(self._read(message)[1])
         return "\n".join([*lines, "", body.replace("\r\n", "\n").replace("\r", "\n").strip("\n")]).strip("\n")
 
-    def _decode(self, part: EmailMessage) -> str:
+    def _read(self, part: MIMEPart) -> tuple[bool, list[str]]:
+        """Return whether a part is plain text, and its texts; of alternatives, the first plain or the last with text."""
+        of_parts = part.is_multipart() and part.get_content_maintype() == "multipart"
+        if part.get_content_disposition() == "attachment" or not (of_parts or part.get_content_maintype() == "text"):
+            self.counts["attachments, left out"] += 1
+        elif of_parts:
+            found = [(plain, texts) for plain, texts in map(self._read, part.iter_parts()) if any(map(str.strip, texts))]
+            if part.get_content_subtype() == "alternative" and found:
+                return next((one for one in found if one[0]), found[-1])
+            return any(plain for plain, _ in found), [text for _, texts in found for text in texts]
+        elif (kind := part.get_content_subtype()) in ("plain", "html"):
+            text = self._decode(part)
+            return kind == "plain", [text if kind == "plain" else _without_tags(text)]
+        else:
+            self.counts[f"parts of text/{kind}"] += 1
+        return False, []
+
+    def _decode(self, part: MIMEPart) -> str:
         """Decode a part by the charset that it states, else as UTF-8 or, failing that, Latin-1."""
         data = part.get_payload(decode=True)
         assert isinstance(data, bytes)

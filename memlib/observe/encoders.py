@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,9 +73,17 @@ def encoders_by_side(pairs: Sequence[Pair]) -> dict[tuple[int, Side], ExternalEn
     }
 
 
-def name_of(row: int, crop: str | None) -> str:
-    """Return the id under which an encoder's owner sees a stored image, whole or as a background crop."""
-    return f"{crop or WHOLE}/{row:07d}"
+def name_of(row: int, shown: str | None, *of: str) -> str:
+    """Return the id under which an encoder's owner sees a stored image, whole or as a background crop, or a caption.
+
+    The id changes with what is shown, so that embeddings of an earlier export are not taken for those of other pictures.
+
+    Args:
+        row: stored row of the image.
+        shown: kind of the crop, or "caption"; None for whole images.
+        of: keys of the stored images or captions, and settings of the crop.
+    """
+    return f"{shown or WHOLE}/{hashlib.sha256(' '.join(of).encode()).hexdigest()[:8]}-{row:07d}"
 
 
 def given_layers(

@@ -222,11 +222,12 @@ class ParquetSource(Source):
 
 
 class TableSource(Source):
-    """A table (CSV or Parquet) with one example per row: columns become coordinates of a point. Numbers are standardized over
-    the table; each category gets a coordinate, and so do the missing values of a column. `memlib plan` shows the inferred
-    types."""
+    """A table (CSV or Parquet) with one example per row: columns become coordinates of a point. Numbers are standardized
+    (`standardize`); each category gets a coordinate, and so do the missing values of a column. `memlib plan` shows the
+    inferred types."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"standardize"})
     holds: ClassVar[Kind] = "tables"
 
     kind: Literal["table"]
@@ -249,6 +250,9 @@ class TableSource(Source):
     """For a CSV file: the character between values."""
     skip_rows: int = Field(default=0, ge=0, le=MOST_EXAMPLES)
     """For a CSV file: number of lines before the header, or before the first row."""
+    standardize: bool | None = None
+    """Whether numbers are standardized over the table (null: they are). A model that you supply must be given what it was
+    fitted on, so say it there: false for the numbers of the file as they are."""
 
     @property
     def persons(self) -> str:

@@ -1,11 +1,12 @@
 """Specs of the data shown to models, of external models and of influence scores."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
-from memlib.specs.data import DataSpec
+from memlib.specs.data import DataSpec, SourceSpec, TableSource
 from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS
 from memlib.specs.weights import InFile
 
@@ -86,6 +87,15 @@ class ExternalClassifierSpec(InFile):
     def is_whole(self) -> bool:
         """True if the spec identifies the model's weights."""
         return self.weights is not None or self.version is not None
+
+
+def check_numbers(source: SourceSpec, models: Iterable[ExternalClassifierSpec | None]) -> None:
+    """Raise ValueError if an external model would be queried on a table without a word on the numbers that it takes."""
+    if isinstance(source, TableSource) and source.standardize is None and any(model is not None for model in models):
+        raise ValueError(
+            "data.source.standardize says which numbers your model takes: false for those of the file, true if it was fitted "
+            "on standardized ones; each text of a column is a coordinate of 0 or 1"
+        )
 
 
 class InfluenceSpec(Spec):

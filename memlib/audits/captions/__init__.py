@@ -63,11 +63,11 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     splits = runner.run(SplitPairs(recipe.split, shard, captions))
     public = members_of(splits, PUBLIC)["row"].to_pylist()
     asked = captions.content.chosen(members_of(splits, *QUERIED)["example_id"])
-    texts = {name_of(row["row"], CAPTION): row["caption"] for row in asked.to_pylist()}
+    texts = {name_of(row["row"], CAPTION, captions.key): row["caption"] for row in asked.to_pylist()}
     set_of = {role: name for name, role in GIVEN.items()}
     roles = zip(splits.content["example_id"].to_pylist(), splits.content["role"].to_pylist(), strict=True)
     sets = {example: set_of[role] for example, role in roles if role in set_of}
-    pictures = ((name_of(row, None), shard.content.images[row]) for row in public)
+    pictures = ((name_of(row, None, shard.key), shard.content.images[row]) for row in public)
     return Exported(pictures, len(public), sets, {side.lower(): f"{side} and C" for side in recipe.directions}, texts)
 
 

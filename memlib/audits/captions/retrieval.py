@@ -142,17 +142,18 @@ class TrainPairs(Train):
 Model = Artifact[TrainedModel] | ExternalEncoder
 
 
-def supplied(model: Model, rows: NDArray[np.int64], what: str | None) -> NDArray[np.float32] | None:
+def supplied(model: Model, rows: NDArray[np.int64], what: str | None, key: str) -> NDArray[np.float32] | None:
     """Return the embeddings that a model's owner computed, (num_rows, dim) of length 1; None for other models.
 
     Args:
         model: the model.
         rows: stored rows of the images, or of the images of the captions.
         what: CAPTION, or None for images.
+        key: key of the stored images or captions.
     """
     if not (isinstance(model, ExternalEncoder) and isinstance(model.spec, SuppliedEmbeddings)):
         return None
-    vectors = given_layers(model.spec, [name_of(row, what) for row in rows.tolist()], (LAST,))[LAST]
+    vectors = given_layers(model.spec, [name_of(row, what, key) for row in rows.tolist()], (LAST,))[LAST]
     scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return scaled
 
@@ -216,7 +217,7 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
         from memlib.observe.image_text import embed_images
 
         rows = self._members["row"].to_numpy()
-        vectors = supplied(self.model, rows, None)
+        vectors = supplied(self.model, rows, None, self.shard.key)
         if vectors is None:
             encoder, images = encoder_of(self.model, self.epoch, device), self.shard.content.images
             vectors = embed_images(encoder, images, rows, device=device, progress=attempt.progress)
@@ -302,7 +303,7 @@ class Retrieve(Stage[Retrieved]):
         asked, captions = members_of(self.splits, *QUERIED).select(["example_id", "role"]), self.captions.content
         table = captions.chosen(asked["example_id"])
         rows = table["row"].to_numpy()
-        texts = supplied(self.model, rows, CAPTION)
+        texts = supplied(self.model, rows, CAPTION, self.captions.key)
         if texts is None:
             encoder = encoder_of(self.model, self.epoch, device)
             texts = embed_texts(encoder, table["caption"].to_pylist(), captions.words[rows], device=device)

@@ -198,8 +198,7 @@ class Embed(Stage[Embeddings]):
                 ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
         if isinstance(self.model, ExternalEncoder) and isinstance(self.model.spec, SuppliedEmbeddings):
-            mode = None if self.view.crop is None else self.view.crop.mode
-            names = [name_of(row, mode) for row in ids["row"].to_pylist()]
+            names = [_name_of(row, self.view, self.shard) for row in ids["row"].to_pylist()]
             for layer, vectors in given_layers(self.model.spec, names, self.layers, dtype=self.dtype).items():
                 np.save(attempt.path(f"{layer}.npy"), vectors)
             return
@@ -285,11 +284,15 @@ def views_of(recipe: Recipe) -> list[View]:
 def pictures_of(splits: Artifact[pa.Table], shard: Artifact[Shard], view: View) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     """Yield the images of a view in row order: id (see `name_of`) and pixels (height, width, channels)."""
     shown, images = shown_rows(splits, shard, view), shard.content.images
-    mode = None if view.crop is None else view.crop.mode
     rows = shown.members["row"].to_numpy()
     for start in range(0, len(rows), BATCH_ROWS):
         part = rows[start : start + BATCH_ROWS]
         boxes = None if shown.crops is None else shown.crops[start : start + BATCH_ROWS]
         for place, image in enumerate(images[part]):
             x0, y0, x1, y1 = (0, 0, image.shape[1], image.shape[0]) if boxes is None else boxes[place]
-            yield name_of(int(part[place]), mode), image[y0:y1, x0:x1]
+            yield _name_of(int(part[place]), view, shard), image[y0:y1, x0:x1]
+
+
+def _name_of(row: int, view: View, shard: Artifact[Shard]) -> str:
+    """Return the id under which an encoder's owner sees an image of a view."""
+    return name_of(row, None, shard.key) if view.crop is None else name_of(row, view.crop.mode, shard.key, str(view.crop))

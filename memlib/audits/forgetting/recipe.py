@@ -9,7 +9,7 @@ from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, Group
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
-from memlib.specs.observing import WEIGHTLESS
+from memlib.specs.observing import WEIGHTLESS, check_numbers
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found, inconclusive", "undecided"
@@ -140,6 +140,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
+        check_numbers(self.data.source, [target.trained for target in self.targets.values()])
         for name in (QUERY, CALIBRATION):
             if name not in self.sets:
                 raise ValueError(f"sets has no {name}; add it")

@@ -20,7 +20,7 @@ from memlib.specs.base import source_of
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.members import WithMembers
-from memlib.specs.observing import WEIGHTLESS
+from memlib.specs.observing import WEIGHTLESS, check_numbers
 
 MEMBERS, PRIVACY = "members", "privacy"
 HEADLINES = (MEMBERS, PRIVACY)
@@ -222,6 +222,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
+        check_numbers(self.data.source, [self.target.trained])
         for problem in self._problems():
             raise ValueError(problem)
         return self

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, InfluenceSpec, Spec, TrainingSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER
+from memlib.specs.observing import check_numbers
 from memlib.specs.subject import TrainIt
 
 
@@ -47,6 +48,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
         subject = self.subject
+        check_numbers(self.data.source, [self.trained])
         if self.influence.pull:
             raise ValueError("influence.pull compares canaries of the unique-feature audit; leave it out here")
         if isinstance(subject, TrainIt) == bool(self.checkpoints):

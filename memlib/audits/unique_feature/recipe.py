@@ -21,7 +21,7 @@ from memlib.specs import (
 )
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
-from memlib.specs.observing import WEIGHTLESS
+from memlib.specs.observing import WEIGHTLESS, check_numbers
 from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]
@@ -131,6 +131,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
         subject = self.subject
+        check_numbers(self.data.source, [self.trained])
         if isinstance(subject, ExternalClassifierSpec):
             self._check_external(subject)
         if self.data_seeds > 1 and not hasattr(self.data.source, "seed"):

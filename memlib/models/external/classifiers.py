@@ -121,8 +121,8 @@ class ClassScores(nn.Module):
                 f"{self._spec.model} returns {_described(scores)} for {len(inputs)} examples; class scores are a tensor of "
                 f"{len(inputs)} x {self._num_classes} floats"
             )
-        if self._spec.outputs == "probabilities" and not isinstance(self.model, EstimatorModule):  # which returns logarithms
-            scores = self._logarithms(scores)
+        if not isinstance(self.model, EstimatorModule):  # which returns logarithms
+            scores = self._logarithms(scores) if self._spec.outputs == "probabilities" else self._logits(scores)
         return scores[:, self._order(scores.shape[1])] if self._spec.classes is not None else self._whole(scores)
 
     def _scores_of(self, outputs: Any) -> Tensor:
@@ -135,6 +135,16 @@ class ClassScores(nn.Module):
             f"{self._spec.model} returns a {type(outputs).__name__}{keys}, which is not a tensor of class scores and has no "
             "tensor named logits; wrap the model in a module that returns the scores"
         )
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """Return the outputs unchanged, after a check that they are no probabilities, whose softmax would be taken again."""
+        if outputs.shape[1] > 1 and bool(((outputs >= 0) & (outputs <= 1)).all()):
+            sums = outputs.double().sum(dim=-1)
+            if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+                raise UserError(
+                    f"{self._spec.model} returns probabilities, which sum to 1; set trained.outputs to probabilities"
+                )
+        return outputs
 
     def _logarithms(self, outputs: Tensor) -> Tensor:
         sums = outputs.sum(dim=-1)

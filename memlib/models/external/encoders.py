@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.external.classifiers import loaded, with_weights
-from memlib.models.external.factory import made, scale_of
+from memlib.models.external.factory import divides_twice, is_shifted, made, scale_of
 from memlib.models.external.network import ExternalNetwork, by_layer, normalization
 from memlib.models.external.open_clip import load_open_clip
 from memlib.models.hugging import ENCODER, loading, read_json, transformers_for
@@ -190,6 +190,14 @@ def _preprocessing(prepared: Mapping[str, Any], folder: str) -> tuple[int, Seque
             needs=", and a number or three are needed; save the image processor again, or set do_normalize to false if the "
             "model takes pixels from 0 to 1",
         )
+    if is_shifted(prepared):
+        mean = [value + 1 for value in mean]
+    if divides_twice(prepared):
+        if not (prepared.get("do_normalize", True) and prepared.get("image_std")):
+            raise UserError(
+                f"the encoder in {folder} divides by image_std (include_top) without do_normalize; give it as a factory"
+            )
+        std = [value * value for value in std]
     scale = scale_of(folder)
     return side, [value / scale for value in mean], [value / scale for value in std]
 

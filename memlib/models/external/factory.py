@@ -88,7 +88,9 @@ def encoder_digest(spec: EncoderSpec) -> str:
             return external_digest(spec) if spec.weights is None else external_digest(spec, spec.weights)
         case TransformersEncoder():
             digest = _folder_digest(spec.path, ENCODER)
-            return digest if scale_of(spec.path) == 1.0 else f"{digest}:scaled"  # before, its scale was not read
+            prepared = _prepared(spec.path)
+            marks = {":scaled": scale_of(spec.path) != 1.0, ":shifted": is_shifted(prepared) or divides_twice(prepared)}
+            return digest + "".join(mark for mark, holds in marks.items() if holds)  # before, these were not read
         case OpenClipEncoder():
             return _folder_digest(spec.path, OPEN_CLIP)
         case TorchvisionEncoder() | TimmEncoder():
@@ -106,18 +108,35 @@ def scale_of(folder: str) -> float:
     Raises:
         UserError: when the folder's preprocessor_config.json states a scale that is no number above 0, or names a key twice.
     """
+    prepared = _prepared(folder)
+    if not prepared.get("do_rescale", True):
+        return 255.0
+    factor = prepared.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < math.inf:
+        raise UserError(f"preprocessor_config.json in {folder} states rescale_factor {factor!r}; it needs a number above 0")
+    return 1.0 if math.isclose(255 * factor, 1.0, rel_tol=1e-6) else 255 * factor
+
+
+def is_shifted(prepared: Mapping[str, Any]) -> bool:
+    """Return whether an image processor subtracts 1 from scaled pixels, as those of EfficientNet and ALIGN may."""
+    return bool(prepared.get("rescale_offset")) and bool(prepared.get("do_rescale", True))
+
+
+def divides_twice(prepared: Mapping[str, Any]) -> bool:
+    """Return whether an image processor divides by image_std once more, as EfficientNet's does unless told otherwise."""
+    is_efficient_net = str(prepared.get("image_processor_type")).startswith("EfficientNet")
+    return bool(prepared.get("include_top", is_efficient_net))
+
+
+def _prepared(folder: str) -> Mapping[str, Any]:
+    """Return the preprocessing that a folder states; if it cannot be read, an empty dict: who loads the encoder says why."""
     try:
         prepared = read_json(Path(folder) / "preprocessor_config.json")
     except UserError:
         raise
     except (OSError, ValueError):
-        return 1.0  # whoever loads the encoder says what is wrong
-    if not isinstance(prepared, Mapping) or not prepared.get("do_rescale", True):
-        return 1.0 if not isinstance(prepared, Mapping) else 255.0
-    factor = prepared.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < math.inf:
-        raise UserError(f"preprocessor_config.json in {folder} states rescale_factor {factor!r}; it needs a number above 0")
-    return 1.0 if math.isclose(255 * factor, 1.0, rel_tol=1e-6) else 255 * factor
+        return {}
+    return prepared if isinstance(prepared, Mapping) else {}
 
 
 def read_files(folder: str) -> dict[str, Path]:

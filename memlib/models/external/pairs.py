@@ -18,6 +18,8 @@ from memlib.models.hugging import ENCODER, OPEN_CLIP, loading, transformers_for
 from memlib.specs.encoders import OpenClipEncoder, TransformersEncoder
 
 IMAGES, TEXTS = "get_image_features", "get_text_features"  # methods of CLIP and of models like it
+SAME = 0.01  # most distance of two vectors of length 1 that differ by rounding
+PADDED_WHOLE = ("siglip", "siglip2")  # types of models that read the padding, and were trained on texts of full length
 Texts = Callable[[list[str]], Tensor]
 
 
@@ -45,9 +47,21 @@ class ExternalPairEncoder:
         return F.normalize(self._images.all_layers(pixels)[-1][1].float(), dim=1)
 
     def texts(self, captions: Sequence[str], words: Tensor) -> Tensor:
-        """See `observe.image_text.PairEncoder.texts`; the model's own tokenizer reads the captions."""
+        """See `observe.image_text.PairEncoder.texts`; the model's own tokenizer reads the captions.
+
+        Raises:
+            UserError: when a caption has another vector alone than beside longer ones, whose padding the model then reads.
+        """
         with loading(self._name, self._what):
-            return F.normalize(self._texts(list(captions)).float(), dim=1)
+            found = F.normalize(self._texts(list(captions)).float(), dim=1)
+            shortest = min(range(len(captions)), key=lambda place: len(captions[place]))
+            alone = F.normalize(self._texts([captions[shortest]]).float(), dim=1)[0]
+        if float((alone - found[shortest]).norm()) > SAME:
+            raise UserError(
+                f"the model in {self._name} embeds a caption differently beside longer ones: it reads the padding between "
+                "them; save its tokenizer with the padding that it was trained with"
+            )
+        return found
 
 
 def _transformers(spec: TransformersEncoder, device: torch.device) -> tuple[ExternalNetwork, Texts]:
@@ -60,10 +74,11 @@ def _transformers(spec: TransformersEncoder, device: torch.device) -> tuple[Exte
         tokenizer = tokenizers.from_pretrained(Path(spec.path), local_files_only=True, trust_remote_code=False)
     longest = int(found.model.config.text_config.max_position_embeddings)
     features = getattr(found.model, TEXTS)
+    padding = "max_length" if found.model.config.model_type in PADDED_WHOLE else True
 
     def texts(captions: list[str]) -> Tensor:
-        tokens = tokenizer(captions, padding=True, truncation=True, max_length=longest, return_tensors="pt").to(device)
-        return _features(features(**{name: tokens[name] for name in ("input_ids", "attention_mask")}))
+        tokens = tokenizer(captions, padding=padding, truncation=True, max_length=longest, return_tensors="pt").to(device)
+        return _features(features(**{name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}))
 
     images = ExternalNetwork(
         Method(found.model, IMAGES), name=spec.path, side=found.side, mean=found.mean, std=found.std,

@@ -12,7 +12,7 @@ from PIL import Image
 
 from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
-from memlib.data.pictures import DEEP, SEVERAL
+from memlib.data.pictures import DEEP, FRAMES, SEVERAL, STATED_DEPTH, oddities_of
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, IntensitySpec
 
@@ -54,6 +54,23 @@ def read(path: Path, *files: bytes, window: IntensitySpec | None = None) -> Any:
 def grey(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     scaled = ((values.astype(np.float64) - low) / (high - low)).clip(0, 1) * 255
     return np.repeat(scaled.round().astype(np.uint8)[..., None], 3, axis=2)
+
+
+def test_scale_and_window_that_a_file_states_for_its_frames_are_read(tmp_path: Path) -> None:
+    from pydicom.dataset import Dataset
+
+    scale, window, groups = Dataset(), Dataset(), Dataset()
+    scale.RescaleSlope, scale.RescaleIntercept = 2, -1000
+    window.WindowCenter, window.WindowWidth, window.VOILUTFunction = 500, 3000, "LINEAR_EXACT"
+    groups.PixelValueTransformationSequence, groups.FrameVOILUTSequence = [scale], [window]
+    plain, enhanced = dicom(VALUES), dicom(VALUES, SharedFunctionalGroupsSequence=[groups])
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "enhanced").mkdir()
+    assert np.array_equal(read(tmp_path / "plain", plain)[0].image, grey(VALUES, 0, 4095))
+    source = read(tmp_path / "enhanced", enhanced)
+    assert np.array_equal(source[0].image, grey(2.0 * VALUES - 1000, -1000, 2000))
+    assert source.content_digest().endswith(":4")  # versions before ignored them
+    assert oddities_of(enhanced) == (STATED_DEPTH, FRAMES)
 
 
 def test_the_dicom_window_is_that_of_the_file_unless_the_recipe_names_one(tmp_path: Path) -> None:

@@ -11,19 +11,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
 from small_models import save_open_clip
 
 import memlib
 from flows.cli.owner import export
 from memlib.audits.captions.recipe import Recipe
+from memlib.data.caption_stages import Captions
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
+from memlib.data.stages import Decode
 from memlib.errors import UserError
 from memlib.models.external.encoders import load_external_encoder
 from memlib.models.external.factory import encoder_digest
 from memlib.models.external.pairs import ExternalPairEncoder
-from memlib.specs import changed_content
-from memlib.specs.encoders import OpenClipEncoder
+from memlib.running.runners import PlainRunner
+from memlib.specs import DataSpec, changed_content
+from memlib.specs.captions import CaptionSpec
+from memlib.specs.encoders import OpenClipEncoder, TransformersEncoder
+from memlib.store import Store
 
 DATA: dict[str, Any] = {"source": {"kind": "captioned_scenes", "num_examples": 120, "size": 16}, "image_size": 16}
 EXTERNAL: dict[str, Any] = {
@@ -102,6 +108,54 @@ def test_two_folders_of_transformers_are_audited(tmp_path: Path, monkeypatch: py
     )
     assert unseen.verdict.word == "descriptive"
     assert unseen.findings[0].value == run.findings[0].value
+
+
+def test_a_caption_has_the_same_vector_alone_and_beside_longer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SigLIP takes its vector at the last token, so that padding to the longest caption would change all others."""
+    transformers = pytest.importorskip("transformers")
+    save_clip(tmp_path, 0)  # its tokenizer and preprocessing
+    part = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.SiglipConfig(
+        text_config={**part, "vocab_size": 20, "max_position_embeddings": 12, "projection_size": 16},
+        vision_config={**part, "image_size": 16, "patch_size": 8},
+    )
+    torch.manual_seed(0)
+    model = transformers.SiglipModel(config).eval()
+    model.save_pretrained(tmp_path)
+    captions, spec = (
+        ["a zero", "a zero with a one in the upper left"],
+        TransformersEncoder(kind="transformers", path=str(tmp_path)),
+    )
+    with torch.inference_mode():
+        found = ExternalPairEncoder(spec, torch.device("cpu")).texts(captions, torch.zeros(0))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        tokens = tokenizer(captions, padding="max_length", max_length=12, return_tensors="pt")
+        expected = model.get_text_features(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    expected = expected if isinstance(expected, torch.Tensor) else expected.pooler_output
+    assert torch.allclose(found, torch.nn.functional.normalize(expected, dim=1), atol=1e-5)
+    monkeypatch.setattr("memlib.models.external.pairs.PADDED_WHOLE", ())
+    with torch.inference_mode(), pytest.raises(UserError, match="embeds a caption differently beside longer ones"):
+        ExternalPairEncoder(spec, torch.device("cpu")).texts(captions, torch.zeros(0))
+
+
+def test_captions_of_images_of_one_name_in_two_folders_are_refused(tmp_path: Path) -> None:
+    for folder in "ab":
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (ord(folder), 0, 0)).save(tmp_path / "images" / folder / "1.png")
+    content = {
+        "captions": {
+            "images": [{"id": 1, "file_name": "1.png"}],
+            "annotations": [{"id": 1, "image_id": 1, "caption": "a cat"}],
+        },
+        "instances": {"categories": [{"id": 1, "name": "cat"}], "annotations": [{"image_id": 1, "category_id": 1}]},
+    }
+    for name, part in content.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    data = DataSpec.model_validate({"source": {"kind": "image_folder", "path": str(tmp_path / "images")}, "image_size": 8})
+    spec = CaptionSpec.model_validate({"origin": {name: str(tmp_path / f"{name}.json") for name in content}})
+    run = PlainRunner(Store(str(tmp_path / "store")))
+    with pytest.raises(UserError, match="2 images are named 1.png, in different folders"):
+        run.run(Captions(data, spec, run.run(Decode(data))))
 
 
 def test_two_folders_of_open_clip_are_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +307,7 @@ def test_supplied_embeddings_give_the_units_of_the_models_that_made_them(
         from memlib.observe.image_text import embed_images, embed_texts
 
         encoder, device = encoder_of(model, 6, torch.device("cpu")), torch.device("cpu")
-        places = [np.array([int(one.split("/")[1]) for one in ids]) for ids in (images, texts)]
+        places = [np.array([int(one.rpartition("-")[2]) for one in ids]) for ids in (images, texts)]
         vectors = [
             *embed_images(encoder, stored, places[0], device=device) * 3,  # owners need not scale them
             *embed_texts(encoder, list(texts.values()), words[places[1]], device=device),

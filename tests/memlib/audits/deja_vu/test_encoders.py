@@ -118,6 +118,8 @@ def test_supplied_embeddings_give_the_same_audit_as_their_encoders(trained: Trai
         pq.write_table(embedded_by_their_owner(images, tmp_path / "shown", encoder, side), tmp_path / f"{name}.parquet")
     pair = {side.lower(): {"kind": "embeddings", "path": str(tmp_path / f"{side}.parquet")} for side in "AB"}
     settings = (f"encoders={json.dumps([pair])}", "training=null")
+    with pytest.raises(UserError, match=r"lacks .* images that the audit embeds.* embed all images that memlib export wrote"):
+        audited(tmp_path / "other", *settings, "data.image_size=24")  # the embeddings are of other pictures
     runner, run, units = audited(tmp_path / "store", *settings)
     assert_same_votes(units, trained[2], share=0.995)  # batches of one round otherwise
     assert set(units["epoch"].to_pylist()) == {0}
@@ -236,6 +238,19 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
         digest = encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
         assert digest.endswith(":scaled") == (scale != 1)
         assert digest != before  # its file is another one
+    efficient = {"image_processor_type": "EfficientNetImageProcessor", "rescale_factor": 1 / 127.5}
+    for more, mean, std in (
+        (efficient, 0.5, 0.25**2),
+        (efficient | {"rescale_offset": True}, 1.5, 0.25**2),
+        (efficient | {"rescale_offset": True, "include_top": False}, 1.5, 0.25),
+        ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, 1.5, 0.25),
+    ):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | more))
+        own = load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
+        with torch.inference_mode():
+            expected = model((pixels * 2 - mean) / std).last_hidden_state[:, 0]
+            assert torch.allclose(dict(own.all_layers(pixels))["cls"], expected, atol=1e-4)
+        assert encoder_digest(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit"))).endswith(":shifted")
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | {"rescale_factor": -1}))
     with pytest.raises(UserError, match="states rescale_factor -1"):
         load_external_encoder(TransformersEncoder(kind="transformers", path=str(tmp_path / "vit")))
@@ -246,6 +261,7 @@ def test_a_transformers_folder_has_its_own_preprocessing_and_no_random_pooler(tm
         ({"image_mean": ["a"] * 3}, "a number or three are needed"),
         ({"size": {"height": 16, "width": 32}}, "images are squares"),
         ({"do_flip_channel_order": True}, "takes blue before red"),
+        ({"include_top": True, "do_normalize": False}, r"divides by image_std \(include_top\) without do_normalize"),
     ):
         (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(prepared | more))
         with pytest.raises(UserError, match=said):

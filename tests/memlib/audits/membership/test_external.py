@@ -189,6 +189,33 @@ def test_a_fitted_estimator_of_a_factory_is_queried(
     assert likeness
 
 
+def test_a_model_of_the_numbers_of_a_table_is_given_these(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, coins: NDArray[np.bool_]
+) -> None:
+    np.save(folder / "coins.npy", coins)
+    (folder / "raw_forest.py").write_text(
+        "import csv\nimport numpy as np\nfrom sklearn.ensemble import RandomForestClassifier\n\n\ndef build():\n"
+        "    rows = list(csv.DictReader(open('records.csv')))\n"
+        "    points = np.array([[float(row[f'f{n}']) for n in range(30)] for row in rows])\n"
+        "    names, coins = np.array([row['outcome'] for row in rows]), np.load('coins.npy')\n"
+        "    return RandomForestClassifier(30, random_state=0).fit(points[coins], names[coins])\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    target = {"trained": {"model": "raw_forest:build", "version": "1"}, "members": "members.csv", "drawn": "coins"}
+    with pytest.raises(
+        UserError, match="data.source.standardize says which numbers your model takes: false for those of the"
+    ):
+        audited(target=target)
+    accuracy, area = {}, {}
+    for standardize in (True, False):
+        run = audited(data={"source": {**RECIPE["data"]["source"], "standardize": standardize}}, target=target)
+        accuracy[standardize] = next(row["value"] for row in run.summary.to_pylist() if row["metric"] == "utility")
+        area[standardize] = run.findings[0].value
+    assert run.verdict.word == SHOWN
+    assert accuracy[False] > 0.9 > accuracy[True]  # of numbers that it was not fitted on, it knows little
+    assert area[False] > area[True]
+
+
 def test_log_odds_of_target_and_shadows_respect_the_rounding_of_outputs(folder: Path) -> None:
     lines = (folder / "outputs.csv").read_text().splitlines()
     rounded = [

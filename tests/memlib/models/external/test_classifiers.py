@@ -92,6 +92,8 @@ def test_probabilities_become_logarithms_and_other_scores_are_refused() -> None:
         shown(SCORES - 2, outputs="probabilities")
     with pytest.raises(UserError, match="set it to logits"):
         shown(SCORES, outputs="probabilities")
+    with pytest.raises(UserError, match="returns probabilities, which sum to 1; set trained.outputs to probabilities"):
+        shown(probabilities)
 
 
 def test_an_external_model_may_have_more_classes_than_the_data() -> None:
