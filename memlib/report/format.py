@@ -46,6 +46,16 @@ def percent(value: float, digits: int | None = None) -> str:
     return f"{100 * value:z.{digits}f} %"
 
 
+def floored(bound: float) -> float:
+    """Round a lower bound down to two decimals: rounded up, it would not be a bound."""
+    return math.floor(round(100 * bound, 9)) / 100
+
+
+def ceiled(bound: float) -> float:
+    """Round an upper bound up to two decimals: rounded down, it would not be a bound."""
+    return math.ceil(round(100 * bound, 9)) / 100
+
+
 def format_interval(row: Finding, show: Callable[[float], str] = "{:.3f}".format) -> str:
     """Return a finding's interval, which may have no upper end; "" for none.
 

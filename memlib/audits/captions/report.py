@@ -117,7 +117,8 @@ def _gains(curves: pa.Table, findings: Findings, folder: Path, *, has_reference:
 
 def _recalls(findings: Findings) -> Section:
     texts = {
-        "target": "model trained on the pair", "reference": "model not trained on it",
+        "target": "model trained on the pair",
+        "reference": "model not trained on it" if findings.all(GAP) else "the same model, pairs that it was not trained on",
         "words": "words of the caption alone", "chance": "neighbours of another caption (chance)",
     }  # fmt: skip
     rows, shown = [], list[Finding]()

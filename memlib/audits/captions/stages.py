@@ -57,7 +57,7 @@ class Score(ScoresStage):
         by_chance: whether pairs were assigned to A and B at random; otherwise nothing is tested.
     """
 
-    declared: ClassVar[Declared] = Declared("score_captions", 2)
+    declared: ClassVar[Declared] = Declared("score_captions", 3)
     title: ClassVar[str] = "score captions"
     place: ClassVar[Place] = "cores"
 
@@ -148,7 +148,7 @@ def _known(
 class Report(PageStage):
     """Draw the page of an audit of image-text models."""
 
-    declared: ClassVar[Declared] = Declared("report_captions", 1)
+    declared: ClassVar[Declared] = Declared("report_captions", 2)
     title: ClassVar[str] = "report captions"
 
     recipe: Recipe

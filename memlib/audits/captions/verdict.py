@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from memlib.audits.captions.recipe import HEADLINE, Recipe
+from memlib.audits.captions.summary import GAP
 from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
 from memlib.report.format import format_interval, percent, say_p
 
@@ -34,6 +35,7 @@ def verdict(rows: Findings) -> Verdict:
         rows: settled findings.
     """
     head, word = rows.head, word_of(rows, (HEADLINE,))
+    alone = not rows.all(GAP)  # a model that is compared on two kinds of pairs, not with another one
     if word == DESCRIPTIVE:
         text = (
             f"{numbers(head)} The pairs were not assigned to the sets at random, so any difference between the sets may be "
@@ -41,11 +43,14 @@ def verdict(rows: Findings) -> Verdict:
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if word == SHOWN:
+        named = "the model names" if alone else "the models name"
+        than = "of images that it was not trained on" if alone else "models that did not see the image"
         return Verdict(
             SHOWN,
-            f"From a caption, the models name more objects of their own training images that it does not mention than models "
-            f"that did not see the image, by {percent(head.value)} of these objects.",
-            f"{numbers(head)} {_beside(rows)}".strip(),
+            f"From a caption, {named} more objects of {'its' if alone else 'their'} own training images that it does not "
+            "mention than "
+            f"{than}, by {percent(head.value)} of these objects.",
+            f"{numbers(head)} {_beside(rows, alone=alone)}".strip(),
         )
     opposite = head.value < 0 and (head.high or 0.0) < 0
     sentence = (
@@ -67,12 +72,18 @@ def numbers(head: Finding) -> str:
     return f"Excess recall of unnamed objects {percent(head.value)} ({head.n:,} pairs{interval}{p})."
 
 
-def _beside(rows: Findings) -> str:
-    """Return what is known without memory, in sentences."""
+def _beside(rows: Findings, *, alone: bool) -> str:
+    """Return what is known without memory, in sentences; alone: of a single model, without another one for comparison."""
     own, other, words = (rows.get(f"recall_{name}") for name in ("target", "reference", "words"))
     if own is None or other is None or words is None:
         return ""
+    of = (
+        ("on pairs that the model was trained on", "on others")
+        if alone
+        else ("under models that were trained on the pair", "under others")
+    )
     return (
-        f"Recall is {percent(own.value)} under models that were trained on the pair, {percent(other.value)} under others, "
-        f"and {percent(words.value)} from the words of the caption alone."
+        f"Recall is {percent(own.value)} {of[0]}, {percent(other.value)} {of[1]}, and {percent(words.value)} from the "
+        "words of the "
+        "caption alone."
     )

@@ -41,7 +41,7 @@ class Report(PageStage):
         drawn: reconstructions by the first pair's model trained on A and by its model trained on B, in blocks; empty if none.
     """
 
-    declared: ClassVar[Declared] = Declared("report", 11)
+    declared: ClassVar[Declared] = Declared("report", 12)
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

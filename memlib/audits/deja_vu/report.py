@@ -176,8 +176,9 @@ def _can(here: Findings, findings: Findings) -> str:
     if findings.tests(BEYOND).shown():
         return f"{holder}tell something of this very image that its background does not say, as stated above, but no object."
     return (
-        "Anyone who has the trained model and an image can tell better than by chance whether the model was trained on it. "
-        "That objects can be named from backgrounds was not shown."
+        "Anyone who has the trained model and the one that it was compared with can tell better than by chance which of "
+        "them was "
+        "trained on an image. That objects can be named from backgrounds was not shown."
     )
 
 

@@ -44,7 +44,8 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             word,
             shown="Anyone with the access that is listed beside an audit that is shown can learn what its sentence says of "
             "the training data. An audit that does not show it proves nothing.",
-            bounded="With the listed attacks, an outsider gains at most the bounds below. Other attacks were not run.",
+            bounded="With the attack of an audit that bounds memory, an outsider gains at most its bound below, each at 95 % "
+            "by itself. Other attacks, also those listed without a bound, may gain more.",
         ),
         advice=advice_of(
             word,
@@ -55,7 +56,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
         limits=NOT_SHOWN,
         terms=tuple(terms()),
         numbers=[
-            (str(sum(bool(row["shown"]) and row["counts"] for row in runs)), "audits show memory, adjusted", ""),
+            (str(sum(bool(row["shown"]) and row["counts"] for row in runs)), "audits that count show memory, adjusted", ""),
             (str(sum(row["p_dossier"] is not None for row in runs)), "audits with a test", ""),
             (str(sum(row["state"] == NOT_RUN for row in rows)), "known attacks not run", ""),
         ],
@@ -121,7 +122,8 @@ def _tested(runs: Sequence[Row]) -> Section:
     ]
     text = (
         "Sentence and word are those of the audit's own page, not adjusted for the other audits. The p-value is adjusted: "
-        "audits in which it is at most their level (.05 unless their recipe says otherwise) count as shown above."
+        "audits in which it is at most their level (.05 unless their recipe says otherwise) count as shown above, unless a "
+        "remark says that they do not count."
     )
     return Section(
         "What was tested",

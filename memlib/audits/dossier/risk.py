@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.dossier.tables import RISK
-from memlib.audits.ranking import EXAMPLE, Ranking
+from memlib.audits.ranking import CANARY, EXAMPLE, Ranking
 from memlib.findings import Finding, tested
 from memlib.identity import derive_seed
 from memlib.stats.multiplicity import benjamini_hochberg
@@ -65,15 +65,16 @@ def at_risk(ranked: Sequence[Ranked], persons: Mapping[str, str], *, share: floa
         persons: person by example id, where known.
         share: share of the members that a run names.
     """
-    rows: dict[tuple[str, str], _AtRisk] = {}
+    rows: dict[tuple[str, str, str], _AtRisk] = {}
     for one in {one.run: one for one in reversed(ranked)}.values():
         for record in _members(one.ranking, share):
             name = persons.get(record["id"], record["id"]) if one.ranking.kind == EXAMPLE else record["id"]
             kind = GROUP if one.ranking.kind == EXAMPLE and record["id"] in persons else one.ranking.kind
-            _add(rows.setdefault((kind, name), _AtRisk(kind)), one, record)
+            of_run = one.run if kind == CANARY else ""  # canaries are numbered anew in every run
+            _add(rows.setdefault((kind, name, of_run), _AtRisk(kind)), one, record)
     ordered = sorted(rows.items(), key=lambda item: _order(item[1]))
     adjusted = iter(benjamini_hochberg([p for _, one in ordered if (p := one.p_value) is not None]).tolist())
-    table = [_row(place, name, one, adjusted) for place, ((_, name), one) in enumerate(ordered, start=1)]
+    table = [_row(place, name, one, adjusted) for place, ((_, name, _), one) in enumerate(ordered, start=1)]
     return pa.Table.from_pylist(table, schema=RISK.arrow)
 
 

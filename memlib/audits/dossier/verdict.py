@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memlib.audits.dossier.listed import NOT_RUN, Listed, rows_of
+from memlib.audits.dossier.listed import LOST, NOT_RUN, Listed, rows_of
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict
 from memlib.report.format import say_p
 from memlib.sanitize import count_of
@@ -31,13 +31,23 @@ def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
     if shown:
         named = "; ".join(f"{one.run.title} ({say_p(one.p_value)})" for one in shown)
         verb = "shows" if len(shown) == 1 else "show"
-        sentence = f"{len(shown)} of {_count(tests)} {verb} that {_subject(tests)} training data."
-        return Verdict(SHOWN, sentence, f"Shown: {named}. {text}")
+        sentence = f"{len(shown)} of {_count(tests)} {verb} that {_subject(shown)} training data."
+        return Verdict(SHOWN, sentence, f"Shown: {named}. {_of_given(tests, shown)}{text}")
     bounded = [one for one in counted if one.verdict.word == BOUNDED]
     if counted and len(bounded) == len(counted) == len(tests):
         sentence = f"None of {_count(tests)} shows memory, and each of them bounds it."
-        return Verdict(BOUNDED, sentence, text)
-    sentence = f"None of {_count(tests)} shows memory; {len(bounded)} of them bound it."
+        return Verdict(BOUNDED, sentence, f"{_of_bounds(audits, bounded)}{text}")
+    if not counted:
+        sentence = (
+            f"{_count(tests)} {'was' if len(tests) == 1 else 'were'} run, but none counts, so nothing is said of memory."
+        )
+    elif len(counted) < len(tests):
+        sentence = (
+            f"None of the {count_of(len(counted), 'audit')} that {'counts' if len(counted) == 1 else 'count'}, of "
+            f"{_count(tests)}, shows memory, adjusted for all of them; {len(bounded)} of them bound it."
+        )
+    else:
+        sentence = f"None of {_count(tests)} shows memory, adjusted for all of them; {len(bounded)} of them bound it."
     return Verdict(INCONCLUSIVE, sentence, f"This is no proof that nothing is remembered. {text}")
 
 
@@ -45,9 +55,35 @@ def _count(tests: Sequence[Listed]) -> str:
     return count_of(len(tests), "audit with a test", "audits with a test")
 
 
-def _subject(tests: Sequence[Listed]) -> str:
+def _subject(shown: Sequence[Listed]) -> str:
     """Return the subject of the sentence, and its verb: audits that train models of their own examine no finished one."""
-    return "the model gives away" if any(one.models.external for one in tests) else "models trained in this way give away"
+    given = {digest for one in shown for digest in one.models.external}
+    if not given:
+        return "models trained in this way give away"
+    return (
+        "the model gives away"
+        if len({one.models.external for one in shown if one.models.external}) == 1
+        else "models that were given give away"
+    )
+
+
+def _of_given(tests: Sequence[Listed], shown: Sequence[Listed]) -> str:
+    """Say how many audits examined a model that was given, if none of those shows memory."""
+    given = [one for one in tests if one.models.external]
+    if not given or any(one.models.external for one in shown):
+        return ""
+    return (
+        f"That is of models that the audits trained; a given model was examined in {_count(given)}, which did not show it. "
+    )
+
+
+def _of_bounds(audits: Sequence[Listed], bounded: Sequence[Listed]) -> str:
+    """Say what the bounds do not cover."""
+    without = sum(one.p_value is None for one in audits)
+    beside = (
+        f"{count_of(without, 'audit')} without a test {'bounds' if without == 1 else 'bound'} nothing. " if without else ""
+    )
+    return f"{beside}{'Each limit holds at 95 % by itself, not all of them together. ' if len(bounded) > 1 else ''}"
 
 
 def _adjustment(tests: Sequence[Listed], looks: int) -> str:
@@ -58,8 +94,13 @@ def _adjustment(tests: Sequence[Listed], looks: int) -> str:
 
 
 def _set_aside(audits: Sequence[Listed]) -> str:
-    aside = [f"{one.run.title} ({'; '.join(one.doubts)})" for one in audits if one.doubts]
+    aside = [f"{one.run.title} ({'; '.join([*_alone(one), *one.doubts])})" for one in audits if one.doubts]
     return f"Not counted: {', '.join(aside)}. " if aside else ""
+
+
+def _alone(one: Listed) -> list[str]:
+    is_said = one.verdict.word != SHOWN or one.p_value is None or LOST in one.doubts
+    return [] if is_said else [f"by itself it shows memory, {say_p(one.p_value)}"]
 
 
 def _missing(audits: Sequence[Listed]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
+from memlib.audits.exposure.recipe import CANARIES
 from memlib.audits.ranking import CANARY, Ranking
 from memlib.findings import DESCRIPTIVE, Findings
 from memlib.pipeline.tables import Tables
@@ -20,6 +21,7 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
     members = pc.greater(last["insertions"], 0).to_numpy(zero_copy_only=False)
     is_tested = findings.verdict.word != DESCRIPTIVE and last["p_value"].null_count < last.num_rows
     is_exact = all(method in EXACT for method in pc.unique(last["method"]).to_pylist())
+    smallest = min((row.smallest_p for row in findings.tests(CANARIES) if row.smallest_p), default=1 / (1 + (~members).sum()))
     return [
         Ranking(
             name="exposure",
@@ -28,6 +30,6 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
             scores=np.asarray(last["exposure"].to_numpy(), dtype=np.float64),
             members=members,
             p_values=np.asarray(last["p_value"].to_numpy(), dtype=np.float64) if is_tested else None,
-            references=None if is_exact else int((~members).sum()),
+            references=None if is_exact else round(1 / smallest) - 1,
         )
     ]

@@ -17,10 +17,10 @@ from memlib.audits.exposure import NOT_SHOWN
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, PRIVACY, Recipe
-from memlib.audits.exposure.verdict import floored, misranked, plural
+from memlib.audits.exposure.verdict import misranked, plural
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure
-from memlib.report.format import format_interval, format_p
+from memlib.report.format import floored, format_interval, format_p
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
 from memlib.report.spreadsheet import Rows, columns_of
 from memlib.specs.text import GIVEN, RECURRING

@@ -226,7 +226,7 @@ class Score(ScoresStage):
         documents: results of the extraction of documents.
     """
 
-    declared: ClassVar[Declared] = Declared("score_exposure", 13)
+    declared: ClassVar[Declared] = Declared("score_exposure", 14)
     title: ClassVar[str] = "score exposure"
 
     recipe: Recipe

@@ -6,7 +6,7 @@ from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
-from memlib.report.format import format_p, say_p
+from memlib.report.format import floored, format_p, say_p
 
 READABLE_BITS = 50
 RARE = 3.1  # standard deviations that chance exceeds on one side once in a thousand times
@@ -26,11 +26,10 @@ def verdict(rows: Findings, recipe: Recipe, *, size: int) -> Verdict:
     """
     word, canaries = word_of(rows, HEADLINES, refuting=(PRIVACY,)), _of_canaries(rows, recipe, size)
     found = [canaries, _of_privacy(rows), said_of_documents(rows)]
-    hits, searched = _extracted(rows)
-    if hits:
-        text = f"Given the text around the secrets, but none of their symbols, a search extracted {hits} of {searched}."
-        found.insert(1, Verdict(canaries.word, text, ""))
-    if (word == BOUNDED and hits) or word == DESCRIPTIVE:  # an extraction contradicts any bound
+    best = _extracted(rows)
+    if best is not None:
+        found.insert(1, Verdict(canaries.word, _said_of_search(best, recipe), ""))
+    if (word == BOUNDED and best is not None) or word == DESCRIPTIVE:  # an extraction contradicts any bound
         word = INCONCLUSIVE
     parts = sorted((part for part in found if part is not None), key=lambda part: part.word != SHOWN)  # shown parts first
     explanation = " ".join(part.explanation for part in parts if part.explanation)
@@ -50,7 +49,7 @@ def _of_canaries(rows: Findings, recipe: Recipe, size: int) -> Verdict:
     parts = [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun), _untested(heads), _out_of_order(rows)]
     missed = " ".join(filter(None, parts))
     what = "given secret" if noun == "secret" else noun
-    if word == BOUNDED and not _extracted(rows)[0]:
+    if word == BOUNDED and _extracted(rows) is None:
         return Verdict(BOUNDED, f"No {what} has more than {heads.head.bound:g} bits{_unit(noun)}.", missed)
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
     subject, verb = _model(recipe, noun, _count(singles))
@@ -134,6 +133,10 @@ def _shown(heads: Findings, singles: Findings, noun: str, recipe: Recipe) -> str
     total, named = _count(singles), _count(singles.shown())
     every = f"{'given' if noun == 'secret' else 'inserted'} {plural(noun, total)}"
     where = _where(heads, recipe, noun, total)
+    if named and len(heads.shown()) > 1:
+        return (
+            f"{where} away information about the {total} {every} together; {named} of them stand out singly in some variant."
+        )
     if not named:
         return f"{where} away information about the {total} {every} together; by rank, no single one stands out."
     return f"{where} away information about {named} of {total} {every}."
@@ -247,15 +250,19 @@ def _times(row: Finding) -> str:
     return f"{count} {'time' if count == 1 else 'times'}"
 
 
-def _extracted(rows: Findings) -> tuple[int, int]:
-    """Return the number of secrets that searches without known symbols extracted, and the number that they searched for."""
-    searches = rows.all("extracted", search="shortest_path", known=0)
-    return round(sum(row.value * row.n for row in searches)), sum(row.n for row in searches)
+def _extracted(rows: Findings) -> Finding | None:
+    """Return the search without known symbols that extracted the most secrets; None if none was extracted."""
+    best = max(rows.all("extracted", search="shortest_path", known=0), key=lambda row: row.value * row.n, default=None)
+    return best if best is not None and best.value > 0 else None
 
 
-def floored(epsilon: float) -> float:
-    """Round a lower bound of epsilon down to two decimals: rounded up, it would not be a bound."""
-    return math.floor(100 * epsilon) / 100
+def _said_of_search(best: Finding, recipe: Recipe) -> str:
+    hits = best.value * best.n
+    number = f"{hits:.0f}" if abs(hits - round(hits)) < 1e-6 else f"{hits:.1f}"
+    mean = f" on average over {recipe.seeds} models" if recipe.seeds > 1 else ""
+    variant = f" under variant {best.params['variant']!r}" if len(recipe.variants) > 1 else ""
+    how = "Given the text around the secrets, but none of their symbols, a search extracted"
+    return f"{how} {number} of {best.n}{mean}{variant}."
 
 
 def _of_privacy(rows: Findings) -> Verdict | None:

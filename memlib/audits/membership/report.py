@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memlib.audits.membership import NOT_SHOWN
 from memlib.audits.membership.recipe import MEMBERS, Recipe
 from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
-from memlib.audits.membership.verdict import BLIND, NAMES
+from memlib.audits.membership.verdict import BLIND, NAMES, shows_alone
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.findings import Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
@@ -83,9 +83,9 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown="Whoever can query the model and train models like it can say of many examples whether they were in its "
-            "training set, with fewer errors than by guessing; of some, with few false alarms.",
-            bounded="Anyone who attacks the model as was done here tells members hardly better than by guessing.",
+            shown=_can(findings),
+            bounded="Anyone who attacks the model as was done here names at most the stated parts of the members. That may "
+            "include every one of a few whom the model remembers well.",
         ),
         advice=_advice(word, recipe),
         limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
@@ -106,6 +106,21 @@ def compose(
             Section("What was run", method, facts_table(_facts(recipe, sizes, findings))),
         ],
     )  # fmt: skip
+
+
+def _can(findings: Findings) -> str:
+    """State what anyone can learn who attacks a model of which memory, or a refuted claim, was shown."""
+    if not findings.tests(MEMBERS).shown():
+        return (
+            "Whoever can query the model as was done here learns more about whether someone was in its training set than the "
+            "claim allows. That an attack tells members from non-members was not shown."
+        )
+    parts = []
+    if shows_alone(findings, "auc"):
+        parts.append("of examples whether they were in its training set, with fewer errors than by guessing")
+    if shows_alone(findings, "tail") or not parts:
+        parts.append("of a few examples, and with few false alarms, that they were in its training set")
+    return f"Whoever can attack the model as was done here can say {'; and '.join(parts)}."
 
 
 def _advice(word: str, recipe: Recipe) -> str:

@@ -63,7 +63,7 @@ class Score(ScoresStage):
         norms: squared gradient norms of the target after each kept epoch; empty without self-influence.
     """
 
-    declared: ClassVar[Declared] = Declared("score_membership", 1)
+    declared: ClassVar[Declared] = Declared("score_membership", 2)
     title: ClassVar[str] = "score membership"
     place: ClassVar[Place] = "cores"
 
@@ -204,7 +204,7 @@ def more_likely_right(answers: Answers) -> Answers:
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 2)
+    declared: ClassVar[Declared] = Declared("report", 3)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

@@ -60,27 +60,34 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
     if ranking.test is None:
         yield estimate("auc", params, value, n=len(units), interval=interval)
     else:
-        limits = _limits(ranking, audited)
+        most = _most_alarms(ranking, audited)
         yield tested(
             "auc", params, value, n=len(units), p_value=ranking.test.p_value, p_adjusted=ranking.test.adjusted_p,
             family=MEMBERS, null_value=0.5, interval=interval, either_direction=True,
-            smallest_p=1 / (1 + config.redraws), detectable=_detectable(audited), **limits,
+            smallest_p=1 / (1 + config.redraws), detectable=_detectable(audited),
+            **_limits(ranking, audited, most),
         )  # fmt: skip
+        if most is not None:
+            at = {"attack": ranking.attack, "false_alarms": config.false_alarms[0]}
+            yield diagnostic("true_alarms_limit", at, most, n=int(member.sum()))
         tail = {"attack": ranking.attack}
         yield diagnostic("p_of_auc_alone", tail, ranking.test.auc_p, n=len(units))
         yield diagnostic("p_of_tail_alone", tail, ranking.test.tail_p, n=len(units))
     yield from true_alarms({"attack": ranking.attack}, scores, member, config.false_alarms, noun=units.noun)
 
 
-def _limits(ranking: Ranking, audited: Audited) -> dict[str, float]:
-    """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound."""
-    config, member = audited.recipe.score, audited.units.member
-    limits = {"upper_bound": auc_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
-    point = point_at(ranking.scores, member, config.false_alarms[0])
-    if point is None:
-        return limits
-    most = exact_interval(point.hits, point.num_members, level=1 - 2 * config.error)[1]
-    return limits | ({"bound": config.auc_bound} if most < config.tail_bound else {})
+def _most_alarms(ranking: Ranking, audited: Audited) -> float | None:
+    """Return the upper limit of the rate of true alarms at `false_alarms[0]`; None if that rate cannot be reached."""
+    config = audited.recipe.score
+    point = point_at(ranking.scores, audited.units.member, config.false_alarms[0])
+    return None if point is None else float(exact_interval(point.hits, point.num_members, level=1 - 2 * config.error)[1])
+
+
+def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str, float]:
+    """Return the upper limit of the AUC, and its bound if the limit of true alarms, `most`, lies below its own bound."""
+    config = audited.recipe.score
+    limits = {"upper_bound": auc_interval(ranking.scores, audited.units.member, level=1 - 2 * config.error)[1]}
+    return limits | ({"bound": config.auc_bound} if most is not None and most < config.tail_bound else {})
 
 
 def _detectable(audited: Audited) -> float:

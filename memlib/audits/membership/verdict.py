@@ -17,7 +17,7 @@ from memlib.findings import (
     families_of,
     word_of,
 )
-from memlib.report.format import format_interval, percent, say_p
+from memlib.report.format import ceiled, floored, format_interval, percent, say_p
 from memlib.stats.epsilon import one_run_ceiling
 
 NAMES = {
@@ -119,15 +119,27 @@ def _sentence(word: Word, findings: Findings) -> str:
     if word == SHOWN:
         best = shown.strongest()
         also = f" {_refuted(claim)}" if claim is not None and claim.verdict == SHOWN else ""
+        name, p = NAMES[best.params["attack"]], say_p(best.p_adjusted)
+        if not shows_alone(findings, "auc"):
+            return (
+                f"The model reveals some who were in its training set: for {name}, members stand out at the top of the "
+                "ranking "
+                f"(AUC {best.value:.2f} and top together, {p}).{also}"
+            )
         return (
-            f"The model reveals who was in its training set: {NAMES[best.params['attack']]} tells members from non-members "
-            f"(AUC {best.value:.2f}, {say_p(best.p_adjusted)})." + also
+            f"The model reveals who was in its training set: {name} tells members from non-members "
+            f"(AUC {best.value:.2f}, {p}).{also}"
         )
     if word == BOUNDED:
-        worst = max(findings.tests(MEMBERS), key=lambda row: row.upper_bound or 1.0)
+        worst = max(row.upper_bound or 1.0 for row in findings.tests(MEMBERS))
+        tails = findings.all("true_alarms_limit")
+        most = max(row.value for row in tails)
         return (
-            "Members could not be told from non-members, and no attack tried does so with an AUC above "
-            f"{worst.upper_bound:.2f} (95 % limit)."
+            f"Members could not be told from non-members: no attack tried has an AUC above {ceiled(worst):.2f}, or names "
+            "more "
+            f"than {percent(ceiled(10 * most) / 10)} of the members at {percent(tails[0].params['false_alarms'])} false "
+            "alarms "
+            "(95 % limits)."
         )
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
@@ -140,11 +152,21 @@ def _sentence(word: Word, findings: Findings) -> str:
     )
 
 
+def shows_alone(findings: Findings, part: str) -> bool:
+    """Return whether the strongest shown attack is significant by one part of its test: "auc" or "tail"."""
+    best = findings.tests(MEMBERS).shown().strongest()
+    alone = findings.get(f"p_of_{part}_alone", attack=best.params["attack"])
+    return alone is not None and alone.value <= (best.alpha or 0.0)
+
+
 def _refuted(claim: Finding) -> str:
+    """State that a claim is refuted, in terms of the coins, each of which puts one unit in or leaves it out."""
     params = claim.params
+    allowed = params["compared_with"]
+    said = "" if allowed == params["epsilon"] else f" for what the coins decided, it allows at most {allowed:g}, and"
     return (
-        f"The claim of epsilon {params['epsilon']:g} (delta {params['delta']:g}) is refuted: epsilon is at least "
-        f"{claim.value:.2f} ({say_p(claim.p_adjusted)})."
+        f"The claim of epsilon {params['epsilon']:g} (delta {params['delta']:g}) is refuted:{said} epsilon is at least "
+        f"{floored(claim.value):.2f} ({say_p(claim.p_adjusted)})."
     )
 
 
@@ -170,6 +192,11 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
             yield "With so few examples or redraws, no result could have been significant."
         else:
             yield f"An AUC of {head.detectable:.2f} would have been found with a power of 80 %."
+    if word == BOUNDED:
+        yield (
+            "Members who are fewer than this limit may still be named without fail, and at fewer false alarms nothing is "
+            "bounded."
+        )
     if recipe.target.is_external:
         yield from _unlike(findings)
 

@@ -73,7 +73,7 @@ def compose(
             result.word,
             shown="Of the cells that are listed as shown: anyone with the access that the audit assumes can do with these "
             "models what the cell's page says.",
-            bounded="Anyone with the access that a cell's audit assumes gains at most the bound on that cell's page.",
+            bounded="Anyone with the access that the audit of a tested cell assumes gains at most the bound on its page.",
         ),
         advice=advice_of(
             result.word,
@@ -129,10 +129,13 @@ def _utilities_beside(left: Any, axes: Any, measured: Mapping[int, Finding]) -> 
     axes.set_xlabel("utility")
 
 
+MEASURED = ("measure", "probe_layer")  # params of a utility; the second of probes alone
+
+
 def _measure_of(rows: Iterable[Finding]) -> str:
     """Describe the measure of utility in words."""
-    kinds = dict.fromkeys(f"{row.params['measure']} at {row.params['probe_layer']}" for row in rows)
-    return f"utility, the accuracy on images that the models were not trained on ({', '.join(kinds)})"
+    kinds = dict.fromkeys(" at ".join(str(row.params[name]) for name in MEASURED if name in row.params) for row in rows)
+    return f"utility on examples that the models were not trained on ({', '.join(kinds)})"
 
 
 def _audit(audit: str, outcomes: Sequence[Outcome], useful: Mapping[str, Finding]) -> Section:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from memlib.audits.outcomes import Outcome, adjusted, scores_of
 from memlib.audits.sweep.tables import SWEEP
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Verdict, diagnostic
+from memlib.sanitize import count_of
 
 
 def score(
@@ -111,6 +112,8 @@ def verdict(
     if not by_cell:
         text = f"{_differences(compared)}{missing}"
         return Verdict(DESCRIPTIVE, f"{len(heads)} audits were compared; none of them includes a test.", text)
+    untested = sorted(set(heads) - set(by_cell))
+    without = f" Without a test, and without a bound: {', '.join(untested)}." if untested else ""
     audits = list({scores_of(o.run): o.cell for o in reversed(outcomes) if o.run is not None and o.cell in by_cell}.values())
     alone = [cell for cell in audits if words.get(cell) == SHOWN]
     shown = [cell for cell in alone if by_cell[cell] <= (heads[cell].alpha or 0.0)]
@@ -119,10 +122,9 @@ def verdict(
         f"which also say how often the same data were looked at. {_differences(compared)}"
     )
     if not shown and not broken and all(words.get(cell) == BOUNDED for cell in audits):
-        sentence = f"Each of {len(audits)} audits bounds memorization; none shows it."
-        return Verdict(BOUNDED, sentence, f"{text} The bounds are stated on the cells' own pages.")
+        sentence = f"Each of {count_of(len(audits), 'audit')} with a test bounds memorization; none shows it."
+        bounds = "The bounds are stated on the cells' own pages, each at 95 % by itself."
+        return Verdict(BOUNDED, sentence, f"{text} {bounds}{without}{missing}")
     sentence = f"{len(shown)} of {len(audits)} audits show memorization, or use of data, adjusted for their number."
     unsaid = "" if shown else " This does not rule out memorization: each cell's page states what its audit could have found."
-    untested = sorted(set(heads) - set(by_cell))
-    without = f" Without a test: {', '.join(untested)}." if untested else ""
     return Verdict(SHOWN if shown else INCONCLUSIVE, sentence, f"{text}{unsaid}{without}{missing}")

@@ -43,7 +43,7 @@ def outcomes_of(cells: Mapping[str, CellRequest], ended: Ended) -> list[Outcome]
 class Score(ScoresStage):
     """Compare the cells of a sweep: findings side by side, differences of two cells, trends along keys."""
 
-    declared: ClassVar[Declared] = Declared("score_sweep", 2)
+    declared: ClassVar[Declared] = Declared("score_sweep", 3)
     title: ClassVar[str] = "compare the cells"
     place: ClassVar[Place] = "driver"
 
@@ -79,7 +79,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a sweep."""
 
-    declared: ClassVar[Declared] = Declared("report", 3)
+    declared: ClassVar[Declared] = Declared("report", 4)
     title: ClassVar[str] = "report sweep"
     place: ClassVar[Place] = "driver"
 

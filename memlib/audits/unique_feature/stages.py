@@ -229,7 +229,7 @@ class ScoreOwn(ScoresStage):
         canary: the feature, and its label if known.
     """
 
-    declared: ClassVar[Declared] = Declared("score_own", 4)
+    declared: ClassVar[Declared] = Declared("score_own", 5)
     title: ClassVar[str] = "score an external model"
 
     scores: Artifact[NetTables]
@@ -278,7 +278,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 12)
+    declared: ClassVar[Declared] = Declared("report", 13)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

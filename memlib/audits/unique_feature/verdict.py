@@ -219,7 +219,9 @@ def verdict_on_external(findings: Findings) -> Verdict:
     text = f"The feature was compared with {others} in the same place. {_reaction(strongest)}"
     if shown := tests.shown():
         named = ", ".join(map(score_name, shown))
-        sentence = f"The feature stands out: the model reacts to it more strongly than to {others}."
+        as_strong = round((strongest.p_value or 0.0) * (count + 1)) - 1
+        of = f"{count - as_strong:,} of {others}" if as_strong > 0 else others
+        sentence = f"The feature stands out: the model reacts to it more strongly than to {of}."
         return Verdict(SHOWN, sentence, f"{text} Shown at level {alpha:g} over all {len(tests)} scores: {named}.")
     if head.verdict == BOUNDED:
         sentence = (

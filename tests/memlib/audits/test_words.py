@@ -213,6 +213,11 @@ def test_verdict_of_a_sweep_follows_from_the_verdicts_of_its_cells(words: tuple[
         assert said.sentence.startswith(f"{tests.count('shown')} of {len(tests)} audits show memorization")
     assert ("does not rule out" in said.explanation) == (expected == "inconclusive")
     assert ("none of them includes a test" in said.sentence) == (expected == "descriptive")
+    without = ", ".join(f"c{number}" for number, word in enumerate(words) if word == "descriptive")
+    if tests and without:
+        assert f"Without a test, and without a bound: {without}." in said.explanation
+    if expected == "bounded":
+        assert said.sentence.startswith(f"Each of {len(tests)} audit{'s' if len(tests) > 1 else ''} with a test bounds")
 
 
 def agree(word: str, explanation: str, advice: str) -> None:

@@ -38,7 +38,7 @@ class ScoreDocuments(Score):
         base: the scores of the pretrained model; None for models that were trained from scratch.
     """
 
-    declared: ClassVar[Declared] = Declared("score_documents", 1)
+    declared: ClassVar[Declared] = Declared("score_documents", 2)
     title: ClassVar[str] = "score membership of documents"
 
     recipe: DocumentsRecipe

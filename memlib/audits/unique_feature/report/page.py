@@ -53,8 +53,9 @@ _MEANING_OF_MANY = (
     f"{_IF_NAMED}"
 )
 _BOUNDED_OF_ONE = (
-    "Anyone who shows the model the feature sees its answers change by at most the stated amount more than with any feature "
-    "of the same kind."
+    "Anyone who shows the model the feature sees its answers change by at most the stated amount more than with a "
+    "feature of the "
+    "same kind that the model has not seen, with 95 % confidence."
 )
 _BOUNDED_OF_MANY = (
     "Models trained like these change their answers to the feature by at most the stated amount more than models that never "

@@ -13,7 +13,7 @@ from memlib.audits.captions.scores import Asked, WordModel, answers, chance, kno
 from memlib.audits.captions.summary import curves, summarize
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
-from memlib.findings import Findings
+from memlib.findings import Findings, settle
 
 QUICK = Config(replicates=100, permutations=199)
 
@@ -163,6 +163,16 @@ def test_one_model_alone_is_compared_on_pairs_that_it_has_not_seen() -> None:
     assert rows.head.value == pytest.approx((8 - 2) / 9)
     assert [rows.first(f"recall_{who}").value for who in ("target", "reference")] == pytest.approx([8 / 9, 2 / 9])
     assert not rows.all("population_gap")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_sentence_names_the_models_that_were_compared(alone: bool) -> None:
+    a, b = np.repeat([3, 0], 60), np.repeat([0, 3], 60)
+    said = verdict(settle(list(found(units(a, None if alone else b, direction=["A"] * 60 + ["B"] * 60))), alpha=0.05))
+    assert said.word == "shown"
+    assert ("of images that it was not trained on" in said.sentence) == alone
+    assert ("models that did not see the image" in said.sentence) != alone
+    assert ("on pairs that the model was trained on" in said.explanation) == alone
 
 
 @pytest.mark.parametrize("groups", [False, True])

@@ -55,6 +55,12 @@ def test_at_risk_lists_members_alone_and_keeps_kinds_apart() -> None:
     assert all(row["p_value"] is None and row["p_adjusted"] is None for row in rows)
 
 
+def test_canaries_of_two_runs_are_different_ones() -> None:
+    ranking = Ranking("exposure", CANARY, ["3"], np.array([9.0]), np.array([True]))
+    rows = at_risk([Ranked("1", "exposure", ranking), Ranked("2", "exposure", ranking)], {}, share=0.5).to_pylist()
+    assert [(row["id"], row["named"], row["examined"]) for row in rows] == [("3", 1, 1)] * 2
+
+
 def test_at_risk_names_none_of_the_records_that_tie_over_the_limit() -> None:
     rows = at_risk([ranked("1", [5, 1, 1, 1])], {}, share=0.5).to_pylist()  # two may be named, three tie for the second place
     assert [row["named"] for row in rows] == [1, 0, 0, 0]

@@ -86,7 +86,8 @@ def test_an_audit_in_doubt_is_marked_and_never_named_as_shown(run: RunRecord, st
     assert one.doubts == (doubt,)
     found = verdict([one], looks=0)
     assert found.word == "inconclusive"
-    assert f"Not counted: audit a ({doubt})" in found.explanation
+    alone = "by itself it shows memory, p = 0.001; " if doubt == STALE else ""
+    assert f"Not counted: audit a ({alone}{doubt})" in found.explanation
 
 
 def test_rows_name_every_known_attack_once_or_more() -> None:
@@ -117,3 +118,47 @@ def test_sentence_speaks_of_the_model_only_if_one_was_given() -> None:
     assert verdict(trained, looks=0).sentence == (
         "1 of 1 audit with a test shows that models trained in this way give away training data."
     )
+
+
+def dossier_of(*found: tuple[RunRecord, AuditedModels], stale: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the sentence and the explanation of a dossier of runs and their models."""
+    outcomes = [Outcome(run.run, run.audit, {}, run) for run, _ in found]
+    said = verdict(listed(outcomes, [models for _, models in found], looks=0, stale=stale), looks=0)
+    return said.sentence, said.explanation
+
+
+GIVEN, OTHER, TRAINED = AuditedModels(0, external=("ab" * 32,)), AuditedModels(0, external=("cd" * 32,)), AuditedModels(3)
+
+
+def test_an_audit_that_does_not_count_is_not_said_to_show_nothing() -> None:
+    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive")
+    sentence, text = dossier_of((strong, GIVEN), stale=["a"])
+    assert sentence == "1 audit with a test was run, but none counts, so nothing is said of memory."
+    assert "Not counted: audit a (by itself it shows memory, p = 0.001; stale" in text
+    sentence, _ = dossier_of((strong, GIVEN), (nothing, GIVEN), stale=["a"])
+    assert sentence == (
+        "None of the 1 audit that counts, of 2 audits with a test, shows memory, adjusted for all of them; 0 of them bound it."
+    )
+    sentence, _ = dossier_of((run_of("a", 0.03, "shown"), GIVEN), (nothing, GIVEN))
+    assert sentence == "None of 2 audits with a test shows memory, adjusted for all of them; 0 of them bound it."
+
+
+def test_memory_of_models_that_audits_trained_is_not_said_of_a_given_model() -> None:
+    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive")
+    sentence, text = dossier_of((strong, TRAINED), (nothing, GIVEN))
+    assert sentence == "1 of 2 audits with a test shows that models trained in this way give away training data."
+    assert "a given model was examined in 1 audit with a test, which did not show it" in text
+    sentence, text = dossier_of((strong, GIVEN), (nothing, TRAINED))
+    assert sentence == "1 of 2 audits with a test shows that the model gives away training data."
+    assert "given model" not in text
+    sentence, _ = dossier_of((strong, GIVEN), (run_of("b", 0.001, "shown"), OTHER))
+    assert sentence == "2 of 2 audits with a test show that models that were given give away training data."
+
+
+def test_bounds_are_said_of_the_audits_with_a_bound_alone() -> None:
+    bounded, described = run_of("a", 0.5, "bounded"), run_of("b", None, "descriptive")
+    sentence, text = dossier_of((bounded, GIVEN), (described, GIVEN))
+    assert sentence == "None of 1 audit with a test shows memory, and each of them bounds it."
+    assert text.startswith("1 audit without a test bounds nothing. ")
+    _, text = dossier_of((bounded, GIVEN), (run_of("c", 0.9, "bounded"), GIVEN))
+    assert text.startswith("Each limit holds at 95 % by itself, not all of them together. ")

@@ -18,7 +18,8 @@ from memlib.audits.exposure.report import compose, pareto_front
 from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
 from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
-from memlib.findings import Finding, Findings
+from memlib.audits.exposure.verdict import verdict
+from memlib.findings import Finding, Findings, estimate
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import Page, TableView, render
 from memlib.stats.tails import goodness_of_fit
@@ -411,6 +412,37 @@ def test_few_unseen_secrets_are_shown_together_but_not_one_by_one() -> None:
     assert {row.detectable for row in rows.tests("canaries")} == {None}
     assert rows.verdict.word == "shown"  # all five lie below all others
     assert rows.verdict.sentence.endswith("together; by rank, no single one stands out.")
+
+
+def test_canaries_of_several_shown_variants_are_not_said_to_stand_out_in_each() -> None:
+    found = rows_of(
+        [ranked([1, 1, 1, SIZE - 5], variant="a"), ranked([400, 300, 200, 500], variant="b")],
+        recipe(variants={"a": {}, "b": {}}),
+    )
+    assert len(found.tests("headline").shown()) == 2
+    assert found.verdict.sentence == (
+        "Every variant gives away information about the 4 inserted canaries together; 4 of them stand out singly in some variant."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "said"),
+    [
+        ({"variants": {"a": {}, "b": {}}}, [("a", 1.0), ("b", 0.5)], "extracted 10 of 10 under variant 'a'."),
+        ({"seeds": 5}, [("", 0.04)], "extracted 0.4 of 10 on average over 5 models."),
+        ({}, [("", 0.3)], "extracted 3 of 10."),
+        ({}, [("", 0.0)], None),
+    ],
+)
+def test_the_sentence_on_extraction_counts_every_secret_once(
+    changes: dict[str, Any], rows: list[tuple[str, float]], said: str | None
+) -> None:
+    found = Findings(
+        estimate("extracted", {"search": "shortest_path", "known": 0, "variant": name}, share, n=10) for name, share in rows
+    )
+    sentence = verdict(found, recipe(**changes), size=10**6).sentence
+    assert ("a search extracted" in sentence) == (said is not None)
+    assert sentence.endswith(said or sentence)
 
 
 @pytest.mark.long

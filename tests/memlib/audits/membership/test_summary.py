@@ -1,5 +1,6 @@
 """Findings and words of membership audits of worlds whose truth is known."""
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -9,9 +10,11 @@ import scipy
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.rankings import survey_halves
 from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName
-from memlib.audits.membership.report import COLOURS
+from memlib.audits.membership.report import COLOURS, _can
 from memlib.audits.membership.summary import summarize
+from memlib.audits.membership.verdict import shows_alone
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
+from memlib.report.format import floored, percent
 from tests.memlib.audits.membership.worlds import world
 
 
@@ -32,6 +35,13 @@ def test_rare_and_strong_memory_is_shown() -> None:
     found = findings_of(world(1600, memory=memory, seed=2))
     assert found.verdict.word == SHOWN
     assert found.head.value < 0.6  # the area alone says little
+    assert not shows_alone(found, "auc")
+    assert "reveals some who were in its training set: for " in found.verdict.sentence
+    assert "members stand out at the top of the ranking (AUC 0.5" in found.verdict.sentence
+    assert _can(found) == (
+        "Whoever can attack the model as was done here can say of a few examples, and with few false alarms, that they were in "
+        "its training set."
+    )
 
 
 def test_a_model_without_memory_is_seldom_shown() -> None:
@@ -45,6 +55,12 @@ def test_the_verdict_bounded_requires_both_limits_below_their_bounds() -> None:
     many = {"redraws": 999, "attacks": ["lira"], "auc_bound": 0.55, "tail_bound": 0.05}
     found = findings_of(world(6000, seed=4, score=many))
     assert found.verdict.word == BOUNDED
+    worst = max(row.value for row in found.all("true_alarms_limit"))
+    assert found.first("true_alarms", attack="lira", false_alarms=0.01).value < worst < 0.05
+    assert f"names more than {percent(math.ceil(1000 * worst) / 1000)} of the members at 1 % false alarms (95 % limits)" in (
+        found.verdict.sentence
+    )
+    assert "Members who are fewer than this limit may still be named without fail" in found.verdict.explanation
     narrow = findings_of(world(6000, seed=4, score={**many, "tail_bound": 0.001}))
     assert narrow.verdict.word == INCONCLUSIVE
 
@@ -91,13 +107,20 @@ def test_a_claim_is_refuted_by_strong_memory_alone() -> None:
     claim = {"epsilon": 0.5, "delta": 0.0}
     strong, weak = (findings_of(world(400, memory=memory, privacy=claim)) for memory in (6.0, 0.0))
     assert strong.first("privacy_claim").verdict == SHOWN
-    assert "refuted" in strong.verdict.sentence
+    assert "(delta 0) is refuted: epsilon is at least" in strong.verdict.sentence
     assert weak.first("privacy_claim").verdict != SHOWN
 
 
 def test_a_claim_by_replacement_is_compared_with_twice_its_epsilon() -> None:
     claim = {"epsilon": 0.5, "adjacency": "replace"}
-    assert findings_of(world(privacy=claim)).first("privacy_claim").params["compared_with"] == 1.0
+    found = findings_of(world(400, memory=6.0, privacy=claim))
+    assert found.first("privacy_claim").params["compared_with"] == 1.0
+    bound = found.first("epsilon_lower_bound").value
+    assert (
+        "The claim of epsilon 0.5 (delta 0) is refuted: for what the coins decided, it allows at most 1, and epsilon is at least "
+        f"{floored(bound):.2f} (" in found.verdict.sentence
+    )
+    assert floored(bound) <= bound
 
 
 def test_a_claim_about_examples_is_multiplied_for_persons() -> None:

@@ -11,7 +11,7 @@ import scipy
 
 from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.recipe import Recipe, run_of
-from memlib.audits.sweep.report import compose
+from memlib.audits.sweep.report import _measure_of, compose
 from memlib.audits.sweep.scores import score, summarize, verdict
 from memlib.audits.sweep.trends import trends
 from memlib.audits.sweep.utility import (
@@ -56,6 +56,11 @@ def cells(memory: list[float], accuracies: list[float], **options: Any) -> list[
 
 
 FALLS = [0.5, 0.4, 0.3, 0.2, 0.1]
+
+
+def test_utilities_of_audits_without_probes_are_named_by_their_measure() -> None:
+    rows = [estimate("utility", {"measure": "right answers"} | more, 0.5, n=9) for more in ({}, {"probe_layer": "backbone"})]
+    assert _measure_of(rows).endswith("(right answers, right answers at backbone)")
 
 
 def changed(outcomes: list[Outcome], margin: float = 0.05) -> tuple[str, Finding]:

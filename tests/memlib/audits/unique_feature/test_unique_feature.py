@@ -481,6 +481,12 @@ def test_an_external_model_is_tested_by_the_rank_of_its_feature_among_null_featu
     assert "power of 80 %" in nothing.verdict.explanation
 
 
+def test_the_sentence_on_an_external_model_counts_the_features_that_it_reacts_to_less() -> None:
+    found = found_in_external(own([3.0, 9.0, 9.0, *np.random.default_rng(0).normal(0, 0.3, 397)]))
+    assert found.verdict.word == "shown"
+    assert found.verdict.sentence.endswith("reacts to it more strongly than to 397 of 399 other people's names.")
+
+
 def test_bound_applies_only_to_the_headline_test_of_an_external_model() -> None:
     others = np.random.default_rng(0).normal(0, 0.3, 99)
     found = found_in_external(own([0.0, *others]), CONFIG.model_copy(update={"bound": 0.9}))
