@@ -44,7 +44,7 @@ check: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow and not long" tests/memlib tests/tasks tests/flows tests/test_docs.py
 
 test: lint  # more processes than two cores: tests of whole audits wait for servers that start
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow
