@@ -377,6 +377,8 @@ def _class_names(data: bytes, name: str) -> list[str]:
         if isinstance(found, dict):
             found = [found.get(int(number), number) for number in numbered_classes(max(map(int, found)), name)]
         return [str(each) for each in found]
+    except UserError:
+        raise
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error).splitlines()[0]
         raise DataError(

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,8 +35,9 @@ def read_csv(content: bytes, path: str) -> tuple[list[str], list[dict[str, str]]
     reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     names, rows = list(reader.fieldnames or ()), []
     for row in reader:
-        if None in row:
-            cells = len(names) + len(row[None])
+        beyond: Any = row.pop(None, [])  # cells beyond the header, empty or not
+        if any(beyond):
+            cells = len(names) + len(beyond)
             raise DataError(
                 f"{path}, line {reader.line_num}, has {cells} cells, but the header has {len(names)}; put texts with commas "
                 "between quotation marks"

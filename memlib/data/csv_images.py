@@ -24,7 +24,7 @@ class CsvImages:
             raise DataError(f"cannot read {spec.path} ({error})") from error
         check_once(names, list(dict.fromkeys((spec.image_column, spec.label_column, *spec.where))), spec.path)
         self.class_names = list(spec.classes)
-        given = Counter(value for values in spec.classes.values() for value in values)
+        given = Counter(value for values in spec.classes.values() for value in set(values))
         if twice := next((value for value, count in given.items() if count > 1), None):
             raise DataError(f"data.source.classes gives the value {twice!r} to several classes; give it to one")
         label_of = {value: label for label, name in enumerate(spec.classes) for value in spec.classes[name]}

@@ -32,6 +32,8 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
         else:
             names, rows = read_csv(content, path)
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
+    except DataError:
+        raise
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error
     check_once(table.column_names, [id_column, column], path)

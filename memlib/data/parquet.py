@@ -27,7 +27,7 @@ from memlib.data.examples import (
     numbered_classes,
     open_location,
 )
-from memlib.data.pictures import Picture, Undecodable, oddities_of
+from memlib.data.pictures import ROTATED, ROTATED_BOXES, Picture, Undecodable, oddities_of
 from memlib.errors import DataError, UserError
 from memlib.specs import ParquetSource
 
@@ -122,7 +122,8 @@ class ParquetImages:
     def content_digest(self) -> str:
         """Return a digest of the listing of the files."""
         listing = {os.path.relpath(file, self._folder): info for file, info in self._files.items()}
-        return listing_digest(self._fs, self._folder, listing, look=self._look, looks_for=self._spec.image_column)
+        looks_for = " ".join(filter(None, (self._spec.image_column, self._spec.boxes_column)))
+        return listing_digest(self._fs, self._folder, listing, look=self._look, looks_for=looks_for)
 
     def _look(self, path: str) -> Collection[str]:
         """Return the oddities of the images in a file."""
@@ -132,6 +133,8 @@ class ParquetImages:
                 for image in batch.column(0).to_pylist():
                     data = image.get("bytes") if isinstance(image, dict) else image
                     oddities |= set(oddities_of(data)) if data is not None else set()
+            if self._spec.boxes_column and ROTATED in oddities:
+                oddities.add(ROTATED_BOXES)
         except (UnicodeDecodeError, pa.ArrowException) as error:
             raise _unreadable(path, error) from error
         return oddities

@@ -27,11 +27,13 @@ DEEP = "more than 8 bits a channel"
 DEEP_COLOUR = "more than 8 bits a channel, in colour or transparent"
 WHITE_IS_ZERO = "inverted, as its zeros are white"
 STATED_DEPTH = "scaled by the depth that it states, or without preamble (DICOM)"
+DEEP_TIFF_COLOUR = "more than 8 bits a channel in colour (TIFF), which is refused"
+ROTATED_BOXES = "boxes of an image that is rotated as EXIF says, which are refused"
 FRAMES = "scaled as its first frame states (DICOM)"
 DICOM_ODDITIES = {STATED_DEPTH: states_no_window, FRAMES: states_in_frames}
 FRACTIONS = "boxes that end within a pixel, rounded outwards"
 READINGS = (
-    (":4", frozenset({FRAMES})),
+    (":4", frozenset({FRAMES, DEEP_TIFF_COLOUR, ROTATED_BOXES})),
     (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),
 )
@@ -95,7 +97,7 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         check_pixels(image)
         _check_shape(image.size)
-        if image.format == "TIFF" and image.mode in DEEP_TIFF and max(_bits_of(image), default=8) > 8:
+        if _is_deep_tiff(image):
             raise Undecodable("stores more than 8 bits a channel in colour (TIFF), of which 8 would be lost; save it as PNG")
         deep = data if isinstance(data, bytes) and _is_deep_colour(image) else None
         return _read(image, 1 if opened else _orientation(image), deep)
@@ -115,7 +117,8 @@ def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
             return tuple(what for what, tells in DICOM_ODDITIES.items() if tells(data))
         image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
         is_deep = _is_deep_colour(image)
-        return _oddities(image, _orientation(image), is_deep=is_deep)
+        more = (DEEP_TIFF_COLOUR,) if _is_deep_tiff(image) else ()
+        return (*_oddities(image, _orientation(image), is_deep=is_deep), *more)
     except Exception:  # the file is reported when it is decoded
         return ()
 
@@ -140,9 +143,10 @@ def _is_deep_colour(image: Image.Image) -> bool:
     return bool(image.format == "PNG" and image.mode in DEEP_MODES and tiles and str(tiles[0][3]).endswith(";16B"))
 
 
-def _bits_of(image: Image.Image) -> tuple[int, ...]:
+def _is_deep_tiff(image: Image.Image) -> bool:
+    """Return True for a TIFF in colour of which Pillow would keep only 8 of more bits a channel."""
     tags: Any = getattr(image, "tag_v2", {})
-    return tuple(int(bits) for bits in np.atleast_1d(tags.get(BITS_PER_SAMPLE, ())))
+    return image.format == "TIFF" and image.mode in DEEP_TIFF and max(np.atleast_1d(tags.get(BITS_PER_SAMPLE, 8))) > 8
 
 
 def _oddities(image: Image.Image, orientation: int, *, is_deep: bool) -> tuple[str, ...]:

@@ -277,6 +277,8 @@ class Mails(Records):
     def _read(self, part: MIMEPart) -> tuple[bool, list[str]]:
         """Return whether a part is plain text, and its texts; of alternatives, the first plain or the last with text."""
         of_parts = part.is_multipart() and part.get_content_maintype() == "multipart"
+        if part.get_content_disposition() != "attachment" and part.get_content_type() == "message/rfc822":
+            return False, [text for inner in part.iter_parts() for text in self._read(inner)[1]]  # forwarded in line
         if part.get_content_disposition() == "attachment" or not (of_parts or part.get_content_maintype() == "text"):
             self.counts["attachments, left out"] += 1
         elif of_parts:

@@ -63,7 +63,7 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     splits = runner.run(SplitPairs(recipe.split, shard, captions))
     public = members_of(splits, PUBLIC)["row"].to_pylist()
     asked = captions.content.chosen(members_of(splits, *QUERIED)["example_id"])
-    texts = {name_of(row["row"], CAPTION, captions.key): row["caption"] for row in asked.to_pylist()}
+    texts = {name_of(row["row"], CAPTION, row["caption"]): row["caption"] for row in asked.to_pylist()}
     set_of = {role: name for name, role in GIVEN.items()}
     roles = zip(splits.content["example_id"].to_pylist(), splits.content["role"].to_pylist(), strict=True)
     sets = {example: set_of[role] for example, role in roles if role in set_of}

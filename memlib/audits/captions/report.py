@@ -68,7 +68,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     rows = [(percent(head.value), f"excess recall of unnamed objects in {head.n:,} pairs", _interval(head))]
     for name, text in (
         ("recall_target", "of unnamed objects named by models trained on the pair"),
-        ("recall_reference", "by models not trained on it"),
+        ("recall_reference", "by models not trained on it" if findings.all(GAP) else "in pairs that were not trained on"),
         ("recall_words", "by the words of the caption alone"),
     ):
         if (row := findings.get(name)) is not None:
@@ -118,7 +118,7 @@ def _gains(curves: pa.Table, findings: Findings, folder: Path, *, has_reference:
 def _recalls(findings: Findings) -> Section:
     texts = {
         "target": "model trained on the pair",
-        "reference": "model not trained on it" if findings.all(GAP) else "the same model, pairs that it was not trained on",
+        "reference": "model not trained on it" if findings.all(GAP) else "the same, pairs that were not trained on",
         "words": "words of the caption alone", "chance": "neighbours of another caption (chance)",
     }  # fmt: skip
     rows, shown = [], list[Finding]()

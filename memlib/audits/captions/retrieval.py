@@ -142,18 +142,16 @@ class TrainPairs(Train):
 Model = Artifact[TrainedModel] | ExternalEncoder
 
 
-def supplied(model: Model, rows: NDArray[np.int64], what: str | None, key: str) -> NDArray[np.float32] | None:
-    """Return the embeddings that a model's owner computed, (num_rows, dim) of length 1; None for other models.
+def supplied(model: Model, names: Sequence[str]) -> NDArray[np.float32] | None:
+    """Return the embeddings that a model's owner computed, (num_names, dim) of length 1; None for other models.
 
     Args:
         model: the model.
-        rows: stored rows of the images, or of the images of the captions.
-        what: CAPTION, or None for images.
-        key: key of the stored images or captions.
+        names: ids of the images or captions, see `name_of`.
     """
     if not (isinstance(model, ExternalEncoder) and isinstance(model.spec, SuppliedEmbeddings)):
         return None
-    vectors = given_layers(model.spec, [name_of(row, what, key) for row in rows.tolist()], (LAST,))[LAST]
+    vectors = given_layers(model.spec, names, (LAST,))[LAST]
     scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return scaled
 
@@ -217,7 +215,7 @@ class EmbedPublic(Stage[NDArray[np.float32]]):
         from memlib.observe.image_text import embed_images
 
         rows = self._members["row"].to_numpy()
-        vectors = supplied(self.model, rows, None, self.shard.key)
+        vectors = supplied(self.model, [name_of(row, None, self.shard.key) for row in rows.tolist()])
         if vectors is None:
             encoder, images = encoder_of(self.model, self.epoch, device), self.shard.content.images
             vectors = embed_images(encoder, images, rows, device=device, progress=attempt.progress)
@@ -303,7 +301,8 @@ class Retrieve(Stage[Retrieved]):
         asked, captions = members_of(self.splits, *QUERIED).select(["example_id", "role"]), self.captions.content
         table = captions.chosen(asked["example_id"])
         rows = table["row"].to_numpy()
-        texts = supplied(self.model, rows, CAPTION, self.captions.key)
+        said = zip(rows.tolist(), table["caption"].to_pylist(), strict=True)
+        texts = supplied(self.model, [name_of(row, CAPTION, caption) for row, caption in said])
         if texts is None:
             encoder = encoder_of(self.model, self.epoch, device)
             texts = embed_texts(encoder, table["caption"].to_pylist(), captions.words[rows], device=device)

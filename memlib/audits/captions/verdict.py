@@ -35,7 +35,9 @@ def verdict(rows: Findings) -> Verdict:
         rows: settled findings.
     """
     head, word = rows.head, word_of(rows, (HEADLINE,))
-    alone = not rows.all(GAP)  # a model that is compared on two kinds of pairs, not with another one
+    alone = not rows.all(GAP)  # models that are compared on two kinds of pairs, not with other models
+    several = not alone or head.params["pairs"] > 1
+    models, name, they = ("the models", "name", "they were") if several else ("the model", "names", "it was")
     if word == DESCRIPTIVE:
         text = (
             f"{numbers(head)} The pairs were not assigned to the sets at random, so any difference between the sets may be "
@@ -43,11 +45,11 @@ def verdict(rows: Findings) -> Verdict:
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
     if word == SHOWN:
-        named = "the model names" if alone else "the models name"
-        than = "of images that it was not trained on" if alone else "models that did not see the image"
+        named = f"{models} {name}"
+        than = f"of images that {they} not trained on" if alone else "models that did not see the image"
         return Verdict(
             SHOWN,
-            f"From a caption, {named} more objects of {'its' if alone else 'their'} own training images that it does not "
+            f"From a caption, {named} more objects of {'their' if several else 'its'} own training images that it does not "
             "mention than "
             f"{than}, by {percent(head.value)} of these objects.",
             f"{numbers(head)} {_beside(rows, alone=alone)}".strip(),
@@ -56,7 +58,7 @@ def verdict(rows: Findings) -> Verdict:
     sentence = (
         "The difference points in the opposite direction to memorization."
         if opposite
-        else "That the models name unmentioned objects of their training images from memory was not shown."
+        else f"That {models} {name} unmentioned objects of training images from memory was not shown."
     )
     missed = "no size" if head.detectable is None else f"an excess of {percent(head.detectable)}"
     text = f"{numbers(head)} {missed[0].upper()}{missed[1:]} would have been found with a power of 80 %."
@@ -73,12 +75,12 @@ def numbers(head: Finding) -> str:
 
 
 def _beside(rows: Findings, *, alone: bool) -> str:
-    """Return what is known without memory, in sentences; alone: of a single model, without another one for comparison."""
+    """Return what is known without memory, in sentences; alone: of models without others for comparison."""
     own, other, words = (rows.get(f"recall_{name}") for name in ("target", "reference", "words"))
     if own is None or other is None or words is None:
         return ""
     of = (
-        ("on pairs that the model was trained on", "on others")
+        ("on pairs that were trained on", "on others")
         if alone
         else ("under models that were trained on the pair", "under others")
     )

@@ -15,6 +15,7 @@ from memlib.audits.dossier.listed import NOT_APPLICABLE, NOT_RUN, RUN
 from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.dossier.summary import ALPHA, PARETO
+from memlib.audits.ranking import CANARY
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.format import format_p, format_value, percent, say_p
 from memlib.report.glossary import terms
@@ -214,7 +215,8 @@ _OF_RISK = ("place", "kind", "id", "named", "examined", "p_value", "p_adjusted")
 
 
 def _who(row: Row) -> str:
-    return str(row["id"]) if str(row["id"]).startswith(row["kind"]) else f"{row['kind']} {row['id']}"
+    of_run = f" of run {json.loads(row['found'])[0]['run']}" if row["kind"] == CANARY else ""
+    return (str(row["id"]) if str(row["id"]).startswith(row["kind"]) else f"{row['kind']} {row['id']}") + of_run
 
 
 def _named_by(row: Row) -> str:

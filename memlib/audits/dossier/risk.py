@@ -70,12 +70,17 @@ def at_risk(ranked: Sequence[Ranked], persons: Mapping[str, str], *, share: floa
         for record in _members(one.ranking, share):
             name = persons.get(record["id"], record["id"]) if one.ranking.kind == EXAMPLE else record["id"]
             kind = GROUP if one.ranking.kind == EXAMPLE and record["id"] in persons else one.ranking.kind
-            of_run = one.run if kind == CANARY else ""  # canaries are numbered anew in every run
+            of_run = _numbers_of(one.ranking) if kind == CANARY else ""  # canaries are numbered from 0 in every run
             _add(rows.setdefault((kind, name, of_run), _AtRisk(kind)), one, record)
     ordered = sorted(rows.items(), key=lambda item: _order(item[1]))
     adjusted = iter(benjamini_hochberg([p for _, one in ordered if (p := one.p_value) is not None]).tolist())
     table = [_row(place, name, one, adjusted) for place, ((_, name, _), one) in enumerate(ordered, start=1)]
     return pa.Table.from_pylist(table, schema=RISK.arrow)
+
+
+def _numbers_of(ranking: Ranking) -> str:
+    """Return what tells the canaries of a run from those of another one, whatever the number of runs of the same scores."""
+    return hashlib.sha256(ranking.scores.tobytes()).hexdigest()
 
 
 def _members(ranking: Ranking, share: float) -> Iterator[dict[str, Any]]:

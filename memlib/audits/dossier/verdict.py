@@ -32,7 +32,7 @@ def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
         named = "; ".join(f"{one.run.title} ({say_p(one.p_value)})" for one in shown)
         verb = "shows" if len(shown) == 1 else "show"
         sentence = f"{len(shown)} of {_count(tests)} {verb} that {_subject(shown)} training data."
-        return Verdict(SHOWN, sentence, f"Shown: {named}. {_of_given(tests, shown)}{text}")
+        return Verdict(SHOWN, sentence, f"Shown: {named}. {_of_given(counted, shown)}{text}")
     bounded = [one for one in counted if one.verdict.word == BOUNDED]
     if counted and len(bounded) == len(counted) == len(tests):
         sentence = f"None of {_count(tests)} shows memory, and each of them bounds it."
@@ -57,19 +57,18 @@ def _count(tests: Sequence[Listed]) -> str:
 
 def _subject(shown: Sequence[Listed]) -> str:
     """Return the subject of the sentence, and its verb: audits that train models of their own examine no finished one."""
-    given = {digest for one in shown for digest in one.models.external}
+    given = [one.models.external for one in shown if one.models.external]
     if not given:
         return "models trained in this way give away"
-    return (
-        "the model gives away"
-        if len({one.models.external for one in shown if one.models.external}) == 1
-        else "models that were given give away"
-    )
+    subject, verb = ("the model", "gives") if len(set(given)) == 1 else ("models that were given", "give")
+    if len(given) == len(shown):
+        return f"{subject} {verb} away"
+    return f"{subject} ({len(given)}) and models trained in this way ({len(shown) - len(given)}) give away"
 
 
-def _of_given(tests: Sequence[Listed], shown: Sequence[Listed]) -> str:
+def _of_given(counted: Sequence[Listed], shown: Sequence[Listed]) -> str:
     """Say how many audits examined a model that was given, if none of those shows memory."""
-    given = [one for one in tests if one.models.external]
+    given = [one for one in counted if one.models.external]
     if not given or any(one.models.external for one in shown):
         return ""
     return (
@@ -100,7 +99,7 @@ def _set_aside(audits: Sequence[Listed]) -> str:
 
 def _alone(one: Listed) -> list[str]:
     is_said = one.verdict.word != SHOWN or one.p_value is None or LOST in one.doubts
-    return [] if is_said else [f"by itself it shows memory, {say_p(one.p_value)}"]
+    return [] if is_said else [f"by itself it shows memory, {say_p(one.headline.p_adjusted)}"]
 
 
 def _missing(audits: Sequence[Listed]) -> str:

@@ -5,7 +5,18 @@ import math
 from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
-from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
+from memlib.findings import (
+    BOUNDED,
+    DESCRIPTIVE,
+    INCONCLUSIVE,
+    SHOWN,
+    Finding,
+    Findings,
+    Verdict,
+    cannot_reject,
+    estimate,
+    word_of,
+)
 from memlib.report.format import floored, format_p, say_p
 
 READABLE_BITS = 50
@@ -134,9 +145,9 @@ def _shown(heads: Findings, singles: Findings, noun: str, recipe: Recipe) -> str
     every = f"{'given' if noun == 'secret' else 'inserted'} {plural(noun, total)}"
     where = _where(heads, recipe, noun, total)
     if named and len(heads.shown()) > 1:
-        return (
-            f"{where} away information about the {total} {every} together; {named} of them stand out singly in some variant."
-        )
+        what = f"the {total} {every} together" if total > 1 else f"1 of 1 {every}"
+        stand = "stands" if named == 1 else "stand"
+        return f"{where} away information about {what}; singly, {named} of {total} {stand} out in some variant."
     if not named:
         return f"{where} away information about the {total} {every} together; by rank, no single one stands out."
     return f"{where} away information about {named} of {total} {every}."
@@ -251,13 +262,20 @@ def _times(row: Finding) -> str:
 
 
 def _extracted(rows: Findings) -> Finding | None:
-    """Return the search without known symbols that extracted the most secrets; None if none was extracted."""
-    best = max(rows.all("extracted", search="shortest_path", known=0), key=lambda row: row.value * row.n, default=None)
+    """Return the variant in which a search without known symbols extracted the most secrets; None if none was extracted."""
+    by_variant: dict[str, list[Finding]] = {}
+    for row in rows.all("extracted", search="shortest_path", known=0):  # one row for each number of insertions
+        by_variant.setdefault(str(row.params.get("variant", "")), []).append(row)
+    found = [
+        estimate("extracted", {"variant": name}, sum(row.value * row.n for row in parts), n=sum(row.n for row in parts))
+        for name, parts in by_variant.items()
+    ]
+    best = max(found, key=lambda row: row.value, default=None)
     return best if best is not None and best.value > 0 else None
 
 
 def _said_of_search(best: Finding, recipe: Recipe) -> str:
-    hits = best.value * best.n
+    hits = best.value  # their number, not their share
     number = f"{hits:.0f}" if abs(hits - round(hits)) < 1e-6 else f"{hits:.1f}"
     mean = f" on average over {recipe.seeds} models" if recipe.seeds > 1 else ""
     variant = f" under variant {best.params['variant']!r}" if len(recipe.variants) > 1 else ""

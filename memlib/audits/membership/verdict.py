@@ -153,10 +153,11 @@ def _sentence(word: Word, findings: Findings) -> str:
 
 
 def shows_alone(findings: Findings, part: str) -> bool:
-    """Return whether the strongest shown attack is significant by one part of its test: "auc" or "tail"."""
-    best = findings.tests(MEMBERS).shown().strongest()
+    """Return whether the strongest shown attack is significant by one part of its test, "auc" or "tail", over all attacks."""
+    tests = findings.tests(MEMBERS)
+    best = tests.shown().strongest()
     alone = findings.get(f"p_of_{part}_alone", attack=best.params["attack"])
-    return alone is not None and alone.value <= (best.alpha or 0.0)
+    return alone is not None and len(tests) * alone.value <= (best.alpha or 0.0)
 
 
 def _refuted(claim: Finding) -> str:

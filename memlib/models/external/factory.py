@@ -89,7 +89,10 @@ def encoder_digest(spec: EncoderSpec) -> str:
         case TransformersEncoder():
             digest = _folder_digest(spec.path, ENCODER)
             prepared = _prepared(spec.path)
-            marks = {":scaled": scale_of(spec.path) != 1.0, ":shifted": is_shifted(prepared) or divides_twice(prepared)}
+            marks = {
+                ":scaled": scale_of(spec.path) != 1.0, ":shifted": is_shifted(prepared) or divides_twice(prepared),
+                ":padded": reads_padding(str(_json_in(spec.path, "config.json").get("model_type"))),
+            }  # fmt: skip
             return digest + "".join(mark for mark, holds in marks.items() if holds)  # before, these were not read
         case OpenClipEncoder():
             return _folder_digest(spec.path, OPEN_CLIP)
@@ -128,15 +131,24 @@ def divides_twice(prepared: Mapping[str, Any]) -> bool:
     return bool(prepared.get("include_top", is_efficient_net))
 
 
+def reads_padding(model_type: str) -> bool:
+    """Return whether a type of text model reads the padding, and so was trained on texts of full length alone."""
+    return model_type in ("siglip", "siglip2")
+
+
 def _prepared(folder: str) -> Mapping[str, Any]:
-    """Return the preprocessing that a folder states; if it cannot be read, an empty dict: who loads the encoder says why."""
+    return _json_in(folder, "preprocessor_config.json")
+
+
+def _json_in(folder: str, name: str) -> Mapping[str, Any]:
+    """Return the JSON object in a file; if it cannot be read, an empty dict: who loads the encoder says why."""
     try:
-        prepared = read_json(Path(folder) / "preprocessor_config.json")
+        found = read_json(Path(folder) / name)
     except UserError:
         raise
     except (OSError, ValueError):
         return {}
-    return prepared if isinstance(prepared, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def read_files(folder: str) -> dict[str, Path]:

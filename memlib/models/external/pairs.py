@@ -12,14 +12,14 @@ from torch import Tensor
 
 from memlib.errors import UserError
 from memlib.models.external.encoders import load_folder
+from memlib.models.external.factory import reads_padding
 from memlib.models.external.network import ExternalNetwork, Method
 from memlib.models.external.open_clip import load_open_clip
 from memlib.models.hugging import ENCODER, OPEN_CLIP, loading, transformers_for
 from memlib.specs.encoders import OpenClipEncoder, TransformersEncoder
 
 IMAGES, TEXTS = "get_image_features", "get_text_features"  # methods of CLIP and of models like it
-SAME = 0.01  # most distance of two vectors of length 1 that differ by rounding
-PADDED_WHOLE = ("siglip", "siglip2")  # types of models that read the padding, and were trained on texts of full length
+SAME = 0.05  # most distance of two vectors of length 1 that differ by rounding
 Texts = Callable[[list[str]], Tensor]
 
 
@@ -74,7 +74,7 @@ def _transformers(spec: TransformersEncoder, device: torch.device) -> tuple[Exte
         tokenizer = tokenizers.from_pretrained(Path(spec.path), local_files_only=True, trust_remote_code=False)
     longest = int(found.model.config.text_config.max_position_embeddings)
     features = getattr(found.model, TEXTS)
-    padding = "max_length" if found.model.config.model_type in PADDED_WHOLE else True
+    padding = "max_length" if reads_padding(found.model.config.model_type) else True
 
     def texts(captions: list[str]) -> Tensor:
         tokens = tokenizer(captions, padding=padding, truncation=True, max_length=longest, return_tensors="pt").to(device)

@@ -172,7 +172,7 @@ def test_the_sentence_names_the_models_that_were_compared(alone: bool) -> None:
     assert said.word == "shown"
     assert ("of images that it was not trained on" in said.sentence) == alone
     assert ("models that did not see the image" in said.sentence) != alone
-    assert ("on pairs that the model was trained on" in said.explanation) == alone
+    assert ("on pairs that were trained on" in said.explanation) == alone
 
 
 @pytest.mark.parametrize("groups", [False, True])

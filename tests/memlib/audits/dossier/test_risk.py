@@ -57,8 +57,11 @@ def test_at_risk_lists_members_alone_and_keeps_kinds_apart() -> None:
 
 def test_canaries_of_two_runs_are_different_ones() -> None:
     ranking = Ranking("exposure", CANARY, ["3"], np.array([9.0]), np.array([True]))
-    rows = at_risk([Ranked("1", "exposure", ranking), Ranked("2", "exposure", ranking)], {}, share=0.5).to_pylist()
+    other = Ranking("exposure", CANARY, ["3"], np.array([8.0]), np.array([True]))
+    rows = at_risk([Ranked("1", "exposure", ranking), Ranked("2", "exposure", other)], {}, share=0.5).to_pylist()
     assert [(row["id"], row["named"], row["examined"]) for row in rows] == [("3", 1, 1)] * 2
+    twins = at_risk([Ranked("1", "exposure", ranking), Ranked("2", "exposure", ranking)], {}, share=0.5).to_pylist()
+    assert [(row["id"], row["named"], row["examined"]) for row in twins] == [("3", 2, 2)]  # two runs of the same scores
 
 
 def test_at_risk_names_none_of_the_records_that_tie_over_the_limit() -> None:

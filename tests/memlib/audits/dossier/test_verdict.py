@@ -135,6 +135,10 @@ def test_an_audit_that_does_not_count_is_not_said_to_show_nothing() -> None:
     sentence, text = dossier_of((strong, GIVEN), stale=["a"])
     assert sentence == "1 audit with a test was run, but none counts, so nothing is said of memory."
     assert "Not counted: audit a (by itself it shows memory, p = 0.001; stale" in text
+    _, text = dossier_of(
+        (run_of("a", 0.03, "shown"), GIVEN), *[(run_of(str(n), 0.8, "inconclusive"), GIVEN) for n in range(9)], stale=["a"]
+    )
+    assert "by itself it shows memory, p = 0.03;" in text
     sentence, _ = dossier_of((strong, GIVEN), (nothing, GIVEN), stale=["a"])
     assert sentence == (
         "None of the 1 audit that counts, of 2 audits with a test, shows memory, adjusted for all of them; 0 of them bound it."
@@ -148,6 +152,12 @@ def test_memory_of_models_that_audits_trained_is_not_said_of_a_given_model() -> 
     sentence, text = dossier_of((strong, TRAINED), (nothing, GIVEN))
     assert sentence == "1 of 2 audits with a test shows that models trained in this way give away training data."
     assert "a given model was examined in 1 audit with a test, which did not show it" in text
+    _, text = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN), stale=["c"])
+    assert "did not show it" not in text  # the audit of the given model does not count
+    sentence, _ = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN))
+    assert sentence == (
+        "2 of 2 audits with a test show that the model (1) and models trained in this way (1) give away training data."
+    )
     sentence, text = dossier_of((strong, GIVEN), (nothing, TRAINED))
     assert sentence == "1 of 2 audits with a test shows that the model gives away training data."
     assert "given model" not in text
@@ -155,7 +165,7 @@ def test_memory_of_models_that_audits_trained_is_not_said_of_a_given_model() -> 
     assert sentence == "2 of 2 audits with a test show that models that were given give away training data."
 
 
-def test_bounds_are_said_of_the_audits_with_a_bound_alone() -> None:
+def test_a_bounded_dossier_names_what_its_bounds_leave_out() -> None:
     bounded, described = run_of("a", 0.5, "bounded"), run_of("b", None, "descriptive")
     sentence, text = dossier_of((bounded, GIVEN), (described, GIVEN))
     assert sentence == "None of 1 audit with a test shows memory, and each of them bounds it."

@@ -421,7 +421,7 @@ def test_canaries_of_several_shown_variants_are_not_said_to_stand_out_in_each() 
     )
     assert len(found.tests("headline").shown()) == 2
     assert found.verdict.sentence == (
-        "Every variant gives away information about the 4 inserted canaries together; 4 of them stand out singly in some variant."
+        "Every variant gives away information about the 4 inserted canaries together; singly, 4 of 4 stand out in some variant."
     )
 
 
@@ -438,7 +438,9 @@ def test_the_sentence_on_extraction_counts_every_secret_once(
     changes: dict[str, Any], rows: list[tuple[str, float]], said: str | None
 ) -> None:
     found = Findings(
-        estimate("extracted", {"search": "shortest_path", "known": 0, "variant": name}, share, n=10) for name, share in rows
+        estimate("extracted", {"search": "shortest_path", "known": 0, "variant": name, "insertions": times}, share, n=5)
+        for name, share in rows
+        for times in (4, 16)  # one row each
     )
     sentence = verdict(found, recipe(**changes), size=10**6).sentence
     assert ("a search extracted" in sentence) == (said is not None)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from memlib.errors import UserError
+from memlib.models.external import classifiers
 from memlib.models.external.classifiers import ClassScores, load_external
 from memlib.models.external.factory import external_digest
 from memlib.observe.models import check_varied, load_any, model_key
@@ -83,7 +84,7 @@ def test_outputs_that_are_not_class_scores_are_refused(outputs: Any, said: str) 
         shown(outputs)
 
 
-def test_probabilities_become_logarithms_and_other_scores_are_refused() -> None:
+def test_probabilities_become_logarithms_and_other_scores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     probabilities = SCORES.softmax(dim=1)
     assert torch.allclose(shown(probabilities, outputs="probabilities"), probabilities.log())
     with pytest.raises(UserError, match="percentages; divide them by 100"):
@@ -92,6 +93,8 @@ def test_probabilities_become_logarithms_and_other_scores_are_refused() -> None:
         shown(SCORES - 2, outputs="probabilities")
     with pytest.raises(UserError, match="set it to logits"):
         shown(SCORES, outputs="probabilities")
+    assert torch.equal(shown(probabilities), probabilities)  # the logits of two examples may sum to 1 by chance
+    monkeypatch.setattr(classifiers, "SURE", len(probabilities))
     with pytest.raises(UserError, match="returns probabilities, which sum to 1; set trained.outputs to probabilities"):
         shown(probabilities)
 
