@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
+.PHONY: audit check test suite test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -43,7 +43,10 @@ audit: .venv/$(FAISS)
 check: lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow and not long" tests/memlib tests/tasks tests/flows tests/test_docs.py
 
-test: lint  # more processes than two cores: tests of whole audits wait for servers that start
+test: .venv/$(FAISS)-test  # types are checked beside the tests
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
+
+suite: .venv/$(FAISS)-test  # more processes than two cores: tests of whole audits wait for servers that start
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/$(FAISS)-test
