@@ -121,8 +121,7 @@ class Captions(Stage[CaptionSet]):
         if twice := next((key for key, count in named.items() if count > 1), None):
             raise UserError(
                 f"{SETTING}: {named[twice]} images are named {twice}, in different folders, and COCO's files do not tell "
-                "which is "
-                "meant; give a table of captions by example id"
+                "which is meant; give a table of captions by example id"
             )
         if not any(found):
             hint = hint_at_ids(list(known), ids)

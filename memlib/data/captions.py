@@ -98,8 +98,7 @@ def _check_separator(cells: Sequence[str], table: CaptionTable) -> None:
     if 2 * len(commas) > len(cells) and not any(table.separator in cell for cell in cells):
         raise DataError(
             f"{table.path}: no cell of {table.objects_column} has the separator {table.separator!r}, but {len(commas)} "
-            "have a "
-            f"comma, such as {commas[0][:60]!r}; set {SETTING}.separator"
+            f"have a comma, such as {commas[0][:60]!r}; set {SETTING}.separator"
         )
 
 
@@ -135,6 +134,5 @@ def _check_same_images(names: Mapping[Any, str], others: Mapping[Any, str], coco
         if other.rpartition("/")[2] != name.rpartition("/")[2]:
             raise DataError(
                 f"image {image} is {name} in {coco.captions}, but {other} in {coco.instances}; give captions and "
-                "instances of "
-                "the same images"
+                "instances of the same images"
             )

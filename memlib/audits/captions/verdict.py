@@ -50,8 +50,7 @@ def verdict(rows: Findings) -> Verdict:
         return Verdict(
             SHOWN,
             f"From a caption, {named} more objects of {'their' if several else 'its'} own training images that it does not "
-            "mention than "
-            f"{than}, by {percent(head.value)} of these objects.",
+            f"mention than {than}, by {percent(head.value)} of these objects.",
             f"{numbers(head)} {_beside(rows, alone=alone)}".strip(),
         )
     opposite = head.value < 0 and (head.high or 0.0) < 0
@@ -86,6 +85,5 @@ def _beside(rows: Findings, *, alone: bool) -> str:
     )
     return (
         f"Recall is {percent(own.value)} {of[0]}, {percent(other.value)} {of[1]}, and {percent(words.value)} from the "
-        "words of the "
-        "caption alone."
+        "words of the caption alone."
     )

@@ -177,8 +177,7 @@ def _can(here: Findings, findings: Findings) -> str:
         return f"{holder}tell something of this very image that its background does not say, as stated above, but no object."
     return (
         "Anyone who has the trained model and the one that it was compared with can tell better than by chance which of "
-        "them was "
-        "trained on an image. That objects can be named from backgrounds was not shown."
+        "them was trained on an image. That objects can be named from backgrounds was not shown."
     )
 
 

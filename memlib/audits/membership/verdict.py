@@ -123,8 +123,7 @@ def _sentence(word: Word, findings: Findings) -> str:
         if not shows_alone(findings, "auc"):
             return (
                 f"The model reveals some who were in its training set: for {name}, members stand out at the top of the "
-                "ranking "
-                f"(AUC {best.value:.2f} and top together, {p}).{also}"
+                f"ranking (AUC {best.value:.2f} and top together, {p}).{also}"
             )
         return (
             f"The model reveals who was in its training set: {name} tells members from non-members "
@@ -136,10 +135,8 @@ def _sentence(word: Word, findings: Findings) -> str:
         most = max(row.value for row in tails)
         return (
             f"Members could not be told from non-members: no attack tried has an AUC above {ceiled(worst):.2f}, or names "
-            "more "
-            f"than {percent(ceiled(10 * most) / 10)} of the members at {percent(tails[0].params['false_alarms'])} false "
-            "alarms "
-            "(95 % limits)."
+            f"more than {percent(ceiled(10 * most) / 10)} of the members at {percent(tails[0].params['false_alarms'])} false "
+            "alarms (95 % limits)."
         )
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
