@@ -165,8 +165,7 @@ def _by_file(ids: Sequence[str], path: str) -> list[str | None]:
     if others := sorted(known.keys() - set(ids)):
         warnings.warn(
             f"{len(others)} of the {len(known)} ids in {path} are no example's, such as {others[0]!r} (ids look like "
-            f"{ids[0]!r}); "
-            "they group nothing",
+            f"{ids[0]!r}); they group nothing",
             stacklevel=2,
         )
     return [known.get(name) for name in ids]

@@ -293,8 +293,7 @@ def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
             if absent.any():
                 raise DataError(
                     f"{path}: column {name} lacks {int(absent.sum()):,} values, and standardize: false passes the "
-                    "numbers of the "
-                    "file; fill them in as your model expects them, or supply its outputs"
+                    "numbers of the file; fill them in as your model expects them, or supply its outputs"
                 )
             return Column(name, None, 0, values[:, None].astype(np.float32))
         known = values[~absent]
