@@ -5,18 +5,7 @@ import math
 from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
-from memlib.findings import (
-    BOUNDED,
-    DESCRIPTIVE,
-    INCONCLUSIVE,
-    SHOWN,
-    Finding,
-    Findings,
-    Verdict,
-    cannot_reject,
-    estimate,
-    word_of,
-)
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
 from memlib.report.format import floored, format_p, say_p
 
 READABLE_BITS = 50
@@ -37,10 +26,10 @@ def verdict(rows: Findings, recipe: Recipe, *, size: int) -> Verdict:
     """
     word, canaries = word_of(rows, HEADLINES, refuting=(PRIVACY,)), _of_canaries(rows, recipe, size)
     found = [canaries, _of_privacy(rows), said_of_documents(rows)]
-    best = _extracted(rows)
-    if best is not None:
-        found.insert(1, Verdict(canaries.word, _said_of_search(best, recipe), ""))
-    if (word == BOUNDED and best is not None) or word == DESCRIPTIVE:  # an extraction contradicts any bound
+    hits, searched, variant = _extracted(rows)
+    if hits:
+        found.insert(1, Verdict(canaries.word, _said_of_search(hits, searched, variant, recipe), ""))
+    if (word == BOUNDED and hits) or word == DESCRIPTIVE:  # an extraction contradicts any bound
         word = INCONCLUSIVE
     parts = sorted((part for part in found if part is not None), key=lambda part: part.word != SHOWN)  # shown parts first
     explanation = " ".join(part.explanation for part in parts if part.explanation)
@@ -60,7 +49,7 @@ def _of_canaries(rows: Findings, recipe: Recipe, size: int) -> Verdict:
     parts = [_missed(heads, singles, noun, recipe), _in_the_format(rows, heads, noun), _untested(heads), _out_of_order(rows)]
     missed = " ".join(filter(None, parts))
     what = "given secret" if noun == "secret" else noun
-    if word == BOUNDED and _extracted(rows) is None:
+    if word == BOUNDED and not _extracted(rows)[0]:
         return Verdict(BOUNDED, f"No {what} has more than {heads.head.bound:g} bits{_unit(noun)}.", missed)
     what = "the given secrets" if noun == "secret" else "its inserted canaries"
     subject, verb = _model(recipe, noun, _count(singles))
@@ -261,26 +250,23 @@ def _times(row: Finding) -> str:
     return f"{count} {'time' if count == 1 else 'times'}"
 
 
-def _extracted(rows: Findings) -> Finding | None:
-    """Return the variant in which a search without known symbols extracted the most secrets; None if none was extracted."""
-    by_variant: dict[str, list[Finding]] = {}
+def _extracted(rows: Findings) -> tuple[float, int, str]:
+    """Return the most secrets that searches without known symbols extracted in a variant, their number, and the variant."""
+    found: dict[str, tuple[float, int]] = {}
     for row in rows.all("extracted", search="shortest_path", known=0):  # one row for each number of insertions
-        by_variant.setdefault(str(row.params.get("variant", "")), []).append(row)
-    found = [
-        estimate("extracted", {"variant": name}, sum(row.value * row.n for row in parts), n=sum(row.n for row in parts))
-        for name, parts in by_variant.items()
-    ]
-    best = max(found, key=lambda row: row.value, default=None)
-    return best if best is not None and best.value > 0 else None
+        name = str(row.params.get("variant", ""))
+        hits, searched = found.get(name, (0.0, 0))
+        found[name] = hits + row.value * row.n, searched + row.n
+    variant, (hits, searched) = max(found.items(), key=lambda item: item[1][0], default=("", (0.0, 0)))
+    return hits, searched, variant
 
 
-def _said_of_search(best: Finding, recipe: Recipe) -> str:
-    hits = best.value  # their number, not their share
+def _said_of_search(hits: float, searched: int, variant: str, recipe: Recipe) -> str:
     number = f"{hits:.0f}" if abs(hits - round(hits)) < 1e-6 else f"{hits:.1f}"
     mean = f" on average over {recipe.seeds} models" if recipe.seeds > 1 else ""
-    variant = f" under variant {best.params['variant']!r}" if len(recipe.variants) > 1 else ""
+    where = f" under variant {variant!r}" if len(recipe.variants) > 1 else ""
     how = "Given the text around the secrets, but none of their symbols, a search extracted"
-    return f"{how} {number} of {best.n}{mean}{variant}."
+    return f"{how} {number} of {searched}{mean}{where}."
 
 
 def _of_privacy(rows: Findings) -> Verdict | None:
