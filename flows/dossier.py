@@ -3,17 +3,20 @@
 import time
 from typing import Any
 
+from memlib.audits import AUDITS
 from memlib.audits.arrangement import prefect_flow
+from memlib.audits.dossier.listed import Failed
 from memlib.audits.dossier.recipe import Recipe
 from memlib.audits.dossier.stages import Joined, Report, Score
-from memlib.audits.dossier.subject import further_looks, runs_of
+from memlib.audits.dossier.subject import failed_in, further_looks, runs_of
 from memlib.audits.last_stages import run_id
 from memlib.errors import RunError
 from memlib.pipeline.stage import AnyStage, Runner
 from memlib.recipes import cells as of_cells
+from memlib.runs.index import measured_at
 from memlib.runs.records import RunRecord
 from memlib.specs.asks import NAME_LENGTH, asks_digest
-from memlib.store import Ref
+from memlib.store import Ref, Store
 
 DAY = 86_400
 STAGES: tuple[type[AnyStage], ...] = (Score, Report)
@@ -33,11 +36,14 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if ended is None:
         return None
     own = [end for end in ended.values() if isinstance(end, RunRecord)]
-    runs = _readable(runner, [*own, *runs_of(runner.store, recipe.subject)])
+    failed = [Failed(name, AUDITS[cells[name].audit].field, end) for name, end in ended.items() if isinstance(end, str)]
+    failed += [Failed(name, "", problem) for name, problem in failed_in(runner.store, recipe.subject).items()]
+    runs = _readable(runner, [*own, *runs_of(runner.store, recipe.subject)], failed)
     if not runs:
         problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {problems}")
-    joined = Joined(runner.store, runs, further_looks(runner.store, runs), _stale(runs, recipe.most_days), recipe.not_run)
+    looks, stale = further_looks(runner.store, runs), _stale(runner.store, runs, recipe.most_days)
+    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, failed)
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
     run = runner.publish(recipe, scores, report, {}, cells={one.run: one for one in runs})
@@ -46,20 +52,23 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     return run
 
 
-def _readable(runner: Runner, runs: list[RunRecord]) -> list[RunRecord]:
-    """Return the runs whose scores the store holds, each once; the others are named in a warning."""
+def _readable(runner: Runner, runs: list[RunRecord], failed: list[Failed]) -> list[RunRecord]:
+    """Return the runs whose scores the store holds, each once; the others are named in a warning, and added to `failed`."""
     known = {}
     for run in runs:
         if runner.store.artifacts.has(Ref.parse(run.artifacts["scores"])):
             known[run.run] = run
         else:
             runner.warn(f"run {run.run} is left out of the dossier: its scores were erased or deleted; run its audit again")
+            failed.append(Failed(run.title, run.audit, f"the scores of run {run.run} were erased or deleted"))
     return list(known.values())
 
 
-def _stale(runs: list[RunRecord], most_days: float | None) -> list[str]:
-    """Return the ids of the runs that are older than the recipe allows."""
-    return [] if most_days is None else [run.run for run in runs if time.time() - run.finished > most_days * DAY]
+def _stale(store: Store, runs: list[RunRecord], most_days: float | None) -> list[str]:
+    """Return the ids of the runs whose numbers are older than the recipe allows."""
+    if most_days is None:
+        return []
+    return [run.run for run in runs if not 0 <= time.time() - measured_at(store, run) <= most_days * DAY]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from prefect.context import TagsContext
 from prefect.states import Completed
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage, in_words
 from memlib.pipeline.tables import Tables
 from memlib.running.precision import be_exact
 from memlib.running.publishing import publish_audit, said_of_erased
@@ -199,13 +199,10 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     changed = context.changed_inputs(ref)
     if not changed:
         return True
-    reason = f"inputs of {ref.stage} {ref.key[:8]} have changed: {' and '.join(sorted({other.stage for other in changed}))}"
+    reason = in_words(ref, changed)
     if kind.place == "fleet" and not context.options.cascade:
-        raise RunError(
-            f"{reason} was recomputed with different content; --cascade trains the model again and recomputes "
-            "what depends on it"
-        )
-    context.warn(f"{reason} was recomputed with different content; computing the artifact again")
+        raise RunError(f"{reason}; --cascade trains the model again and recomputes what depends on it")
+    context.warn(f"{reason}; computing the artifact again")
     context.discard(ref)
     context.store.resume.drop(ref.key)
     return False
@@ -247,14 +244,14 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             context.note(f"{_line_name(context, evicted)}: recomputing, as evicted files are needed again")
             for ref in evicted:
                 if not context.store.artifacts.is_complete(ref):  # another driver may have recomputed it meanwhile
-                    context.discard(ref)
+                    context.shared.known.discard_evicted(context.store, ref)
             with _at_work(context, evicted) as bars:
                 _compute(context, type(next(iter(evicted.values()))), evicted, bars)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:
     """Return the provenance that an artifact's manifest records, as arguments of Artifacts.write."""
-    return stage.record(context.shared.known.contents_of(context.store, stage.identity.inputs))
+    return context.shared.known.record(context.store, stage)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memlib.findings import Findings
+from memlib.findings import Finding
 from memlib.specs.base import Kind, Source
 
 Access = Literal["weights", "probabilities", "labels", "texts", "internal"]
@@ -24,14 +24,14 @@ LABELS: frozenset[Access] = frozenset({"weights", "probabilities", "labels"})
 NOBODY: frozenset[Access] = frozenset()
 
 
-def metric_begins(*starts: str) -> Callable[[Findings], bool]:
+def metric_begins(*starts: str) -> Callable[[Finding], bool]:
     """Return a condition: a finding's metric begins with one of these words."""
-    return lambda findings: any(row.metric.startswith(starts) for row in findings)
+    return lambda finding: finding.metric.startswith(starts)
 
 
-def in_family(*families: str) -> Callable[[Findings], bool]:
+def in_family(*families: str) -> Callable[[Finding], bool]:
     """Return a condition: a finding is a test of one of these families."""
-    return lambda findings: bool(findings.tests(*families))
+    return lambda finding: finding.is_test and finding.family in families
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Attack:
         item: item of the list in EDPB Opinion 28/2024, par. 55, under which it falls; "" for none.
         access: access that the attacker needs, in words.
         by: forms of release that give this access.
-        is_in: condition under which a run of the audit contains the attack.
+        holds: condition under which a finding of the audit is the attack's; None for all that are no other attack's.
         reason: reason why it was not run: the setting of the recipe that asks for it, or why memlib does not have it.
     """
 
@@ -53,7 +53,7 @@ class Attack:
     item: str
     access: str
     by: frozenset[Access]
-    is_in: Callable[[Findings], bool] = bool
+    holds: Callable[[Finding], bool] | None = None
     reason: str = "no run of this audit belongs to the dossier"
 
 

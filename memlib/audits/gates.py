@@ -92,7 +92,7 @@ def judged_by(run: Run, rules: RunRules, *, is_lost: bool, on_verdict: str = "")
     Raises:
         UserError: if a ceiling matches no finding of the run.
     """
-    needed = is_lost or rules.ceilings or rules.detectable is not None or rules.n is not None
+    needed = is_lost or rules.ceilings or any(one is not None for one in (rules.detectable, rules.bound, rules.n))
     findings = findings_of(run) if needed else Findings([])
     if rules.verdicts:
         yield _of_verdict(run, rules, findings, is_lost=is_lost, name=on_verdict or f"verdicts={','.join(rules.verdicts)}")
@@ -123,9 +123,14 @@ def _of_power(run: Run, rules: RunRules, findings: Findings) -> Iterator[Judged]
         lacking = [row for row in heads if row.detectable is None or row.detectable > rules.detectable]
         said = "; ".join(_power_of(row) for row in (lacking or heads)) or "the run tests nothing"
         yield Judged(f"detectable={rules.detectable:g}", "power", {}, "undecided" if lacking or not heads else "passed", said)
+    if rules.bound is not None:
+        loose = [row for row in heads if row.bound is None or row.bound > rules.bound]
+        bounds = "; ".join(f"{row.metric}: {'none' if row.bound is None else f'{row.bound:.4g}'}" for row in (loose or heads))
+        outcome: Outcome = "undecided" if loose or not heads else "passed"
+        yield Judged(f"bound={rules.bound:g}", "power", {}, outcome, f"bounds of the recipe: {bounds or 'none'}")
     if rules.n is not None:
         fewest = min((row.n for row in heads), default=findings.head.n)
-        outcome: Outcome = "undecided" if fewest < rules.n else "passed"
+        outcome = "undecided" if fewest < rules.n else "passed"
         yield Judged(f"n={rules.n}", "power", {}, outcome, f"the headline rests on {fewest} units")
 
 

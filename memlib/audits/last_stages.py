@@ -49,6 +49,11 @@ class PageStage(Stage[Path]):
         return {"recipe": self.recipe.model_dump(mode="json"), "run": self.run}
 
     @property
+    def named_code(self) -> dict[str, str]:
+        """None: the page shows the recipe, but runs none of the code that it names."""
+        return {}
+
+    @property
     def read(self) -> Sequence[AnyArtifact]:
         """The data artifacts of the run; the end of the page describes their content."""
         return ()

@@ -90,6 +90,9 @@ class RunRules(Spec):
     detectable: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Power: largest effect that every headline test may need in order to be found with a probability of 80 %, in the unit of
     its metric. A run with less power is undecided."""
+    bound: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
+    """Largest bound that the recipe may call acceptable in its headline tests, in the unit of the metric: `bounded` means
+    below the recipe's own bound. A run with a larger one, or with none, is undecided."""
     n: int | None = Field(default=None, ge=1)
     """Power: smallest number of units on which the headline may rest. A run with fewer is undecided."""
 
@@ -102,7 +105,8 @@ class RunRules(Spec):
 
 
 class AuditRules(RunRules):
-    """Rules for the runs of one audit. The newest run that matches is judged; a missing run is undecided."""
+    """Rules for the runs of one audit. The newest run that matches is judged, and with it the current runs on the same data
+    that differ from it in seeds alone, or examine the same given model; a missing run is undecided."""
 
     audit: str
     """Name of the audit, such as deja-vu."""
@@ -111,6 +115,9 @@ class AuditRules(RunRules):
     recipe: str | None = None
     """Recipe of the run: the name of a shipped one, or a YAML file beside the policy. A run with other settings is another
     one. By default any."""
+    model: Annotated[str, Field(pattern=r"[0-9a-f]{6,64}")] | None = None
+    """Digest (sha256), or its first digits, of a file that the run must have examined: weights or outputs that were given to
+    it, or weights that it trained. Other runs are undecided. By default any."""
     non_inferiority: tuple[NonInferiority, ...] = ()
     """Comparisons with the baseline's run."""
 
@@ -141,7 +148,8 @@ class Policy(Spec):
     audits: tuple[AuditRules, ...]
     """Required audits, each with its rules."""
     max_age_days: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
-    """Largest age of a run in days; an older run is stale, and undecided."""
+    """Largest age of a run's numbers in days, whenever its page was drawn; an older run is stale, and undecided. So is one
+    that is dated ahead."""
     current: bool = True
     """Leave a run undecided if a newer one has the same recipe and data."""
     data: Annotated[str, Field(pattern=r"[0-9a-f]{6,64}")] | None = None

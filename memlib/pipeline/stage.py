@@ -297,17 +297,22 @@ class Stage(ABC, Generic[Out]):
     @property
     def named_code(self) -> dict[str, str]:
         """The identities of the code that the recipe names and this stage may run, by module."""
-        return {module: code_of_user(module) for module in sorted(set(modules_in(self.identity.spec)))}
+        modules = modules_in([self.identity.spec, self.identity.inputs], in_json=True)
+        return {module: code_of_user(module) for module in sorted(set(modules))}
 
-    def record(self, reads: Mapping[str, str]) -> Making:
+    def record(self, reads: Mapping[str, str], former: ArtifactRecord | None = None) -> Making:
         """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
         Args:
             reads: content digests of the artifacts that the stage reads, by key.
+            former: manifest of the attempt whose evicted files are computed again.
         """
         identity = self.identity
         provenance = provenance_of(identity.version, self.code(), reads, self.named_code)
-        return {"spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance}
+        return {
+            "spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance,
+            "transient": bool(self.transient), "former": former,
+        }  # fmt: skip
 
 
 AnyStage = Stage[Any]
@@ -399,6 +404,7 @@ class Known:
     def __init__(self) -> None:
         self._refs: dict[str, Ref] = {}
         self._contents: dict[str, str] = {}
+        self._evicted: dict[Ref, ArtifactRecord] = {}
 
     def add(self, ref: Ref) -> None:
         """Register an artifact of this run."""
@@ -407,6 +413,17 @@ class Known:
     def forget_content(self, ref: Ref) -> None:
         """Drop the cached content digest of an artifact that is recomputed."""
         self._contents.pop(ref.key, None)
+
+    def discard_evicted(self, store: Store, ref: Ref) -> None:
+        """Discard an artifact whose evicted files are needed again, and keep its manifest for their `record`."""
+        with contextlib.suppress(CorruptArtifact):  # missing
+            self._evicted[ref] = store.artifacts.manifest(ref)
+        store.artifacts.discard(ref)
+        self.forget_content(ref)
+
+    def record(self, store: Store, stage: AnyStage) -> Making:
+        """Return the description of a stage's work for its artifact's manifest, see `Stage.record`."""
+        return stage.record(self.contents_of(store, stage.identity.inputs), self._evicted.get(stage.identity.ref))
 
     def named_in(self, inputs: Any) -> list[Ref]:
         """Return the artifacts of this run that a stage's inputs name, at any depth."""
@@ -442,6 +459,12 @@ class Known:
         return self._contents[ref.key]
 
 
+def in_words(ref: Ref, changed: Sequence[Ref]) -> str:
+    """Return the beginning of a line on an artifact some of whose inputs (`changed`) were recomputed."""
+    names = " and ".join(sorted({other.stage for other in changed}))
+    return f"inputs of {ref.stage} {ref.key[:8]} have changed: {names} was recomputed with different content"
+
+
 UNTRACED = "some artifacts are of an earlier memlib that did not record their code, so whether it has changed is unknown"
 
 
@@ -464,10 +487,11 @@ class OldCode:
         before = self.lines
         with contextlib.suppress(CorruptArtifact):
             manifest = store.artifacts.manifest(ref)
-            made_by, kind = manifest.definitions, type(stage)
-            self.untraced |= made_by is None
+            made_by, kind, named = manifest.definitions, type(stage), stage.named_code
+            self.untraced |= made_by is None or not named.keys() <= manifest.named.keys()
             equal = {stage.code(), *equal_codes(kind.__module__, kind.__qualname__)}
-            if made_by is not None and (made_by not in equal or manifest.named != stage.named_code):
+            is_other = any(manifest.named.get(module, code) != code for module, code in named.items())
+            if made_by is not None and (made_by not in equal or is_other):
                 self.changed += [ref.stage_name] if ref.stage_name not in self.changed else []
         return [line for line in self.lines if line not in before]
 
@@ -480,5 +504,6 @@ class OldCode:
         problem = "its code has changed since its artifact was made, but its version has not"
         if len(self.changed) > 1:
             problem = "their code has changed since their artifacts were made, but their versions have not"
-        remedy = f"old artifacts are reused (--force-stage {self.changed[0]} recomputes them)"
+        forced = " ".join(f"--force-stage {name}" for name in self.changed)
+        remedy = f"old artifacts are reused ({forced} recomputes them)"
         return [*lines, f"{', '.join(self.changed)}: {problem}; {remedy}"]

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import json
 import os
 import re
 import sys
@@ -24,18 +25,27 @@ from memlib.errors import UnknownUntilRun, UserError
 
 VARIABLE = "MEMLIB_CODE"
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*", re.ASCII)
+MEMLIBS = [Path(__file__).parents[2] / package for package in ("memlib", "tasks", "flows")]  # digested by `definitions`
 _planning: ContextVar[bool] = ContextVar("planning", default=False)
 
 
-def modules_in(content: Any) -> Iterator[str]:
-    """Yield the modules that a recipe's content names as package.module:function, at any depth."""
+def modules_in(content: Any, *, in_json: bool = False) -> Iterator[str]:
+    """Yield the modules that a recipe's content names as package.module:function, at any depth.
+
+    Args:
+        content: a recipe, or the spec and the inputs of a stage.
+        in_json: whether to look into texts of JSON, as inputs that describe external models are.
+    """
     if isinstance(content, str):
         if match := NAMED.fullmatch(content):
             yield match[1]
+        elif in_json and content.startswith(("[", "{")):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield from modules_in(json.loads(content))
     elif isinstance(content, Mapping):
-        yield from (name for value in content.values() for name in modules_in(value))
+        yield from (name for value in content.values() for name in modules_in(value, in_json=in_json))
     elif isinstance(content, Sequence):
-        yield from (name for value in content for name in modules_in(value))
+        yield from (name for value in content for name in modules_in(value, in_json=in_json))
 
 
 def allow(modules: Iterable[str]) -> None:
@@ -121,22 +131,26 @@ def identity_of(module: str) -> str:
     """Return an identifier of the code of a module that a recipe names, without running it.
 
     For an installed package, it is the name and version; for other code, a digest (from sha256) of the module's file and of
-    the files of its own top-level package that it imports, directly or not; "unknown" if the module's file cannot be found.
+    those that it imports, directly or not, from files that are neither installed nor memlib's; "unknown" if the module's file
+    cannot be found.
     """
-    top = module.partition(".")[0]
     files: dict[str, Path] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        origin = None if name in files else _origin(name)
-        if origin is None:
+        if name in files or name.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        origin = _origin(name)
+        if origin is None or any(origin.is_relative_to(folder) for folder in MEMLIBS):
             continue
         if {"site-packages", "dist-packages"} & set(origin.parts):
-            found = importlib.metadata.packages_distributions().get(top)
+            if name != module:
+                continue
+            found = importlib.metadata.packages_distributions().get(module.partition(".")[0])
             return f"{found[0]} {importlib.metadata.version(found[0])}" if found else "unknown"
         files[name] = origin
         with contextlib.suppress(OSError, ValueError, SyntaxError):
-            waiting += [other for other in _imported(name, origin) if other.partition(".")[0] == top]
+            waiting += _imported(name, origin)
     if module not in files:
         return "unknown"
     try:

@@ -1,6 +1,5 @@
 """Freezing of a plan before a run, and the comparison of the run with it."""
 
-import hashlib
 import re
 import time
 from collections import defaultdict
@@ -10,8 +9,9 @@ from typing import Any
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import stages_within
 from memlib.audits.base import Audit
+from memlib.data.outside import LONG, reads_of
 from memlib.findings import Findings
-from memlib.identity import KEY_LENGTH, VERSION, flat
+from memlib.identity import VERSION, flat
 from memlib.pipeline import sources
 from memlib.pipeline.definitions import equal_codes
 from memlib.pipeline.provenance import source_state
@@ -27,24 +27,13 @@ from memlib.runs.records import Departure, FollowedPlan, FrozenPlan, PlanFile, R
 from memlib.sanitize import count_of
 from memlib.specs import Spec
 from memlib.specs.asks import asks, asks_digest
-from memlib.specs.data import POOL
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord, sealed
 
 THRESHOLD = re.compile(r"(?<!\blora)\.(alpha|(\w+_)?bound)$")
-KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
-LONG = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},}}")
-OF_SOURCES = frozenset({"source", "text"})  # which may look like keys, as users' sources choose their digests
 MOST_SHOWN = 10  # departures that a page names
 
 Texts = Mapping[str, list[str]]
-
-
-def _of_examples() -> frozenset[str]:
-    """Return the inputs that name examples: they follow from data, recipe and code, which are compared themselves."""
-    from memlib.data.splits import ROLES  # loads scipy
-
-    return frozenset({*ROLES, *POOL, "examples", "query", "canary"})
 
 
 def freeze(audit: Audit, recipe: Spec, plan: Plan) -> PlanFile:
@@ -87,39 +76,6 @@ def _earlier(store: Store, read: Read) -> list[str]:
     """Return the runs of a store whose data are one of the sources, or all of them."""
     digests = {sources.digest_of(read), *(sources.digest_of([one]) for one in read)} - {""}
     return [entry["run"] for entry in list_runs(store).entries if entry["ledger"]["data"] in digests]
-
-
-def reads_of(stages: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, list[str]]:
-    """Return the digests of what stages read beside artifacts, by stage and role.
-
-    Args:
-        stages: name and inputs of each stage.
-    """
-    found = defaultdict[str, set[str]](set)
-    for stage, inputs in stages:
-        for role, value in inputs.items():
-            if role not in _of_examples():
-                texts = {text for text in _texts(value) if role in OF_SOURCES or not KEY.fullmatch(text)}
-                found[f"{stage} {role}"] |= {text if LONG.fullmatch(text) else _hashed(text) for text in texts}
-    return {name: sorted(digests) for name, digests in sorted(found.items()) if digests}
-
-
-def _hashed(text: str) -> str:
-    """Return the digest of a description, as of generated data or of the files of a model."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in an input; inputs of a mapping that name examples are left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for role, inner in value.items():
-            if role not in _of_examples():
-                yield from _texts(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner)
 
 
 def _code_of(stages: Iterable[type[AnyStage]], recipe: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.dossier.subject import models_in
 from memlib.audits.gates import Judged, Outcome, audit_by, joint_outcome, judged_by
 from memlib.audits.policy import AuditRules, Policy
 from memlib.errors import UserError
 from memlib.recipes.files import beside, read_spec
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import check_baseline, compared
-from memlib.runs.index import find_run, list_runs, read_run, rows_of
+from memlib.runs.index import find_run, list_runs, measured_at, read_run, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.runs.run import Run
-from memlib.specs.asks import asks_digest
+from memlib.specs.asks import asks_but_seeds, asks_digest
 from memlib.store import Store
 
 DAY = 86_400.0  # seconds
@@ -132,9 +133,12 @@ def gate(
     for rules in policy.audits:
         found = _matching(pool, rules)
         records = [read_run(store, entry["run"]) for entry in (found if runs else found[:1])]
+        if records and not runs:
+            records += _alike(store, [entry for entry in entries if entry["run"] in current], records[0])
         judged |= {record.run for record in records}
         for record in records:
-            rows = [*_freshness(record, policy, before, now=now, is_current=record.run in current)]
+            rows = [*_freshness(store, record, policy, before, now=now, is_current=record.run in current)]
+            rows += [] if rules.model is None else [_of_model(store, record, rules.model)]
             rows += _of_run(Run(store, record), rules, before)
             decisions.append(AuditDecision(rules, record, rows))
         if not records:
@@ -162,19 +166,43 @@ def _matching(pool: Iterable[RunEntry], rules: AuditRules) -> list[RunEntry]:
     return found
 
 
+def _alike(store: Store, entries: Iterable[RunEntry], newest: RunRecord) -> list[RunRecord]:
+    """Return the other runs on the same data that differ in seeds alone, or examine the same given model by the same audit.
+
+    Else whoever repeats an audit with other seeds until it passes would pass.
+    """
+    others = [
+        read_run(store, entry["run"])
+        for entry in entries
+        if entry["run"] != newest.run and entry["audit"] == newest.audit and entry["ledger"]["data"] == newest.ledger.data
+    ]
+    given, asked = set(models_in(store, newest).external), asks_but_seeds(newest.recipe)
+    return [run for run in others if asks_but_seeds(run.recipe) == asked or given & set(models_in(store, run).external)]
+
+
+def _of_model(store: Store, run: RunRecord, digest: str) -> Judged:
+    """Return whether a run examined a file of a model: weights or outputs that were given, or weights that it trained."""
+    same = any(one.startswith(digest) for one in models_in(store, run).digests)
+    said = f"the run {'examined' if same else 'did not examine'} a file with this sha256"
+    return Judged(f"model={digest[:12]}", "run", {}, "passed" if same else "undecided", said)
+
+
 def _missing(rules: AuditRules, store: Store) -> Judged:
     return Judged("required", "run", {}, "undecided", f"there is no run of {rules.named} among those in {store.uri}")
 
 
-def _freshness(run: RunRecord, policy: Policy, baseline: Run | None, *, now: float, is_current: bool) -> Iterator[Judged]:
+def _freshness(
+    store: Store, run: RunRecord, policy: Policy, baseline: Run | None, *, now: float, is_current: bool
+) -> Iterator[Judged]:
     """Yield whether a run is recent, current, and on the data of the policy and of the baseline of its audit."""
 
     def row(name: str, passes: bool, reason: str) -> Judged:
         return Judged(name, "run", {}, "passed" if passes else "undecided", reason)
 
     if policy.max_age_days is not None:
-        days = (now - run.finished) / DAY
-        yield row(f"max_age_days={policy.max_age_days:g}", days <= policy.max_age_days, f"the run is {days:.1f} days old")
+        days = (now - measured_at(store, run)) / DAY
+        said = f"its numbers are {days:.1f} days old" if days >= 0 else f"its numbers are dated {-days:.1f} days ahead"
+        yield row(f"max_age_days={policy.max_age_days:g}", 0 <= days <= policy.max_age_days, said)
     if policy.current:
         said = "no newer run has" if is_current else "stale: a newer run has"
         yield row("current", is_current, f"{said} the same recipe and data")

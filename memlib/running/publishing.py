@@ -11,6 +11,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of, tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
+from memlib.data.outside import read_beside_data
 from memlib.errors import RunError
 from memlib.findings import Findings
 from memlib.identity import VERSION, file_digest
@@ -36,7 +37,7 @@ from memlib.runs.plans import PLAN, content_of, parse_plan
 from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, PlanFile, Publication, RunRecord, VerdictRecord
 from memlib.specs import Resources
 from memlib.specs.asks import asks_digest
-from memlib.store import MANIFEST, Store
+from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.records import DIGEST, Unreadable, parse, sealed
 from memlib.tables import copy_table
@@ -295,7 +296,9 @@ def _digest(store: Store, path: str) -> str:
 def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable[AnyArtifact]) -> Ledger:
     """Return the ledger of a run: its data, and the audits of the same data that were published before it.
 
-    A ledger that was recorded for the same data by an earlier publication of the run is kept.
+    A ledger that was recorded for the same data by an earlier publication of the run is kept. A run of the same recipe, as of
+    an earlier version of memlib, is the same look if no model was trained since and the same models, outputs and lists were
+    read: what the recipe names may have been replaced.
     """
     used, before = list(artifacts), _published_before(store, run)
     data = sources.data_digest(used)
@@ -305,8 +308,12 @@ def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable
         return before.ledger
     planned = ledger.planned_looks(recipe.model_dump(mode="json"))
     now = Ledger(data=data, examples=sources.examples_of(used), look=work.look or run, planned=planned)
-    asks = "" if ledger.trained_in(work.computed) else asks_digest(recipe.model_dump(mode="json"))
-    return ledger.entry(list_runs(store).entries, run, now, asks=asks)
+    refs = {*(artifact.ref for artifact in used), *map(Ref.parse, [*work.computed, *work.reused])}
+    runs, again = list_runs(store).entries, set[str]()
+    if not ledger.trained_in(work.computed):
+        asks, read = asks_digest(recipe.model_dump(mode="json")), read_beside_data(store, refs)
+        again = {one["run"] for one in runs if one["asks"] == asks and read_beside_data(store, refs_of(one)) == read}
+    return ledger.entry(runs, run, now, again=again)
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:
@@ -324,7 +331,7 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
             "pins": pins_of(store, refs_of(run)),
             "resources": work.resources.model_dump(mode="json"),
             "history": _history(store, work, run.run),
-            "seconds": round(time.time() - work.started, 1),
+            "seconds": max(0.0, round(time.time() - work.started, 1)),  # the clock may have been set back
             "finished": time.time(),
         }
     )
@@ -348,7 +355,7 @@ def _publication(work: Work) -> Publication:
     return Publication(
         who=who(),
         started=work.started,
-        seconds=round(time.time() - work.started, 1),
+        seconds=max(0.0, round(time.time() - work.started, 1)),
         computed=len(work.computed),
         reused=len(work.reused),
     )

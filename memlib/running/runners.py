@@ -11,7 +11,19 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
 from memlib.errors import RunError, UserError
-from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Known, OldCode, Out, Stage
+from memlib.pipeline.stage import (
+    NO_CELLS,
+    AnyArtifact,
+    AnyStage,
+    Artifact,
+    CellRequest,
+    Ended,
+    Known,
+    OldCode,
+    Out,
+    Stage,
+    in_words,
+)
 from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells
 from memlib.running.precision import be_exact
@@ -78,33 +90,41 @@ class PlainRunner:
 
         Raises:
             CorruptArtifact: when the committed artifact is damaged.
-            RunError: when the content of the artifact's inputs has changed since the artifact was computed.
+            RunError: for a trained model whose inputs were recomputed with different content.
         """
         ref = stage.identity.ref
         self._known.add(ref)
         self._stages[ref] = stage
-        if self._store.artifacts.lookup(ref.stage, ref.key) is None:
+        if self._is_current(stage, ref):
+            self._reuse(stage, ref)
+        else:
             self._make(stage, ref)
             self._work.computed.append(str(ref))
-            return Artifact(self._store, ref, type(stage))
-        if changed := self._known.changed_since(self._store, self._store.artifacts.manifest(ref)):
-            raise RunError(
-                f"{ref} was computed from an earlier version of {changed[0]}; delete {ref} from the store to recompute it"
-            )
-        self._reuse(stage, ref)
         return Artifact(self._store, ref, type(stage))
+
+    def _is_current(self, stage: AnyStage, ref: Ref) -> bool:
+        """Return whether the artifact exists and was computed from the current content of its inputs; else discard it."""
+        if self._store.artifacts.lookup(ref.stage, ref.key) is None:
+            return False
+        changed = self._known.changed_since(self._store, self._store.artifacts.manifest(ref))
+        if not changed:
+            return True
+        if stage.place == "fleet":
+            raise RunError(f"{in_words(ref, changed)}; memlib run --cascade trains the model again")
+        self.warn(f"{in_words(ref, changed)}; computing the artifact again")
+        self._store.artifacts.discard(ref)
+        self._known.forget_content(ref)
+        return False
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:
         import torch
 
         for artifact in stage.reads_transient:
             if not self._store.artifacts.is_complete(artifact.ref):
-                self._store.artifacts.discard(artifact.ref)
-                self._known.forget_content(artifact.ref)
+                self._known.discard_evicted(self._store, artifact.ref)
                 self._make(self._stages[artifact.ref], artifact.ref)
         be_exact()
-        record = stage.record(self._known.contents_of(self._store, stage.identity.inputs))
-        with self._store.artifacts.write(ref, **record) as attempt:
+        with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
             attempt.warn = self.warn
             stage.write(attempt, self._device or torch.device("cpu"))
 

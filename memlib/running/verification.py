@@ -250,7 +250,19 @@ def check_run(
     if run.cells or run.audit == SWEEP:
         yield from _unlike_its_cells(store, run)
     yield from _check_pins(store, run, run.pins, made=made)
+    yield from _check_reads(store, run, known)
     yield from _check_published(store, run.published)
+
+
+def _check_reads(store: Store, run: RunRecord, known: Known) -> Iterator[Problem]:
+    """Check that the artifacts of a run were computed from each other as they are now."""
+    for name in run.pins:
+        ref = Ref.parse(name)
+        with contextlib.suppress(CorruptArtifact):  # reported elsewhere
+            if changed := known.changed_since(store, store.artifacts.manifest(ref)):
+                yield Problem(
+                    name, f"was computed from another {changed[0].stage} than the one in the store; run its audit again"
+                )
 
 
 def _check_what_remains(store: Store, run: RunRecord, erased: ErasedRunRecord, *, made: bool) -> Iterator[Problem]:

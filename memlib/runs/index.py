@@ -203,6 +203,22 @@ def cells_of(store: Store, run: RunRecord) -> dict[str, RunRecord]:
     return cells
 
 
+def measured_at(store: Store, run: RunRecord) -> float:
+    """Return the time at which the numbers of a run were computed, in seconds since 1970; of cells, that of the oldest.
+
+    A run is published anew when its page changes; its numbers are as old as its scores. Without their manifest, the first
+    publication counts.
+    """
+    cells = [measured_at(store, cell) for cell in cells_of(store, run).values()]
+    if cells:
+        return min(cells)
+    times = [run.finished, *(one.started for one in run.history)]
+    if run.scores is not None:
+        made = store.artifacts.manifests_of([Ref.parse(run.scores)])
+        times += [manifest.finished for manifest in made.values() if manifest.finished is not None]
+    return min(times)
+
+
 def read_run(store: Store, name: str) -> RunRecord:
     """Return the whole manifest of a finished run.
 

@@ -1,6 +1,6 @@
 """Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ def trained_in(refs: Iterable[str]) -> set[str]:
     return {ref for ref in refs if ref.split("/")[0] in TRAINED}
 
 
-def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, asks: str = "") -> Ledger:
+def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, again: Collection[str] = ()) -> Ledger:
     """Return the ledger that a run records when it is first published: its data, and earlier audits of that data.
 
     Data are the same if their sources are, or if they share a considerable part of their examples.
@@ -25,10 +25,9 @@ def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, asks: str = "") ->
         runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
         run: id of this run.
         now: the run's data, look and planned looks.
-        asks: digest of the run's recipe, if it trained no model: then a run of the same recipe, as of an earlier version of
-            memlib, is the same look at the same models.
+        again: runs that this one repeats, which are the same look at the same models.
     """
-    earlier = [one for one in runs if one["run"] != run and _is_same(one, now) and not (asks and one["asks"] == asks)]
+    earlier = [one for one in runs if one["run"] not in {run, *again} and _is_same(one, now)]
     lines = [_line(one) for one in sorted(earlier, key=lambda one: one["finished"])]
     return now.model_copy(update={"earlier": lines})
 
@@ -39,7 +38,7 @@ def _is_same(one: RunEntry, now: Ledger) -> bool:
 
 
 def _line(run: RunEntry) -> EarlierAudit:
-    first = run["findings"][0]
+    first = next((one for one in run["findings"] if one["p_value"] is not None), run["findings"][0])
     return EarlierAudit(
         run=run["run"],
         audit=run["audit"],

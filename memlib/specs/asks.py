@@ -32,6 +32,18 @@ def asks_digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
 
 
+def asks_but_seeds(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `asks` of a recipe without its seeds: equal for recipes that ask the same of other trainings or draws."""
+    without: dict[str, Any] = _without(asks(recipe), "seed")
+    return without
+
+
+def _without(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without(inner, name) for key, inner in value.items() if key != name}
+    return [_without(inner, name) for inner in value] if isinstance(value, list) else value
+
+
 def run_name(recipe: Mapping[str, Any], scores: str) -> str:
     """Return the id of a run, derived from `asks` of its recipe and the key of its scores."""
     return content_key("run", version=2, spec=asks(recipe), inputs={"scores": scores})[:NAME_LENGTH]

@@ -11,7 +11,7 @@ from typing import Any
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable
 from memlib.store.backend import Damaged
-from memlib.store.content import content_digest
+from memlib.store.content import contents
 from memlib.store.logs import recorded
 from memlib.store.place import Place
 from memlib.store.ranges import RangeFile
@@ -225,6 +225,8 @@ class Artifacts:
         inputs: Mapping[str, Any] | None = None,
         units: float = 1.0,
         provenance: Mapping[str, Any] | None = None,
+        transient: bool = False,
+        former: ArtifactRecord | None = None,
     ) -> Iterator[Attempt]:
         """Write an artifact: fill `attempt.folder` inside the block; it is committed when the block ends without error.
 
@@ -237,6 +239,8 @@ class Artifacts:
             inputs: keys of the artifacts that were read, recorded in the manifest.
             units: amount of work in the stage's unit (examples, steps); used to compare costs between artifacts.
             provenance: further entries of the manifest that record how the artifact was made, see memlib.pipeline.provenance.
+            transient: whether files of the artifact may be evicted.
+            former: manifest of the attempt whose evicted files are computed again.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]
@@ -261,8 +265,8 @@ class Artifacts:
                     "log": self.keep_log(ref, name),
                     "host": socket.gethostname(),
                     "finished": time.time(),
-                    "content": content_digest(folder, files, provenance or {}),
                 } | dict(provenance or {})
+                record |= contents(folder, files, provenance or {}, transient=transient, former=former)
                 # as secret as the files: the digest of a file reveals its content to anyone who can guess it
                 data = json.dumps(sealed(record), indent=1, sort_keys=True).encode()
                 won = self._place.create(f"{ref.folder}/{MANIFEST}", data)

@@ -1,4 +1,4 @@
-"""Digest of an artifact's content, which ignores the values of floats."""
+"""Digests of an artifact's content: of all of it, and of all but the values of floats."""
 
 import hashlib
 import json
@@ -12,13 +12,46 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlib.identity import canonical_json
-from memlib.store.records import FileRecord
+from memlib.store.records import ArtifactRecord, FileRecord
 
 SHOWN = (".html", ".png", ".svg", ".pdf")  # files for human readers, which no stage reads
 DIGEST_LENGTH = 32
 
 
-def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
+def contents(
+    folder: Path,
+    files: Mapping[str, FileRecord],
+    provenance: Mapping[str, Any],
+    *,
+    transient: bool = False,
+    former: ArtifactRecord | None = None,
+) -> dict[str, str]:
+    """Return the entries of an artifact's manifest that tell its content from that of another attempt.
+
+    `content` is a digest of all files, without pictures and pages, which no stage reads. An artifact with transient files
+    has `rounded` as well, see `rounded_digest`. If such files were evicted and are computed again, with equal code from equal
+    inputs, then `content` stays what it was: the readers of the first files do not depend on the rounding of the second.
+
+    Args:
+        folder: folder of the files.
+        files: size and sha256 of each file, by name.
+        provenance: provenance of the artifact.
+        transient: whether files of the artifact may be evicted.
+        former: manifest of the attempt whose evicted files are computed again.
+    """
+    exact = sorted((name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN))
+    content = _short(exact)[:DIGEST_LENGTH]
+    if not transient:
+        return {"content": content}
+    rounded = rounded_digest(folder, files, provenance)
+    if former is not None and former.content is not None:
+        made = (former.rounded or former.content, former.reads, former.named)  # `content` ignored rounding before
+        if made == (rounded, provenance.get("reads", {}), provenance.get("named", {})):
+            content = former.content
+    return {"content": content, "rounded": rounded}
+
+
+def rounded_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:
     """Return a digest of an artifact's content that stays equal when the same code recomputes it with other rounding.
 
     Ids, labels and everything else that is not a float enter exactly. Floats enter by shape and type only; if there
@@ -29,10 +62,10 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Ma
         files: size and sha256 of each file, by name.
         provenance: provenance of the artifact, with the version and code digest of its stage.
     """
-    contents = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
+    found = {name: _content(folder / name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN)}
     code = provenance.get("definitions", provenance.get("code"))
-    rounded = [provenance.get("version"), code] if any(floats for _, floats in contents.values()) else []
-    parts = [sorted((name, digest) for name, (digest, _) in contents.items()), rounded]
+    rounded = [provenance.get("version"), code] if any(floats for _, floats in found.values()) else []
+    parts = [sorted((name, digest) for name, (digest, _) in found.items()), rounded]
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:DIGEST_LENGTH]
 
 

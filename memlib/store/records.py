@@ -95,7 +95,8 @@ class ArtifactRecord(Record):
         facts: facts that the stage recorded.
         metrics: resources spent on computing the artifact.
         reads: content digests of the artifacts that the stage read, by key.
-        content: the artifact's own content digest, see memlib.store.content.content_digest.
+        content: the artifact's own content digest, see memlib.store.content.contents.
+        rounded: digest of the content without the values of floats, if files may be evicted.
         log: path of the log below the store's root.
         finished: time of the commit; None in older manifests.
     """
@@ -112,6 +113,7 @@ class ArtifactRecord(Record):
     metrics: Metrics = Field(default_factory=Metrics)
     reads: dict[str, str] = Field(default_factory=dict)
     content: str | None = None
+    rounded: str | None = None
     log: str | None = None
     finished: Seconds | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 from memlib.errors import CorruptArtifact
-from memlib.store.records import NAME
+from memlib.store.records import NAME, ArtifactRecord
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,17 @@ class Making(TypedDict):
     """The part of an artifact's manifest that records how it was made.
 
     `spec` is the configuration of the stage, `inputs` the keys of the artifacts that the stage read, by role, and `units` the
-    amount of work in the stage's unit; `provenance` holds further entries, see memlib.pipeline.provenance.
+    amount of work in the stage's unit; `provenance` holds further entries, see memlib.pipeline.provenance. `transient` tells
+    whether files of the artifact may be evicted, and `former` is the manifest of the attempt whose evicted files are computed
+    again.
     """
 
     spec: Mapping[str, Any]
     inputs: Mapping[str, Any]
     units: float
     provenance: Mapping[str, Any]
+    transient: bool
+    former: ArtifactRecord | None
 
 
 @dataclass

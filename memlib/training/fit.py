@@ -502,8 +502,7 @@ class _Run:
             known = Known()
             for ref in self.job.reads:
                 known.add(ref)
-            record = self.job.record(known.contents_of(self.store, self.job.identity.inputs))
-            with self.store.artifacts.write(self.ref, **record) as attempt:
+            with self.store.artifacts.write(self.ref, **known.record(self.store, self.job)) as attempt:
                 self.fill(attempt)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:

@@ -20,7 +20,7 @@ from memlib.findings import INCONCLUSIVE, Finding, Findings, cannot_reject, fami
 from memlib.runs.records import RunRecord, VerdictRecord
 from memlib.specs.base import Kind
 
-NOT_RUN, NOT_APPLICABLE, RUN = "not run", "not applicable", "run"
+NOT_RUN, NOT_APPLICABLE, RUN, FAILED = "not run", "not applicable", "run", "failed"
 STALE = "stale: older than the dossier allows"
 LOST = "shown only if earlier looks at these data are not counted"
 BLIND = "powerless: it would have found no effect of any size with 80 % power"
@@ -60,6 +60,18 @@ class Listed:
     def headline(self) -> Finding:
         """The test of the headline families with the smallest p-value, else the first finding."""
         return self.outcome.headline
+
+    def headline_of(self, attack: Attack) -> Finding | None:
+        """Return the run's headline if it is the attack's, else its strongest test or first finding; None without any."""
+        others = [one.holds for one in AUDITS[audit_of(self.run.audit)].attacks if one.holds is not None]
+        if attack.holds is not None:
+            mine = [row for row in self.findings if attack.holds(row)]
+        else:
+            mine = [row for row in self.findings if not any(holds(row) for holds in others)]
+        if self.headline in mine:
+            return self.headline
+        tests = [row for row in mine if row.is_test and row.p_value is not None]
+        return min(tests, key=lambda row: row.p_value or 0.0) if tests else next(iter(mine), None)
 
     @property
     def verdict(self) -> VerdictRecord:
@@ -111,21 +123,40 @@ def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]
     return doubts
 
 
-def rows_of(audits: Sequence[Listed], not_run: Mapping[str, str]) -> list[tuple[Attack, str, str, Listed | None]]:
+@dataclass(frozen=True)
+class Failed:
+    """An audit that was to belong to the dossier and has no result.
+
+    Attributes:
+        title: title of its recipe, or name of the cell.
+        audit: its audit, as in recipes; "" if unknown.
+        problem: reason for the failure.
+    """
+
+    title: str
+    audit: str
+    problem: str
+
+
+def rows_of(
+    audits: Sequence[Listed], not_run: Mapping[str, str], failed: Sequence[Failed] = ()
+) -> list[tuple[Attack, str, str, Listed | None]]:
     """Return the rows of the dossier's list: attack, state, reason and audit; every run of an attack has a row of its own.
 
     Args:
         audits: the audits.
         not_run: the owner's reasons why audits were not run, by name on the command line.
+        failed: the audits without a result.
     """
     kinds = {one.kind for one in audits}
     rows: list[tuple[Attack, str, str, Listed | None]] = []
     for name, attack in attacks():
         of_audit = [one for one in audits if one.run.audit == name and one.kind in attack.kinds]
-        mine = [one for one in of_audit if attack.is_in(one.findings)]
+        mine = [one for one in of_audit if one.headline_of(attack) is not None]
+        names = ", ".join(one.title for one in failed if one.audit == name)
         rows += [(attack, RUN, "; ".join(one.doubts), one) for one in mine]
         if not mine and kinds & attack.kinds:
-            stated = "" if of_audit else not_run.get(audit_of(name), "")
+            stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))
             reason = attack.reason if of_audit or not name else Attack.reason
             rows.append((attack, NOT_RUN, stated or reason, None))
         elif not mine:
@@ -133,9 +164,14 @@ def rows_of(audits: Sequence[Listed], not_run: Mapping[str, str]) -> list[tuple[
     return rows
 
 
-def audits_table(audits: Sequence[Listed], not_run: Mapping[str, str]) -> pa.Table:
+def audits_table(audits: Sequence[Listed], not_run: Mapping[str, str], failed: Sequence[Failed] = ()) -> pa.Table:
     """Return the dossier's list as tables.AUDITS; the arguments are those of `rows_of`."""
-    return pa.Table.from_pylist([_row(*row) for row in rows_of(audits, not_run)], schema=AUDITS_TABLE.arrow)
+    without = [
+        {"attack": "", "state": FAILED, "reason": one.problem, "title": one.title, "audited": one.audit or None}
+        for one in failed
+    ]
+    rows = [_row(*row) for row in rows_of(audits, not_run, failed)]
+    return pa.Table.from_pylist([*without, *rows], schema=AUDITS_TABLE.arrow)
 
 
 def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[str, Any]:
@@ -149,17 +185,20 @@ def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[st
     }
     if one is None:
         return known
-    run, head = one.run, one.headline
+    run, head = one.run, one.headline_of(attack)
+    assert head is not None, "the run contains the attack"
+    leads = head == one.headline
     return known | {
+        "leads": leads,
         "run": run.run,
         "audited": run.audit,
         "title": run.title,
         "finished": datetime.fromtimestamp(run.finished, tz=UTC),
         "counts": not one.doubts,
-        "word": one.verdict.word,
-        "sentence": one.verdict.sentence,
-        "p_dossier": one.p_value,
-        "shown": None if one.p_value is None else one.is_shown,
+        "word": one.verdict.word if leads else head.verdict,
+        "sentence": one.verdict.sentence if leads else None,
+        "p_dossier": one.p_value if leads else None,
+        "shown": one.is_shown if leads and one.p_value is not None else None,
         "metric": head.metric,
         "params": json.dumps(dict(head.params), sort_keys=True),
         "value": head.value,

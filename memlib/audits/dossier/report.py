@@ -11,7 +11,7 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from memlib.audits.dossier import NOT_SHOWN
-from memlib.audits.dossier.listed import NOT_APPLICABLE, NOT_RUN, RUN
+from memlib.audits.dossier.listed import FAILED, NOT_APPLICABLE, NOT_RUN, RUN
 from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.dossier.summary import ALPHA, PARETO
@@ -24,7 +24,7 @@ from memlib.report.page import Content, Section, TableView, advice_of, facts_tab
 from memlib.report.spreadsheet import columns_of
 from memlib.sanitize import count_of
 
-FORMAT, MOST_LISTED, MOST_IN_JSON, DIGITS = 1, 25, 100, 16
+FORMAT, MOST_LISTED, MOST_IN_JSON, DIGITS = 2, 25, 100, 16
 Row = Mapping[str, Any]
 
 
@@ -38,7 +38,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
         names: name of each run's model, as in the index of the store.
     """
     rows = audits.to_pylist()
-    runs = _by_run(rows)
+    runs, failed = _by_run(rows), [row for row in rows if row["state"] == FAILED]
     word = findings.verdict.word
     return Content(
         meaning=meaning_of(
@@ -60,6 +60,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             (str(sum(bool(row["shown"]) and row["counts"] for row in runs)), "audits that count show memory, adjusted", ""),
             (str(sum(row["p_dossier"] is not None for row in runs)), "audits with a test", ""),
             (str(sum(row["state"] == NOT_RUN for row in rows)), "known attacks not run", ""),
+            *([(str(len(failed)), "audits failed", "")] if failed else []),
         ],
         sections=[
             _bars(runs),
@@ -68,7 +69,7 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
             _release(recipe.release),
             _at_risk(risk, findings, recipe),
             _mitigations(findings),
-            _scope(runs, recipe.release, names),
+            _scope(runs, [row for row in rows if row["state"] == RUN], recipe.release, names),
             _regulators(rows),
             _repeat(runs),
         ],
@@ -76,8 +77,8 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
 
 
 def _by_run(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per run: a run that contains several attacks is listed under the first one."""
-    runs = list({row["run"]: row for row in reversed(rows) if row["state"] == RUN}.values())[::-1]
+    """Return one row per run: a run that contains several attacks is listed under the one of its headline."""
+    runs = [row for row in rows if row["leads"]]
     times = Counter(row["title"] for row in runs)
     return [{**row, "title": f"{row['title']} ({row['run'][:6]})"} if times[row["title"]] > 1 else row for row in runs]
 
@@ -151,12 +152,13 @@ def _number(value: float | None) -> str:
 
 
 def _untested(rows: Sequence[Row]) -> Section:
-    missing = [(row["attack"], row["item"], row["reason"]) for row in rows if row["state"] == NOT_RUN]
+    missing = [(row["title"], "", f"failed: {row['reason']}") for row in rows if row["state"] == FAILED]
+    missing += [(row["attack"], row["item"], row["reason"]) for row in rows if row["state"] == NOT_RUN]
     beside = [(row["attack"], row["reason"]) for row in rows if row["state"] == NOT_APPLICABLE]
     return Section(
         "What was not tested",
         "Nothing above says anything about these attacks." if missing else "All known attacks on such data were run.",
-        TableView(("attack", "EDPB 28/2024, par. 55", "reason"), missing) if missing else None,
+        TableView(("attack, or audit that failed", "EDPB 28/2024, par. 55", "reason"), missing) if missing else None,
         TableView(("attack", "reason"), beside, folded="Attacks that do not apply to these data") if beside else None,
     )
 
@@ -276,10 +278,12 @@ def _mitigations(findings: Findings) -> Section | None:
     return Section("Mitigations compared", text, TableView(headings, rows)) if rows else None
 
 
-def _scope(runs: Sequence[Row], release: ReleaseSpec, names: Mapping[str, str]) -> Section:
+def _scope(runs: Sequence[Row], attacks: Sequence[Row], release: ReleaseSpec, names: Mapping[str, str]) -> Section:
+    titles = {row["run"]: row["title"] for row in runs}
     scope = [
         (
-            row["title"],
+            titles[row["run"]],
+            row["attack"],
             row["access"],
             _is_possible(row, release),
             f"{row['n']:,}",
@@ -287,7 +291,7 @@ def _scope(runs: Sequence[Row], release: ReleaseSpec, names: Mapping[str, str]) 
             "given" if row["external"] else "trained for the audit",
             format_value(row["utility"]),
         )
-        for row in runs
+        for row in attacks
     ]
     origin = [
         (
@@ -301,16 +305,16 @@ def _scope(runs: Sequence[Row], release: ReleaseSpec, names: Mapping[str, str]) 
         for row in runs
     ]
     text = (
-        "Whoever has the access in the second column can do what the audit shows. n: units behind the finding. Detectable: "
-        "the smallest finding, in its own unit, that the test shows in four of five cases. Models that were trained for the "
-        "audit speak for models trained in this way, not for a finished one. Utility: share of right answers to unseen "
-        "examples. Models have the names that memlib index gives them; digests are sha256, shortened."
+        "Whoever has the access in the third column can do what the audit shows of the attack. n: units behind the "
+        "finding. Detectable: the smallest finding, in its own unit, that the test shows in four of five cases. Models that "
+        "were trained for the audit speak for models trained in this way, not for a finished one. Utility: share of right "
+        "answers to unseen examples. Models have the names that memlib index gives them; digests are sha256, shortened."
     )
     possible = "with the intended access" if release.access else ""
     return Section(
         "Threat model and scope of each audit",
         text,
-        filled(("audit", "attacker needs", possible, "n", "detectable", "model", "utility"), scope),
+        filled(("audit", "attack", "attacker needs", possible, "n", "detectable", "model", "utility"), scope),
         filled(("audit", "date", "seeds", "data", "model", "weights or outputs"), origin),
     )
 

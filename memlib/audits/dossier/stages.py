@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS as ALL_AUDITS
 from memlib.audits import audit_of
-from memlib.audits.dossier.listed import Listed, audits_table, listed
+from memlib.audits.dossier.listed import Failed, Listed, audits_table, listed
 from memlib.audits.dossier.recipe import Recipe
 from memlib.audits.dossier.risk import Ranked, at_risk, named_together
 from memlib.audits.dossier.subject import models_in, persons_in, split_refs
@@ -45,6 +45,7 @@ class Joined:
         looks: number of further tests of their data.
         stale: ids of the runs that are too old.
         not_run: the owner's reasons why audits were not run, by audit.
+        failed: the audits without a result.
     """
 
     store: Store
@@ -52,13 +53,15 @@ class Joined:
     looks: int
     stale: Sequence[str]
     not_run: Mapping[str, str] = field(default_factory=dict)
+    failed: Sequence[Failed] = ()
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The runs with the digests of their manifests, the further looks, the runs that are too old, and stated reasons."""
+        """The runs with the digests of their manifests, further looks, runs that are too old, reasons, and failures."""
         cells = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
         stated = {"not_run": dict(self.not_run)} if self.not_run else {}
-        return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated}
+        failed = {"failed": [asdict(one) for one in self.failed]} if self.failed else {}
+        return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated, **failed}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -86,7 +89,7 @@ class Joined:
 class Score(ScoresStage):
     """Join the audits of a dossier: the list of attacks, the verdict over all audits, and the persons at risk."""
 
-    declared: ClassVar[Declared] = Declared("score_dossier", 2)
+    declared: ClassVar[Declared] = Declared("score_dossier", 3)
     title: ClassVar[str] = "join the audits"
     place: ClassVar[Place] = "driver"
 
@@ -100,8 +103,9 @@ class Score(ScoresStage):
         risk = at_risk(ranked, persons_in(self.joined.store, self.joined.runs), share=self.named_share)
         together = named_together(ranked, share=self.named_share)
         findings = Findings(summarize(audits, together, risk))
-        write_table(findings.table(verdict(audits, looks=self.joined.looks)), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(audits_table(audits, self.joined.not_run), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
+        looks, failed = self.joined.looks, self.joined.failed
+        write_table(findings.table(verdict(audits, looks=looks, failed=failed)), SUMMARY, attempt.path(SUMMARY_FILE))
+        write_table(audits_table(audits, self.joined.not_run, failed), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
         if self.ids and risk.num_rows:
             write_table(risk, RISK, attempt.path(f"{RISK.name}.parquet"))
 
@@ -110,7 +114,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the document, and write its content as JSON."""
 
-    declared: ClassVar[Declared] = Declared("report", 3)
+    declared: ClassVar[Declared] = Declared("report", 4)
     title: ClassVar[str] = "report dossier"
     place: ClassVar[Place] = "driver"
 

@@ -11,6 +11,7 @@ from typing import Any
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.recipe import SubjectSpec
 from memlib.audits.outcomes import models_of
+from memlib.data.outside import OF_SOURCES, read_beside_data
 from memlib.errors import UserError
 from memlib.identity import flat
 from memlib.runs.index import BATCH, cells_of, find_run, list_runs, read_run, refs_of, rows_of
@@ -61,6 +62,17 @@ def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
     return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
 
 
+def failed_in(store: Store, subject: SubjectSpec) -> dict[str, str]:
+    """Return the problems of the cells of the named runs that failed or cannot be read, by name of run and cell."""
+    found = {}
+    for name in subject.runs:
+        run = find_run(store, name)
+        readable = cells_of(store, run) if _compares(run.audit) else {}
+        for cell in run.cells.keys() - readable.keys() if _compares(run.audit) else ():
+            found[f"{run.title}: {cell}"] = run.problems.get(cell, "its manifest is missing or cannot be read")
+    return dict(sorted(found.items()))
+
+
 def _compares(audit: str) -> bool:
     """Return whether runs of an audit compare or join other runs."""
     return AUDITS[audit_of(audit)].has_cells
@@ -104,21 +116,31 @@ def models_in(store: Store, run: RunRecord) -> AuditedModels:
 
 
 def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the digests of files of external models among the inputs of an artifact; these are lists in JSON."""
+    """Yield the digests of external models and of supplied outputs among the inputs of an artifact.
+
+    Models are described by lists in JSON; so are joined data sources, which are left out.
+    """
     for name, value in inputs.items():
+        if name in OF_SOURCES:
+            continue
         if isinstance(value, str) and (name == "outputs" or value.startswith("[")):
             yield from SHA256.findall(value)
+        elif isinstance(value, list) and name == "outputs":
+            yield from (one for one in value if isinstance(one, str) and SHA256.fullmatch(one))
         elif isinstance(value, Mapping):
             yield from _of_external(value)
 
 
 def further_looks(store: Store, runs: Sequence[RunRecord]) -> int:
     """Return the number of further tests of the runs' data in the store, or in the ledgers of the runs."""
-    data, asked = {run.ledger.data for run in runs} - {""}, {run.asks for run in runs}
+    data = {run.ledger.data for run in runs} - {""}
+    asked = {(run.asks, read_beside_data(store, refs_of(run))) for run in runs}
     listed = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
     looks = {one.look or one.run for run in runs for one in run.ledger.earlier if one.p_value is not None}
     for entry in list_runs(store).entries:
-        if entry["ledger"]["data"] in data and entry["findings"][0]["p_value"] is not None and entry["asks"] not in asked:
+        if entry["ledger"]["data"] not in data or all(one["p_value"] is None for one in entry["findings"]):
+            continue
+        if entry["asks"] not in dict(asked) or (entry["asks"], read_beside_data(store, refs_of(entry))) not in asked:
             looks.add(entry["ledger"].get("look") or entry["run"])
     return len(looks - listed)
 

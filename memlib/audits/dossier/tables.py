@@ -6,11 +6,12 @@ from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
 AUDITS = Table(
     name="audits",
-    version=1,
-    meaning="One row per audit of the dossier, and one per attack known to the field that none of them contains.",
+    version=2,
+    meaning="One row per attack that an audit of the dossier contains, one per audit that failed, and one per attack known "
+    "to the field that none of them contains. Audits are counted by the rows that lead.",
     columns=(
-        Column("attack", TEXT, "", "name of the attack"),
-        Column("state", TEXT, "", "run, not run (it applies to the data), or not applicable"),
+        Column("attack", TEXT, "", "name of the attack; empty for an audit that failed"),
+        Column("state", TEXT, "", "run, failed, not run (it applies to the data), or not applicable"),
         Column("reason", TEXT, "", "why it was not run, or does not apply; of a run: why it does not count, if so"),
         Column("item", TEXT, "", "item of EDPB Opinion 28/2024, par. 55, under which the attack falls; empty for none"),
         Column("access", TEXT, "", "access that the attacker needs"),
@@ -22,20 +23,32 @@ AUDITS = Table(
         Column("title", TEXT, "", "title of the run"),
         Column("finished", pa.timestamp("us", tz="UTC"), "", "time of the run's last publication"),
         Column("counts", FLAG, "", "whether the dossier's verdict may name the run: it is neither stale nor powerless"),
-        Column("word", TEXT, "", "the run's own verdict, not adjusted for the other audits"),
-        Column("sentence", TEXT, "", "the run's own verdict in a sentence"),
-        Column("p_dossier", FLOAT, "probability", "p-value of its headline, adjusted over all audits and looks (Holm)"),
-        Column("shown", FLAG, "", "whether p_dossier is at most the level of the run; null without a test"),
-        Column("metric", TEXT, "", "metric of its headline"),
-        Column("params", TEXT, "JSON", "settings of its headline"),
-        Column("value", FLOAT, "metric's", "value of its headline"),
+        Column("leads", FLAG, "", "whether the run's headline is this attack's: true in one row of each run"),
+        Column(
+            "word",
+            TEXT,
+            "",
+            "the run's own verdict, not adjusted for the other audits; of a row that does not lead: that of "
+            "its finding, if any",
+        ),
+        Column("sentence", TEXT, "", "the run's own verdict in a sentence; null in rows that do not lead"),
+        Column(
+            "p_dossier",
+            FLOAT,
+            "probability",
+            "p-value of its headline, adjusted over all audits and looks (Holm); null in rows that do not lead",
+        ),
+        Column("shown", FLAG, "", "whether p_dossier is at most the level of the run; null without it"),
+        Column("metric", TEXT, "", "metric of the attack's finding: the headline, else its strongest test or first finding"),
+        Column("params", TEXT, "JSON", "settings of its finding"),
+        Column("value", FLOAT, "metric's", "value of its finding"),
         Column("ci_low", FLOAT, "metric's", "lower end of its 95 % interval"),
         Column("ci_high", FLOAT, "metric's", "upper end of its 95 % interval"),
         Column("chance", FLOAT, "metric's", "value under the null"),
         Column("upper_bound", FLOAT, "metric's", "one-sided 95 % upper bound"),
         Column("bound", FLOAT, "metric's", "bound fixed by the recipe"),
         Column("detectable", FLOAT, "metric's", "effect that would have been found with 80 % power"),
-        Column("n", INT, "", "number of units of the headline"),
+        Column("n", INT, "", "number of units of the finding"),
         Column(
             "over", TEXT, "", "units that its interval accounts for: examples, groups, nets, canaries, ...; null without one"
         ),
@@ -47,7 +60,7 @@ AUDITS = Table(
         Column("seeds", TEXT, "", "seeds that the recipe states"),
         Column("utility", FLOAT, "fraction", "utility of the run's models; null if it was not measured"),
     ),
-    keys=("attack", "run"),
+    keys=("attack", "run", "title"),
 )
 
 RISK = Table(

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memlib.audits.dossier.listed import LOST, NOT_RUN, Listed, rows_of
+from memlib.audits.dossier.listed import LOST, NOT_RUN, Failed, Listed, rows_of
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict
 from memlib.report.format import say_p
 from memlib.sanitize import count_of
 
 
-def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
+def verdict(audits: Sequence[Listed], *, looks: int, failed: Sequence[Failed] = ()) -> Verdict:
     """Return the verdict of the dossier.
 
     It is shown if any audit that counts is, by Holm's method over all audits and looks; bounded if all tests that count are
-    bounded; inconclusive otherwise; descriptive without a test. An audit that is stale, lost by earlier looks or powerless
-    takes part in the adjustment, and is never named as shown or as a bound.
+    bounded and no audit failed; inconclusive otherwise; descriptive without a test. An audit that is stale, lost by earlier
+    looks or powerless takes part in the adjustment, and is never named as shown or as a bound.
 
     Args:
         audits: the audits.
         looks: number of further tests of the same data.
+        failed: the audits without a result.
     """
     tests = [one for one in audits if one.p_value is not None]
     counted = [one for one in tests if not one.doubts]
     shown = [one for one in counted if one.is_shown]
-    text = f"{_adjustment(tests, looks)}{_set_aside(audits)}{_missing(audits)}"
+    text = f"{_adjustment(tests, looks)}{_set_aside(audits)}{_without_result(failed)}{_missing(audits)}"
     if not tests:
         sentence = f"{count_of(len(audits), 'audit')} described the model; none of them includes a test."
         return Verdict(DESCRIPTIVE, sentence, text.strip())
@@ -34,7 +35,7 @@ def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
         sentence = f"{len(shown)} of {_count(tests)} {verb} that {_subject(shown)} training data."
         return Verdict(SHOWN, sentence, f"Shown: {named}. {_of_given(counted, shown)}{text}")
     bounded = [one for one in counted if one.verdict.word == BOUNDED]
-    if counted and len(bounded) == len(counted) == len(tests):
+    if counted and len(bounded) == len(counted) == len(tests) and not failed:
         sentence = f"None of {_count(tests)} shows memory, and each of them bounds it."
         return Verdict(BOUNDED, sentence, f"{_of_bounds(audits, bounded)}{text}")
     if not counted:
@@ -48,6 +49,8 @@ def verdict(audits: Sequence[Listed], *, looks: int) -> Verdict:
         )
     else:
         sentence = f"None of {_count(tests)} shows memory, adjusted for all of them; {len(bounded)} of them bound it."
+    if failed:
+        sentence += f" {count_of(len(failed), 'audit')} failed."
     return Verdict(INCONCLUSIVE, sentence, f"This is no proof that nothing is remembered. {text}")
 
 
@@ -100,6 +103,10 @@ def _set_aside(audits: Sequence[Listed]) -> str:
 def _alone(one: Listed) -> list[str]:
     is_said = one.verdict.word != SHOWN or one.p_value is None or LOST in one.doubts
     return [] if is_said else [f"by itself it shows memory, {say_p(one.headline.p_adjusted)}"]
+
+
+def _without_result(failed: Sequence[Failed]) -> str:
+    return f"Failed, with no result: {', '.join(one.title for one in failed)}. " if failed else ""
 
 
 def _missing(audits: Sequence[Listed]) -> str:

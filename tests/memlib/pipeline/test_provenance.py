@@ -1,4 +1,4 @@
-"""Content digests of artifacts cover every id and label, but of floats only the shape and the code that made them."""
+"""Digests of artifacts: of all content, and of ids and labels with only the shape of floats and the code that made them."""
 
 import json
 from pathlib import Path
@@ -13,15 +13,18 @@ import torch
 
 from memlib.identity import file_digest
 from memlib.pipeline.provenance import software, source_state
-from memlib.store.content import content_digest
-from memlib.store.records import FileRecord
+from memlib.store.content import contents, rounded_digest
+from memlib.store.records import ArtifactRecord, FileRecord
 
 CODE = {"version": 1, "code": "a"}
 
 
+def files_of(folder: Path) -> dict[str, FileRecord]:
+    return {path.name: FileRecord(size=path.stat().st_size, sha256=file_digest(path)) for path in folder.iterdir()}
+
+
 def digest(folder: Path, said: dict[str, Any] = CODE) -> str:
-    files = {path.name: FileRecord(size=path.stat().st_size, sha256=file_digest(path)) for path in folder.iterdir()}
-    return content_digest(folder, files, said)
+    return rounded_digest(folder, files_of(folder), said)
 
 
 def npy(folder: Path, change: str) -> None:
@@ -62,8 +65,36 @@ def test_digest_ignores_rounding_but_no_other_change(write: Any, tmp_path: Path)
         found[change] = digest(folder)
     assert found["same"] == found["again"] == found["rounded"]
     assert len({found["same"], found["shape"], found["exact"]}) == 3
+    exact = {change: contents(tmp_path / change, files_of(tmp_path / change), CODE)["content"] for change in found}
+    assert exact["same"] == exact["again"]
+    assert len(set(exact.values())) == 4
     assert digest(tmp_path / "same", CODE | {"code": "b"}) != found["same"]  # floats may differ by more than rounding
     assert digest(tmp_path / "same", CODE | {"version": 2}) != found["same"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "kept"),
+    [
+        ("rounded", {}, True), ("shape", {}, False), ("exact", {}, False), ("rounded", {"version": 2}, False),
+        ("rounded", {"reads": {"a": "c"}}, False), ("rounded", {"named": {"mine": "3"}}, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("written_before_rounded", [False, True])
+def test_content_stays_equal_if_evicted_files_are_computed_with_other_rounding(
+    change: str, said: dict[str, Any], kept: bool, written_before_rounded: bool, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = CODE | {"reads": {"a": "b"}, "named": {"mine": "2"}}
+    (tmp_path / "before").mkdir()
+    (tmp_path / "again").mkdir()
+    npy(tmp_path / "before", "same")
+    npy(tmp_path / "again", change)
+    files = files_of(tmp_path / "before")
+    entries = contents(tmp_path / "before", files, made, transient=True)
+    if written_before_rounded:
+        entries = {"content": entries["rounded"]}
+    former = ArtifactRecord.model_validate({"attempt": "a", "files": files} | made | entries)
+    again = contents(tmp_path / "again", files_of(tmp_path / "again"), made | said, transient=True, former=former)
+    assert (again["content"] == former.content) is kept
 
 
 def test_digest_of_exact_files_ignores_the_code_and_html_pages(tmp_path: Path) -> None:

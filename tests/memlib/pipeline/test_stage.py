@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from memlib.errors import CorruptArtifact, MissingArtifact, RunError
+from memlib.errors import CorruptArtifact, MissingArtifact
 from memlib.identity import content_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, Artifact, Identity, Known, Stage
@@ -149,8 +149,13 @@ def test_an_artifact_computed_from_an_earlier_input_is_not_reused(runner: PlainR
     with runner.store.artifacts.write(word.ref, **Word("to").record({})) as attempt:
         attempt.path("word.txt").write_text("two")
     again = PlainRunner(runner.store)
-    with pytest.raises(RunError, match="was computed from an earlier version of word/"):
-        again.run(Sentence((again.run(Word("to")),)))
+    assert again.run(Sentence((again.run(Word("to")),))).content == "two"
+    key = again.computed[0].split("/")[1][:8]
+    changed = (
+        f"inputs of sentence {key} have changed: word was recomputed with different content; computing the artifact again"
+    )
+    assert again.warnings == [changed, "short"]
+    assert [name.split("/")[0] for name in again.computed] == ["sentence"]
 
 
 def test_reading_a_damaged_artifact_raises_corrupt_artifact(runner: PlainRunner) -> None:

@@ -211,9 +211,9 @@ def test_manifest_names_user_code_and_its_change_is_reported_on_reuse(mark: Path
 @pytest.mark.parametrize(
     ("file", "same"),
     [("acme_models/nets.py", False), ("acme_models/parts.py", False), ("acme_models/late.py", False),
-     ("acme_models/__init__.py", False), ("acme_models/apart.py", True), ("acme_other.py", True)],
+     ("acme_models/__init__.py", False), ("acme_models/apart.py", True), ("acme_other.py", False), ("acme_apart.py", True)],
 )  # fmt: skip
-def test_identity_of_user_code_covers_imports_from_its_own_package_only(
+def test_identity_of_user_code_covers_local_files_that_it_imports(
     file: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, monkeypatch)

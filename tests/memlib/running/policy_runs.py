@@ -65,8 +65,8 @@ def publish(
         store.publish(path, buffer.getvalue())
         results[table], published[path] = path, hashlib.sha256(buffer.getvalue()).hexdigest()
     record = {
-        "run": name, "audit": "unique_feature", "title": name, "finished": NOW, "asks": name, "results": results,
-        "published": published, "findings": [row.row()], "ledger": {"data": DATA},
+        "run": name, "audit": "unique_feature", "title": name, "finished": NOW, "asks": name, "recipe": {"of": name},
+        "results": results, "published": published, "findings": [row.row()], "ledger": {"data": DATA},
         "verdict": {"word": word, "sentence": verdict.sentence},
         "computed": [f"train_nets/{hashlib.sha256((nets or name).encode()).hexdigest()}"],
     }  # fmt: skip

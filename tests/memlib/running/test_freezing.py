@@ -13,11 +13,12 @@ from markupsafe import escape
 import memlib
 from flows.cli.app import main
 from memlib.audits.exposure import recipe as exposure
+from memlib.data.outside import reads_of
 from memlib.errors import RunError
 from memlib.findings import settle, tested
 from memlib.recipes.request import AuditRequest
 from memlib.running.finished import plan as planned
-from memlib.running.freezing import departure_in_words, departures, freeze, reads_of, said_of_plan
+from memlib.running.freezing import departure_in_words, departures, freeze, said_of_plan
 from memlib.runs.index import list_runs, page_path, read_run
 from memlib.runs.plans import PLAN, content_of, frozen_in, read_plan, write_plan
 from memlib.runs.records import (

@@ -1,5 +1,6 @@
 """The gate: nothing that is missing, stale, underpowered or lost passes; comparisons with a baseline are tested."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from memlib.running.gate import DAY, GateDecision, gate, read_policy
 from memlib.runs.run import Run, open
 from memlib.specs.asks import asks_digest
 from memlib.stats.noninferiority import decidable_margin
-from memlib.store import Store
+from memlib.store import Ref, Store
+from memlib.store.records import sealed
 from tests.memlib.running.policy_runs import DATA, NOW, OTHER_DATA, head, publish, units
 
+MODEL = "a" * 64
 BASELINE = [0.10, 0.12, 0.14, 0.16]
 SPREAD = float(np.std(BASELINE, ddof=1))
 DECIDABLE = decidable_margin(SPREAD, 4, 4)
@@ -62,6 +65,61 @@ def test_a_missing_audit_is_undecided_and_the_newest_run_is_judged(store: Store)
     assert (missing.outcome, missing.audits[0].run) == ("undecided", None)
     assert 'no run of unique-feature "gone"' in reasons(missing)["required"][1]
     assert gate(policy(), store, now=NOW, data="c").outcome == "undecided"
+
+
+def test_runs_with_other_seeds_and_of_the_same_given_model_are_judged_with_the_newest(store: Store) -> None:
+    publish(store, "bad", BASELINE, word="shown", finished=NOW - 1, recipe={"training": {"seed": 1, "epochs": 5}})
+    publish(store, "abc", BASELINE, recipe={"training": {"seed": 2, "epochs": 5}})
+    found = gate(policy(), store, now=NOW)
+    assert (found.outcome, [one.run.run for one in found.audits if one.run]) == ("failed", ["abc", "bad"])
+    assert gate(policy(), store, now=NOW, runs=["abc"]).outcome == "passed"  # runs that are named are judged alone
+    replaced = {"asks": "same", "recipe": {"training": {"seed": 1, "epochs": 5}}}
+    publish(store, "bad", BASELINE, word="shown", finished=NOW - 1, **replaced)
+    publish(store, "new", BASELINE, finished=NOW, **replaced)
+    assert gate(policy(), store, now=NOW).outcome == "passed"
+    other = Store(f"{store.uri}/other")
+    for name, epochs in (("bad", 1), ("abc", 2)):  # other settings of the attack on one model that was given
+        nets = examined(other, Ref("train_nets", str(epochs) * 32))
+        publish(
+            other, name, BASELINE, word="shown" if name == "bad" else "bounded", recipe={"score": epochs}, computed=[nets]
+        )
+    found = gate(policy(), other, now=NOW)
+    assert found.outcome == "failed"
+
+
+def examined(store: Store, ref: Ref) -> str:
+    """Write an artifact that was made from a given model, and return its address."""
+    with store.artifacts.write(ref, inputs={"model": json.dumps([{"model": "their:net"}, "1", [MODEL]])}) as attempt:
+        attempt.path("scores.json").write_text("{}")
+    return str(ref)
+
+
+def test_a_policy_can_name_the_model_and_the_largest_bound(store: Store) -> None:
+    publish(store, "abc", BASELINE, computed=[examined(store, Ref("score_nets", "1" * 32))])
+    assert gate(policy(model=MODEL[:12]), store, now=NOW).outcome == "passed"
+    assert gate(policy(model="b" * 12), store, now=NOW).outcome == "undecided"
+    assert gate(policy(bound=0.05), store, now=NOW).outcome == "passed"
+    loose = gate(policy(bound=0.04), store, now=NOW)
+    assert reasons(loose)["bound=0.04"] == ("undecided", "bounds of the recipe: m_white: 0.05")
+    publish(store, "bbc", BASELINE, finding=head(BASELINE, bound=None), finished=NOW + 1)
+    assert gate(policy(bound=0.9, verdicts=["bounded"]), store, now=NOW + 1).outcome == "undecided"
+
+
+def test_age_is_that_of_the_numbers_and_not_of_the_page(store: Store) -> None:
+    scores = Ref("score", "1" * 32)
+    with store.artifacts.write(scores) as attempt:
+        attempt.path("summary.json").write_text("{}")
+    made = store.artifacts.manifest(scores).finished
+    assert made is not None
+    rules = policy(at_top={"max_age_days": 30})
+    publish(store, "abc", BASELINE, finished=made + 90 * DAY)
+    path = "runs/abc/manifest.json"
+    record = {name: value for name, value in json.loads(store.published(path) or b"").items() if name != "digest"}
+    store.publish(path, json.dumps(sealed(record | {"scores": str(scores)})).encode())
+    assert gate(rules, store, now=made + 31 * DAY).outcome == "undecided"
+    assert gate(rules, store, now=made + 29 * DAY).outcome == "passed"
+    ahead = gate(rules, store, now=made - DAY)
+    assert reasons(ahead)["max_age_days=30"] == ("undecided", "its numbers are dated 1.0 days ahead")
 
 
 def test_all_runs_that_are_named_are_judged_and_each_needs_a_rule(store: Store) -> None:

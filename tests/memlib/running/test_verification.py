@@ -315,6 +315,18 @@ def test_verify_reports_missing_recomputed_and_mismatched_artifacts(store: Store
         problems(store).index("findings")  # its numbers are the same
 
 
+def test_verify_names_an_artifact_that_was_computed_from_another_attempt(store: Store) -> None:
+    report = Ref("report", content_key("report", version=1, spec=OF_PAGE, inputs={"scores": SCORES.key}))
+    for content, said in ((store.artifacts.manifest(SCORES).content, ""), ("c" * 32, "was computed from another score than")):
+        store.artifacts.discard(report)
+        made = {"version": 1, "reads": {SCORES.key: content}}
+        with store.artifacts.write(report, spec=OF_PAGE, inputs={"scores": SCORES.key}, provenance=made) as attempt:
+            attempt.path("report.html").write_text("<p>a page</p>")
+        reseal(store, pins={name: pin.model_dump() for name, pin in pins_of(store, [SCORES, report]).items()})
+        assert said in problems(store)
+        assert bool(problems(store)) == bool(said)
+
+
 def test_verify_names_facts_of_an_artifact_changed_after_the_run(store: Store) -> None:
     path = f"artifacts/{SCORES}/manifest.json"
     manifest = json.loads(store.published(path) or b"")
@@ -448,7 +460,10 @@ def test_verify_and_sign_refuse_runs_with_missing_or_unpinned_inputs(
     shard = Ref("decode", content_key("decode", version=1, spec={}, inputs={"source": "b" * 32}))
     with store.artifacts.write(shard, spec={}, inputs={"source": "b" * 32}, provenance={"version": 1}) as attempt:
         attempt.path("x").write_bytes(b"x")
-    inputs, reads = ({"scores": [{"of": SCORES.key}, shard.key]}, {}) if recorded == "as an input" else ({}, {shard.key: "c"})
+    content = store.artifacts.manifest(shard).content
+    inputs, reads = (
+        ({"scores": [{"of": SCORES.key}, shard.key]}, {}) if recorded == "as an input" else ({}, {shard.key: content})
+    )
     report = Ref("report", content_key("report", version=1, spec=OF_PAGE, inputs=inputs))
     with store.artifacts.write(report, spec=OF_PAGE, inputs=inputs, provenance={"version": 1, "reads": reads}) as attempt:
         attempt.path("report.html").write_text("<p>a page</p>")

@@ -11,7 +11,7 @@ import pytest
 
 import memlib
 from flows.cli.app import main
-from memlib.errors import UserError
+from memlib.errors import RunError, UserError
 
 CANCER = {"source": {"kind": "breast_cancer"}}
 MEMBERSHIP = {
@@ -131,6 +131,34 @@ def test_a_dossier_runs_the_cells_that_its_recipe_names(tmp_path: Path) -> None:
     assert len(memlib.list_runs(store=str(tmp_path / "store"))) == 3
 
 
+def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    table = {"kind": "table", "path": str(tmp_path / "nowhere.csv"), "label_column": "y", "standardize": True}
+    broken = {**INFLUENCE, "title": "broken", "data": {"source": table}}
+    cells = [{"name": "fine", "recipe": MEMBERSHIP}, {"name": "broken", "recipe": broken}]
+    with pytest.raises(RunError, match="broken"):
+        memlib.run({"audit": "dossier", "cells": cells}, store=place, quiet=True)
+    with pytest.raises(RunError, match="other"):
+        sweep = {
+            "audit": "sweep",
+            "title": "two",
+            "cells": [{"name": "moons", "recipe": MOONS}, {"name": "other", "recipe": broken}],
+        }
+        memlib.run(sweep, store=place, quiet=True)
+    found = {one.audit: one for one in memlib.list_runs(store=place)}
+    own = memlib.open(found["dossier"].id, store=place)
+    of_sweep = memlib.run({"audit": "dossier", "subject": {"runs": [found["sweep"].id]}}, store=place, quiet=True)
+    for run, title in ((own, "broken"), (of_sweep, "two: other")):
+        (row,) = [row for row in run.tables["audits"].to_pylist() if row["state"] == "failed"]
+        assert row["title"] == title
+        assert "nowhere.csv" in row["reason"]
+        assert f"Failed, with no result: {title}." in run.verdict.explanation
+        assert re.search(rf">{title}</t[dh]>(\s|<[^>]*>)*failed: ", run.report.read_text())
+        assert memlib.verify(run).outcome == "unchanged"
+    reasons = {row["attack"]: row["reason"] for row in own.tables["audits"].to_pylist() if row["state"] == "not run"}
+    assert reasons["influence of single examples (self-influence)"] == "its audit failed (broken)"
+
+
 def test_the_command_line_writes_the_document_the_list_and_json(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +167,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
     digest = data_of(store, "forests")
     assert main(["dossier", "--data", digest, "--store", store, "--release", str(release), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["release"]["model"] == "forest 1.0"
     page = memlib.open(document["run"], store=store).report.read_text()
     assert "queries are answered with probabilities" in page

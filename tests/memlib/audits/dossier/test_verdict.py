@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from memlib.audits.dossier.attacks import attacks
-from memlib.audits.dossier.listed import BLIND, LOST, POWERLESS, STALE, Listed, listed, rows_of
+from memlib.audits.dossier.listed import BLIND, LOST, POWERLESS, STALE, Failed, Listed, audits_table, listed, rows_of
+from memlib.audits.dossier.recipe import ReleaseSpec
+from memlib.audits.dossier.report import _is_possible
 from memlib.audits.dossier.subject import AuditedModels
 from memlib.audits.dossier.verdict import verdict
 from memlib.audits.outcomes import Outcome
@@ -60,6 +62,37 @@ def test_verdict_is_bounded_only_if_every_tested_audit_is() -> None:
     assert word_of([bounded, run_of("c", 0.9, "bounded")]) == "bounded"
     assert word_of([bounded, open_]) == "inconclusive"
     assert word_of([bounded, run_of("c", 0.9, "bounded")], stale=["c"]) == "inconclusive"
+
+
+def test_verdict_is_not_bounded_if_an_audit_failed() -> None:
+    failed = [Failed("the released model", "membership", "killed")]
+    found = verdict(audits_of([run_of("a", 0.5, "bounded")]), looks=0, failed=failed)
+    assert found.word == "inconclusive"
+    assert found.sentence.endswith("1 audit failed.")
+    assert "Failed, with no result: the released model." in found.explanation
+    found = verdict(audits_of([run_of("a", 0.001, "shown")]), looks=0, failed=failed)
+    assert (found.word, "the released model" in found.explanation) == ("shown", True)
+
+
+def test_each_attack_of_a_run_has_findings_of_its_own() -> None:
+    more = [
+        FindingRecord(metric="extracted", params="{}", value=0.0, n=10),
+        FindingRecord(metric="document_bits", params="{}", value=0.1, n=100, p_value=0.6, p_adjusted=0.6, role="test",
+                      family="documents", alpha=0.05, verdict="inconclusive", null_value=0.0),
+    ]  # fmt: skip
+    run = run_of("a", 1e-9, "shown", audit="exposure", metric="exposure", family="headline")
+    run = run.model_copy(update={"findings": [*run.findings, *more], "recipe": {"data": {"source": {"kind": "text"}}}})
+    table = audits_table(audits_of([run]), {})
+    rows = {row["attack"].split(":")[-1].split(" (")[0].strip(): row for row in table.to_pylist() if row["state"] == "run"}
+    read = {name: (row["leads"], row["metric"], row["shown"], row["word"]) for name, row in rows.items()}
+    assert read == {
+        "exposure": (True, "exposure", True, "shown"),
+        "extraction": (False, "extracted", None, None),
+        "continuation of training documents": (False, "document_bits", None, "inconclusive"),
+    }
+    assert [row["p_dossier"] is None for row in rows.values()] == [False, True, True]
+    possible = [_is_possible(row, ReleaseSpec(access="texts")) for row in rows.values()]
+    assert possible == ["not possible", "not possible", "possible"]
 
 
 def test_verdict_is_descriptive_without_a_test() -> None:

@@ -1,5 +1,6 @@
 """Targets that were trained elsewhere: lists of members, outputs, weights and fitted estimators, and what is refused."""
 
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
 from memlib.findings import DESCRIPTIVE, SHOWN
+from memlib.pipeline import user_code
 from memlib.running.runners import PlainRunner
 from memlib.runs.run import Run
 from memlib.specs import DataSpec, HoldOutSpec
-from memlib.store import Store
+from memlib.store import Ref, Store
 from tests.memlib.audits.membership.worlds import world
 
 POINTS, LABELS = load_breast_cancer(return_X_y=True)
@@ -187,6 +189,53 @@ def test_a_fitted_estimator_of_a_factory_is_queried(
     assert run.verdict.word == SHOWN
     likeness = [row for row in run.summary.to_pylist() if row["metric"] == "likeness"]
     assert likeness
+
+
+def test_a_model_whose_helpers_changed_is_named_and_computed_again_with_all_that_reads_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, coins: NDArray[np.bool_]
+) -> None:
+    np.save(folder / "coins.npy", coins)
+    (folder / "their_model.py").write_text("from their_helper import fitted\n\n\ndef build():\n    return fitted()\n")
+    helper = (
+        "import numpy as np\nfrom sklearn.datasets import load_breast_cancer\nfrom sklearn.ensemble import RandomForestClassifier\n"
+        "\n\ndef fitted():\n    points, labels = load_breast_cancer(return_X_y=True)\n"
+        "    points = (points - points.mean(axis=0)) / points.std(axis=0)\n    coins = np.load('coins.npy')\n"
+        "    return RandomForestClassifier(30, random_state=0).fit(points[coins], labels[coins])\n"
+    )
+    ids = [f"tumor-{row:04d}" for row in range(len(IDS))]
+    write_csv(folder / "members.csv", {"example_id": ids, "member": ["yes" if coin else "no" for coin in coins]})
+    monkeypatch.syspath_prepend(folder)
+    target = {"trained": {"model": "their_model:build", "version": "1"}, "members": "members.csv", "drawn": "coins"}
+
+    def run_with(code: str) -> tuple[Run, list[str]]:
+        (folder / "their_helper.py").write_text(code)
+        user_code.identity_of.cache_clear()
+        monkeypatch.delitem(sys.modules, "their_helper", raising=False)
+        monkeypatch.delitem(sys.modules, "their_model", raising=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = memlib.run({**RECIPE, "data": {"source": {"kind": "breast_cancer"}}, "target": target}, quiet=True)
+        return run, [str(one.message) for one in caught if "code has changed" in str(one.message)]
+
+    remembers, said = run_with(helper)
+    assert remembers.verdict.word == SHOWN
+    assert not said
+    depth = helper.replace("random_state=0", "random_state=0, max_depth=1")
+    reused, said = run_with(depth)
+    assert not reused.record.computed
+    assert said == [
+        "observe_members, query_target: their code has changed since their artifacts were made, but their versions have not; "
+        "old artifacts are reused (--force-stage observe_members --force-stage query_target recomputes them)"
+    ]
+    stages = ("observe_members", "query_target")
+    for name in reused.record.pins:
+        if name.split("/")[0] in stages:
+            reused.store.artifacts.discard(Ref.parse(name))  # as --force-stage does
+    changed, said = run_with(depth)
+    assert not said
+    assert {name.split("/")[0] for name in changed.record.computed} == {*stages, "score_membership", "report"}
+    assert changed.findings[0].value < remembers.findings[0].value
+    assert memlib.verify(changed).outcome == "unchanged"
 
 
 def test_a_model_of_the_numbers_of_a_table_is_given_these(
