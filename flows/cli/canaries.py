@@ -17,7 +17,7 @@ from memlib.errors import UserError
 from memlib.sanitize import count_of, plain
 
 if TYPE_CHECKING:
-    from memlib.data.canary_documents import CanaryDocument
+    from memlib.data.canary_documents import CanaryDocument, Coins
     from memlib.observe.canary_likelihoods import EncodedCanary
     from memlib.stats.canaries import CanaryAudit
 
@@ -105,7 +105,8 @@ def check(
 ) -> int:
     """Check before a training that a model can learn the canaries: their lengths, and whether the training data hold them.
 
-    Exits with status 0 if no problem is found, else with 1. CanaryCallback runs the same checks on the trainer's own data and
+    With the coins beside the canaries, the data must hold all that were inserted and no others. Exits with status 0 if no
+    problem is found, else with 1. CanaryCallback runs the same checks on the trainer's own data and
     collator.
 
     Parameters
@@ -122,6 +123,7 @@ def check(
         Print the outcome as JSON.
     """
     encoded, window = _encoded(folder, model)
+    ids = [one.canary for one in encoded]
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
     problems, remarks = [], ["the training data were not checked; give --data, or use CanaryCallback"]
@@ -132,7 +134,7 @@ def check(
             "make canaries of a shorter format"
         )
     if data is not None:
-        found = _checked_data(data, encoded)
+        found = _checked_data(data, encoded, _coins_of(folder, ids))
         problems, remarks = [*problems, *found[0]], found[1]
     if json_:
         outcome = {"canaries": len(encoded), "longest": longest, "problems": problems, "remarks": remarks}
@@ -301,15 +303,33 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
     return list(render(chats, model))
 
 
-def _checked_data(data: Path, encoded: Sequence[EncodedCanary]) -> tuple[tuple[str, ...], list[str]]:
+def _coins_of(folder: Path, canaries: Sequence[str]) -> Coins | None:
+    """Return the coins beside the canaries; None if the folder has none, as at a trainer that is not trusted."""
+    from memlib.data.canary_documents import COINS_FILE, read_coins
+
+    home = folder if folder.is_dir() else folder.parent
+    if not (home / COINS_FILE).exists():
+        return None
+    coins = read_coins(home)
+    if list(coins.canaries) != list(canaries):
+        raise UserError(f"{home / COINS_FILE} has coins of other canaries; use the folder that memlib canaries make wrote")
+    return coins
+
+
+def _checked_data(data: Path, encoded: Sequence[EncodedCanary], coins: Coins | None) -> tuple[tuple[str, ...], list[str]]:
     """Return the problems of tokenized data, and remarks."""
     from memlib.data.canary_losses import read_tokenized
     from memlib.observe.canary_checks import CanaryIndex, check_dataset
 
     items, labelled = read_tokenized(data)
-    result = check_dataset(items, _collated, CanaryIndex.of(encoded))
+    inside, repeats = (None, 1) if coins is None else (coins.inside, coins.repeats)
+    result = check_dataset(items, _collated, CanaryIndex.of(encoded), inside=inside, repeats=repeats)
     unknown = [] if labelled else [f"{data} has no labels; whether canaries have a loss was not checked"]
-    return result.problems, [f"canaries looked at: {result.seen}", *result.remarks, *unknown]
+    return result.problems, [
+        f"canaries in the training data: {result.found}, {count_of(result.seen, 'time')} in all",
+        *result.remarks,
+        *unknown,
+    ]
 
 
 def _collated(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

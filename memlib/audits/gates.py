@@ -130,8 +130,18 @@ def _of_power(run: Run, rules: RunRules, findings: Findings) -> Iterator[Judged]
         yield Judged(f"bound={rules.bound:g}", "power", {}, outcome, f"bounds of the recipe: {bounds or 'none'}")
     if rules.n is not None:
         fewest = min((row.n for row in heads), default=findings.head.n)
+        fewest = min(fewest, _independent(run) or fewest)
         outcome = "undecided" if fewest < rules.n else "passed"
-        yield Judged(f"n={rules.n}", "power", {}, outcome, f"the headline rests on {fewest} units")
+        yield Judged(f"n={rules.n}", "power", {}, outcome, f"the headline rests on {fewest} independent units")
+
+
+def _independent(run: Run) -> int | None:
+    """Return the number of persons (groups) and of single examples among a run's units; None if these have no groups."""
+    units = run.tables.get("units")
+    if units is None or "group" not in units.column_names or "example_id" not in units.column_names:
+        return None
+    alone = units.filter(units["group"].is_null())
+    return len(units["group"].drop_null().unique()) + len(alone["example_id"].unique())
 
 
 def _power_of(row: Finding) -> str:

@@ -94,7 +94,8 @@ class RunRules(Spec):
     """Largest bound that the recipe may call acceptable in its headline tests, in the unit of the metric: `bounded` means
     below the recipe's own bound. A run with a larger one, or with none, is undecided."""
     n: int | None = Field(default=None, ge=1)
-    """Power: smallest number of units on which the headline may rest. A run with fewer is undecided."""
+    """Power: smallest number of independent units on which the headline may rest: persons, where examples are grouped. A run
+    with fewer is undecided."""
 
     @field_validator("ceilings")
     @classmethod

@@ -25,6 +25,7 @@ class Ranking:
             none. None if the scores were not calibrated in this way.
         references: number of records against which p-values were computed: none can be smaller than 1 / (references + 1).
             None if they are exact.
+        sizes: (num_records,) number of examples of each record, a person's or 1; None if each is one example.
         strata: (num_records,) records within which members were drawn at random; None if they were not drawn at random, or
             if the score depends on who was drawn.
     """
@@ -37,3 +38,4 @@ class Ranking:
     p_values: NDArray[np.float64] | None = None
     references: int | None = None
     strata: NDArray[np.int64] | None = None
+    sizes: NDArray[np.int64] | None = None

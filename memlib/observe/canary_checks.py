@@ -1,14 +1,15 @@
 """Preflight for canaries in a trainer elsewhere: checks that its data pipeline trains on them at all.
 
 Canaries that are masked, cut off or left out cannot be remembered, and an audit of such a training would find nothing,
-whatever the model remembers of other data. The checks look at a batch as the owner's collator makes it.
+whatever the model remembers of other data. Nor would it if the training also got the canaries whose coin is "out". The checks
+look at batches as the owner's collator makes them.
 """
 
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,9 @@ GRAM = 4  # tokens in a row by which a part of a canary is recognized, at least
 CHANCE = 1e-6  # probability of such tokens by chance in another canary, at most; rows of single digits need more of them
 IGNORED = -100  # label without a loss in PyTorch and transformers
 MOST_CUT = 0.2  # share of canaries that may be cut where texts are packed into blocks
-ENOUGH = 8  # canaries to look at
+ENOUGH = 8  # items that are collated at a time; canaries to look at where the collator tokenizes the data
+UNFAIR = 1e-6  # p-value of the number of canaries below which no fair coin has chosen them
+MORE = 1.5  # times the occurrences that were asked for, from which on they are remarked on
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the digests of rows of tokens
 
 
@@ -36,6 +39,7 @@ class BatchCheck:
 
     Attributes:
         seen: occurrences of canaries, whole or in part.
+        found: number of different canaries among them.
         cut: number of occurrences with missing tokens.
         masked: number of occurrences without a loss on any token.
         part_masked: number of occurrences with a loss on some tokens only.
@@ -44,6 +48,7 @@ class BatchCheck:
     """
 
     seen: int
+    found: int
     cut: int
     masked: int
     part_masked: int
@@ -53,9 +58,14 @@ class BatchCheck:
 
 @dataclass(frozen=True)
 class _Tally:
-    """Counts of canaries in batches, as in `BatchCheck`; `shifted` is True if some labels differ from the input tokens."""
+    """Counts of canaries in batches, as in `BatchCheck`; `shifted` is True if some labels differ from the input tokens.
+
+    `found` holds the numbers of the canaries, and `whole` of those without a missing token.
+    """
 
     seen: int = 0
+    found: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
     cut: int = 0
     masked: int = 0
     part_masked: int = 0
@@ -64,7 +74,8 @@ class _Tally:
 
     def __add__(self, other: "_Tally") -> "_Tally":
         return _Tally(
-            self.seen + other.seen, self.cut + other.cut, self.masked + other.masked, self.part_masked + other.part_masked,
+            self.seen + other.seen, self.found | other.found, self.whole | other.whole, self.cut + other.cut,
+            self.masked + other.masked, self.part_masked + other.part_masked,
             self.shifted or other.shifted, self.labelled and other.labelled,
         )  # fmt: skip
 
@@ -78,7 +89,7 @@ class _Occurrence:
 
 
 class CanaryIndex:
-    """Index of canaries by sequences of their tokens, for finding them in batches, whole or in part.
+    """Index of canaries by sequences of their tokens, for finding them in batches, whole or in part; `count` is their number.
 
     The first and the last token of a random part are left out, as they may merge with the text around it.
 
@@ -91,6 +102,7 @@ class CanaryIndex:
 
     def __init__(self, canaries: Sequence[Sequence[int]]) -> None:
         inner = [tuple(row[1:-1] if len(row) > 2 * GRAM else row) for row in canaries]
+        self.count = len(inner)
         self._size = min(_recognizable(inner), min((len(row) for row in inner), default=0))
         places: dict[tuple[int, ...], tuple[int, int] | None] = {}
         for number, row in enumerate(inner):
@@ -153,25 +165,70 @@ def check_batch(
 
 
 def check_dataset(
-    dataset: Any, collate: Callable[[list[Any]], Mapping[str, Any]], canaries: CanaryIndex, *, model: nn.Module | None = None
+    dataset: Any,
+    collate: Callable[[list[Any]], Mapping[str, Any]],
+    canaries: CanaryIndex,
+    *,
+    model: nn.Module | None = None,
+    inside: NDArray[np.bool_] | None = None,
+    repeats: int = 1,
 ) -> BatchCheck:
-    """Check that a training set and its collator train a model on canaries; random states are restored.
+    """Check that a training set and its collator train a model on the inserted canaries; random states are restored.
 
-    The search ends with the first `ENOUGH` canaries.
+    Without coins, the canaries must be as many as fair coins choose. A data set whose items are tokenized by the collator is
+    searched up to the first `ENOUGH` canaries only.
 
     Args:
         dataset: a training set with a length, whose items the collator takes.
         collate: the collator.
         canaries: the index of the canaries.
         model: the model; its parameters are checked, too.
+        inside: the coins (num_canaries,), if they are known.
+        repeats: number of times that each inserted canary was given.
     """
-    total = _Tally()
+    total, is_whole = _Tally(), True
     with same_random_states():
         for items in _with_canaries(dataset, canaries):
             total += _tallied(collate(items), canaries)
-            if total.seen >= ENOUGH:
+            is_whole &= all(map(_has_tokens, items))
+            if not is_whole and total.seen >= ENOUGH:
                 break
-    return _judged(total, model)
+    judged = _judged(total, model)
+    if not total.seen:
+        return judged
+    if not is_whole:
+        part = f"the first {count_of(total.seen, 'canary', 'canaries')} were looked at, as the collator tokenizes the data"
+        return replace(judged, remarks=(*judged.remarks, part))
+    if inside is None:
+        problems, remarks = _as_fair_coins_choose(total, canaries.count), tuple[str, ...]()
+    else:
+        problems, remarks = _as_inserted(total, inside, repeats)
+    return replace(judged, problems=(*judged.problems, *problems), remarks=(*judged.remarks, *remarks))
+
+
+def _as_fair_coins_choose(tally: _Tally, count: int) -> tuple[str, ...]:
+    """Return a problem if fair coins do not choose as many canaries; parts of others may be in the data by chance."""
+    found = max(len(tally.whole), min(len(tally.found), count // 2))
+    if scipy.stats.binomtest(found, count).pvalue >= UNFAIR:
+        return ()
+    more = "add insert.jsonl, not all.jsonl" if found > count / 2 else "add the whole of insert.jsonl"
+    return (f"{found} of {count} canaries are in the training data, where fair coins choose about half; {more}",)
+
+
+def _as_inserted(tally: _Tally, inside: NDArray[np.bool_], repeats: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the differences between the canaries of a training set and those that were inserted: problems, and remarks."""
+    wanted = set(np.flatnonzero(inside).tolist())
+    missing, others = len(wanted - tally.found), len(tally.whole - wanted)
+    times = tally.seen / len(tally.found)
+    occur = f"a canary occurs {times:.3g} times on average, where {count_of(repeats, 'time was', 'times were')} asked for"
+    problems = {
+        f"{missing} of {len(wanted)} inserted canaries are not in the training data; add the whole of insert.jsonl": missing
+        > 0,
+        f"{others} of {len(inside) - len(wanted)} canaries whose coin is 'out' are in the training data; add insert.jsonl, "
+        "not all.jsonl": others,
+        f"{occur}; keep repeated texts": times < repeats,
+    }
+    return tuple(text for text, holds in problems.items() if holds), (occur,) if times > MORE * repeats else ()
 
 
 @contextmanager
@@ -215,11 +272,13 @@ def _tallied(batch: Mapping[str, Any], index: CanaryIndex) -> _Tally:
 
 
 def _one(occurrence: _Occurrence, index: CanaryIndex, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> _Tally:
-    places = list(occurrence.places.values())
+    places, number, is_whole = list(occurrence.places.values()), frozenset({occurrence.canary}), index.is_whole(occurrence)
     trained = labels[places] != IGNORED
     return _Tally(
         seen=1,
-        cut=int(not index.is_whole(occurrence)),
+        found=number,
+        whole=number if is_whole else frozenset(),
+        cut=int(not is_whole),
         masked=int(not trained.any()),
         part_masked=int(trained.any() and not trained.all()),
         shifted=bool((trained & (labels[places] != ids[places])).any()),
@@ -240,7 +299,7 @@ def _judged(tally: _Tally, model: nn.Module | None) -> BatchCheck:
     }
     remarks = (f"{cut}, as happens when texts are packed into blocks",) if tally.cut and not many else ()
     found = tuple(text for text, holds in problems.items() if holds)
-    return BatchCheck(tally.seen, tally.cut, tally.masked, tally.part_masked, found, remarks)
+    return BatchCheck(tally.seen, len(tally.found), tally.cut, tally.masked, tally.part_masked, found, remarks)
 
 
 def _is_frozen(model: nn.Module | None) -> bool:

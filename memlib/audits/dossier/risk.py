@@ -24,11 +24,12 @@ GROUP, DRAWS, FAMILY, NAMED_BY = "group", 2000, "named records", 2
 
 @dataclass(frozen=True)
 class Ranked:
-    """The records of a run in the order of one of its scores, and the run."""
+    """The records of a run in the order of one of its scores, the run, and the digest of its data."""
 
     run: str
     audit: str
     ranking: Ranking
+    data: str = ""
 
 
 @dataclass
@@ -37,6 +38,7 @@ class _AtRisk:
 
     kind: str
     examples: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)  # number of examples by run
     p_values: list[float] = field(default_factory=list)
     smallest: list[float] = field(default_factory=list)
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -48,6 +50,11 @@ class _AtRisk:
         return min(1.0, len(self.p_values) * min(self.p_values)) if self.p_values else None
 
     @property
+    def num_examples(self) -> int:
+        """Number of examples that audits examined, of which a ranking of persons names only the first one."""
+        return max(len(self.examples), *self.sizes.values())
+
+    @property
     def share_of_places(self) -> float:
         """Mean place among the members, as a fraction, over audits."""
         return float(np.mean([one["place"] / one["members"] for one in self.found.values()]))
@@ -55,6 +62,8 @@ class _AtRisk:
 
 def at_risk(ranked: Sequence[Ranked], persons: Mapping[str, str], *, share: float) -> pa.Table:
     """Return tables.RISK: the records that the audited models were trained on, the most exposed first.
+
+    Ids name records of one data set: equal ids of runs on other data are other records.
 
     A person's p-value is her smallest one times the number of her p-values over all examples and audits (Bonferroni): valid
     however these depend on one another. Rows are ordered by it, then by the number of audits that name them, then by
@@ -65,16 +74,16 @@ def at_risk(ranked: Sequence[Ranked], persons: Mapping[str, str], *, share: floa
         persons: person by example id, where known.
         share: share of the members that a run names.
     """
-    rows: dict[tuple[str, str, str], _AtRisk] = {}
+    rows: dict[tuple[str, str, str, str], _AtRisk] = {}
     for one in {one.run: one for one in reversed(ranked)}.values():
         for record in _members(one.ranking, share):
             name = persons.get(record["id"], record["id"]) if one.ranking.kind == EXAMPLE else record["id"]
             kind = GROUP if one.ranking.kind == EXAMPLE and record["id"] in persons else one.ranking.kind
             of_run = _numbers_of(one.ranking) if kind == CANARY else ""  # canaries are numbered from 0 in every run
-            _add(rows.setdefault((kind, name, of_run), _AtRisk(kind)), one, record)
+            _add(rows.setdefault((kind, name, one.data, of_run), _AtRisk(kind)), one, record)
     ordered = sorted(rows.items(), key=lambda item: _order(item[1]))
     adjusted = iter(benjamini_hochberg([p for _, one in ordered if (p := one.p_value) is not None]).tolist())
-    table = [_row(place, name, one, adjusted) for place, ((_, name, _), one) in enumerate(ordered, start=1)]
+    table = [_row(place, name, data, one, adjusted) for place, ((_, name, data, _), one) in enumerate(ordered, start=1)]
     return pa.Table.from_pylist(table, schema=RISK.arrow)
 
 
@@ -92,7 +101,9 @@ def _members(ranking: Ranking, share: float) -> Iterator[dict[str, Any]]:
     for place, (at, score) in enumerate(zip(order.tolist(), scores.tolist(), strict=True), start=1):
         p = None if ranking.p_values is None else float(ranking.p_values[at])
         is_named = place <= named and (score > last or _fits(scores, last, named))
-        yield {"id": ranking.ids[at], "score": score, "place": place, "members": len(order), "p": p, "named": is_named}
+        size = 1 if ranking.sizes is None else int(ranking.sizes[at])
+        found = {"id": ranking.ids[at], "score": score, "place": place, "members": len(order)}
+        yield {**found, "p": p, "named": is_named, "size": size}
 
 
 def _number(count: int, share: float) -> int:
@@ -106,6 +117,7 @@ def _fits(scores: NDArray[np.float64], last: float, named: int) -> bool:
 
 def _add(row: _AtRisk, one: Ranked, record: Mapping[str, Any]) -> None:
     row.examples.add(record["id"])
+    row.sizes[one.run] = row.sizes.get(one.run, 0) + record["size"]
     if record["p"] is not None and not math.isnan(record["p"]):
         row.p_values.append(record["p"])
         references = one.ranking.references
@@ -122,12 +134,13 @@ def _order(row: _AtRisk) -> tuple[float, int, float]:
     return (2.0 if row.p_value is None else row.p_value, -len(row.named), row.share_of_places)
 
 
-def _row(place: int, name: str, one: _AtRisk, adjusted: Iterator[float]) -> dict[str, Any]:
+def _row(place: int, name: str, data: str, one: _AtRisk, adjusted: Iterator[float]) -> dict[str, Any]:
     return {
         "place": place,
         "id": name,
         "kind": one.kind,
-        "examples": len(one.examples),
+        "data": data,
+        "examples": one.num_examples,
         "named": len(one.named),
         "examined": len(one.found),
         "p_value": one.p_value,

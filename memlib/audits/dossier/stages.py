@@ -81,7 +81,8 @@ class Joined:
         for run in self.runs:
             tables = Tables(self.store, Ref.parse(run.artifacts["scores"]))
             rank = ALL_AUDITS[audit_of(run.audit)].rankings
-            found += [Ranked(run.run, run.audit, one) for one in rank(tables, Findings.read(tables["summary"]))]
+            ranked = rank(tables, Findings.read(tables["summary"]))
+            found += [Ranked(run.run, run.audit, one, run.ledger.data) for one in ranked]
         return found
 
 

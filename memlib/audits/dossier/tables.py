@@ -65,12 +65,13 @@ AUDITS = Table(
 
 RISK = Table(
     name="risk",
-    version=1,
+    version=2,
     meaning="The persons, examples, canaries and documents that the audited models were trained on, the most exposed first.",
     columns=(
         Column("place", INT, "", "place in the list, from 1"),
         Column("id", TEXT, "", "group (a person), or example without one; number of a canary; id of a document"),
         Column("kind", TEXT, "", "group, example, canary or document"),
+        Column("data", TEXT, "sha256", "digest of the data that hold it; equal ids of other data are other records"),
         Column("examples", INT, "count", "examples of hers that audits examined"),
         Column("named", INT, "count", "audits that name one of them among their most exposed"),
         Column("examined", INT, "count", "audits that examined one of them"),
@@ -79,6 +80,6 @@ RISK = Table(
         Column("smallest_p", FLOAT, "probability", "smallest p_value that the numbers of reference records allow"),
         Column("found", TEXT, "JSON", "per audit: run, score, best place among the members, number of members, p-value"),
     ),
-    keys=("kind", "id"),
+    keys=("kind", "id", "data"),
     optional=True,
 )

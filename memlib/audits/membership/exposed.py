@@ -31,6 +31,7 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
             p_values=_p_values(units, members) if by_chance and name == headline else None,
             references=int((~members).sum()) if by_chance and name == headline else None,
             strata=units["label"].to_numpy() if by_chance else None,
+            sizes=units["examples"].to_numpy(),
         )
         for name in sorted(asked, key=lambda name: name != headline)
     ]

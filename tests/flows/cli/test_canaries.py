@@ -128,13 +128,16 @@ def test_canaries_check_examines_lengths_and_tokenized_data(
     assert f"60 canaries of up to {longest} tokens" in capsys.readouterr().out
     assert main(["canaries", "check", folder, "--model", model, "--max-length", "12", "--json"]) == 1
     assert "60 of 60 canaries are longer than 12 tokens" in json.loads(capsys.readouterr().out)["problems"][0]
-    ids = [list(one.tokens) for one in encoded]
+    ids = [list(one.tokens) for one, inside in zip(encoded, read_coins(Path(folder)).inside, strict=True) if inside]
     pq.write_table(pa.table({"input_ids": ids}), data)
     assert main(["canaries", "check", folder, "--model", model, "--data", str(data)]) == 0
     assert "has no labels; whether canaries have a loss was not checked" in " ".join(capsys.readouterr().out.split())
     pq.write_table(pa.table({"input_ids": ids, "labels": [[-100] * len(row) for row in ids]}), data)
     assert main(["canaries", "check", folder, "--model", model, "--data", str(data)]) == 1
-    assert "problem: labels are -100 on all tokens of 8 of 8 canaries" in capsys.readouterr().out
+    assert f"problem: labels are -100 on all tokens of {len(ids)} of {len(ids)} canaries" in capsys.readouterr().out
+    pq.write_table(pa.table({"input_ids": [list(one.tokens) for one in encoded]}), data)
+    assert main(["canaries", "check", folder, "--model", model, "--data", str(data)]) == 1
+    assert f"problem: {60 - len(ids)} of {60 - len(ids)} canaries whose coin is 'out' are in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

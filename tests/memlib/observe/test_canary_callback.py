@@ -115,14 +115,14 @@ def test_masked_labels_end_the_training_before_its_first_step(folder: Path, cana
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(item["input_ids"]) for item in items], batch_first=True)
         return {"input_ids": ids, "labels": torch.full_like(ids, -100)}
 
-    with pytest.raises(UserError, match=r"labels are -100 on all tokens of 8 of 8 canaries") as raised:
+    with pytest.raises(UserError, match=r"labels are -100 on all tokens of \d+ of \d+ canaries") as raised:
         train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, collator=masked)
     assert len(str(raised.value).splitlines()) == 1
     assert not (tmp_path / LOSSES_FILE).exists()
 
 
 def test_truncated_canaries_end_the_training(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokens are missing from 8 of 8 canaries; raise the maximum length"):
+    with pytest.raises(UserError, match=r"tokens are missing from \d+ of \d+ canaries; raise the maximum length"):
         train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, most=10)
 
 

@@ -1,6 +1,7 @@
 """The preflight of canaries: batches that were made by hand, with one fault each."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def check(ids: list[list[int]], labels: Any = None, **settings: Any) -> BatchChe
 
 def test_a_correct_batch_has_no_problem() -> None:
     result = check([row(0), row(5), [1] * 20], model=torch.nn.Linear(1, 1))
-    assert result == BatchCheck(seen=2, cut=0, masked=0, part_masked=0, problems=())
+    assert result == BatchCheck(seen=2, found=2, cut=0, masked=0, part_masked=0, problems=())
 
 
 @pytest.mark.parametrize(
@@ -104,20 +105,52 @@ def collate(items: list[dict[str, list[int]]]) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids}
 
 
-def test_a_data_set_is_searched_until_enough_canaries_are_found() -> None:
-    class Rows(list[dict[str, list[int]]]):
-        read = 0
+INSIDE = np.arange(20) % 2 == 0
 
-        def __getitem__(self, place: Any) -> Any:
-            self.read += 1
-            return super().__getitem__(place)
 
-    rows = Rows({"input_ids": [1] * 20} if place % 5 else {"input_ids": row(place // 5 % 20)} for place in range(1000))
-    result = check_dataset(rows, collate, INDEX)
-    assert (result.seen, result.problems) == (ENOUGH, ())
-    assert rows.read <= 5 * ENOUGH
+def with_others(numbers: Iterable[int]) -> list[dict[str, list[int]]]:
+    return [{"input_ids": [1] * 20 if other else row(number)} for number in numbers for other in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "repeats", "said"),
+    [
+        (range(0, 20, 2), 1, ""),
+        ([*range(0, 20, 2)] * 2, 2, ""),
+        (range(20), 1, "10 of 10 canaries whose coin is 'out' are in the training data; add insert.jsonl, not all.jsonl"),
+        (range(1, 20, 2), 1, "10 of 10 inserted canaries are not in the training data; add the whole of insert.jsonl"),
+        ([0], 1, "9 of 10 inserted canaries are not in the training data; add the whole of insert.jsonl"),
+        (range(0, 20, 2), 2, "a canary occurs 1 times on average, where 2 times were asked for; keep repeated texts"),
+    ],
+)
+def test_training_data_must_hold_the_inserted_canaries_and_no_others(numbers: Iterable[int], repeats: int, said: str) -> None:
+    problems = check_dataset(with_others(numbers), collate, INDEX, inside=INSIDE, repeats=repeats).problems
+    assert said in problems if said else problems == ()
+
+
+def test_canaries_that_occur_more_often_than_asked_for_are_remarked_on() -> None:
+    (remark,) = check_dataset(with_others([*range(0, 20, 2)] * 3), collate, INDEX, inside=INSIDE).remarks
+    assert remark == "a canary occurs 3 times on average, where 1 time was asked for"
+
+
+def test_a_part_of_a_canary_that_was_not_inserted_may_be_in_the_data_by_chance() -> None:
+    rows = [*with_others(range(0, 20, 2)), {"input_ids": row(1, start=1, stop=8)}]
+    assert check_dataset(rows, collate, INDEX, inside=INSIDE).problems == ()
+
+
+def test_without_coins_all_or_too_few_canaries_are_a_problem() -> None:
+    many = [tuple(one) for one in RNG.integers(10, 90, size=(60, 14)).tolist()]
+    index = CanaryIndex(many)
+
+    def problems(count: int) -> tuple[str, ...]:
+        return check_dataset([{"input_ids": [1, *one, 1]} for one in many[:count]], collate, index).problems
+
+    assert problems(33) == ()
+    assert "60 of 60 canaries are in the training data, where fair coins choose about half; add insert" in problems(60)[0]
+    assert "3 of 60 canaries are in the training data, where fair coins choose about half; add the whole" in problems(3)[0]
     missing = check_dataset([{"input_ids": [1] * 20}] * 30, collate, INDEX)
     assert missing.problems[0].startswith("no canary was found")
+    assert len(missing.problems) == 1
 
 
 def test_items_that_the_collator_tokenizes_are_searched() -> None:
@@ -126,7 +159,10 @@ def test_items_that_the_collator_tokenizes_are_searched() -> None:
         return {"input_ids": ids, "labels": ids}
 
     texts = [" ".join(map(str, row(number))) for number in range(20)]
-    assert check_dataset(["1 1"] * 50 + texts, tokenized, INDEX).problems == ()
+    found = check_dataset(["1 1"] * 50 + texts, tokenized, INDEX)
+    assert found.problems == ()
+    assert ENOUGH <= found.seen < 20
+    assert f"the first {found.seen} canaries were looked at" in found.remarks[0]
 
 
 def test_the_check_of_a_data_set_restores_random_states() -> None:

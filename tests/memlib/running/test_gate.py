@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from memlib.audits.policy import Policy
@@ -103,6 +104,15 @@ def test_a_policy_can_name_the_model_and_the_largest_bound(store: Store) -> None
     assert reasons(loose)["bound=0.04"] == ("undecided", "bounds of the recipe: m_white: 0.05")
     publish(store, "bbc", BASELINE, finding=head(BASELINE, bound=None), finished=NOW + 1)
     assert gate(policy(bound=0.9, verdicts=["bounded"]), store, now=NOW + 1).outcome == "undecided"
+
+
+def test_persons_are_counted_where_units_are_grouped(store: Store) -> None:
+    rows = [{"example_id": f"{n}", "group": "p1" if n < 60 else None} for n in range(62)]
+    table = pa.Table.from_pylist(rows * 2)  # images of one person and two others, at two settings
+    publish(store, "abc", BASELINE, scores=table, finding=head(BASELINE, n=62))
+    assert gate(policy(n=3), store, now=NOW).outcome == "passed"
+    few = gate(policy(n=4), store, now=NOW)
+    assert reasons(few)["n=4"] == ("undecided", "the headline rests on 3 independent units")
 
 
 def test_age_is_that_of_the_numbers_and_not_of_the_page(store: Store) -> None:

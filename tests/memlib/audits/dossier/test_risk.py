@@ -1,6 +1,7 @@
 """Rankings of several audits, joined: places and p-values solved by hand, a plant, and the null of records named together."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,27 @@ def test_at_risk_joins_the_examples_of_a_group() -> None:
     assert json.loads(rows[1]["found"]) == [
         {"run": "1", "by": "score", "score": 3.0, "place": 2, "members": 4, "p": 0.2}
     ]  # her best place
+
+
+def test_a_person_whom_an_audit_ranks_as_one_record_keeps_the_number_of_her_examples() -> None:
+    ranking = Ranking(
+        "lira", EXAMPLE, ["p1/0", "p2/0"], np.array([3.0, 1.0]), np.array([True, True]), sizes=np.array([60, 1])
+    )
+    persons = {f"p1/{n}": "p1" for n in range(60)} | {"p2/0": "p2"}
+    rows = at_risk([Ranked("1", "membership", ranking)], persons, share=0.01).to_pylist()
+    assert [(row["id"], row["examples"]) for row in rows] == [("p1", 60), ("p2", 1)]
+    twice = Ranking("self_influence", EXAMPLE, ["p1/0", "p1/1"], np.array([2.0, 1.0]), np.array([True, True]))
+    both = [Ranked("1", "membership", ranking), Ranked("2", "self_influence", twice)]
+    assert at_risk(both, persons, share=0.01)["examples"].to_pylist()[0] == 60
+
+
+def test_equal_ids_of_other_data_are_other_records() -> None:
+    one, other = replace(ranked("1", [3, 2]), data="d"), replace(ranked("2", [3, 2]), data="e")
+    rows = at_risk([one, other], {}, share=0.5).to_pylist()
+    assert sorted((row["id"], row["data"], row["examined"]) for row in rows) == [
+        ("a", "d", 1), ("a", "e", 1), ("b", "d", 1), ("b", "e", 1),
+    ]  # fmt: skip
+    assert {row["examined"] for row in at_risk([one, replace(other, data="d")], {}, share=0.5).to_pylist()} == {2}
 
 
 def test_at_risk_lists_members_alone_and_keeps_kinds_apart() -> None:
