@@ -1,6 +1,8 @@
 """Reference pages, generated from the code: every column of the results, every key of a recipe, every term."""
 
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
 from unittest import mock
@@ -62,19 +64,35 @@ def recipe_page() -> str:
         "`resources` determines how the work is carried out and is not part of any key.",
         "",
     ]
+    seen = _Seen()
     for audit in AUDITS.values():
         lines += [f"## {audit.name}", "", audit.question, ""]
-        lines += _section("", audit.recipe)
+        lines += _section("", audit.recipe, seen)
         for name, variant in audit.variants.items():
-            lines += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *_section("", variant)]
-    lines += ["## resources", "", *_section("resources", Resources)]
+            lines += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *_section("", variant, seen)]
+    lines += ["## resources", "", *_section("resources", Resources, seen)]
     lines += ["## policy", "", "A policy of `memlib gate` is a YAML file of its own, read as strictly as a recipe.", ""]
-    lines += _section("", Policy)
+    lines += _section("", Policy, seen)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(place: str, model: type[BaseModel]) -> list[str]:
-    rows, inner = [], []
+class _Seen:
+    """The inner models that have a section, by link to its heading; equal headings are numbered as MyST numbers them."""
+
+    def __init__(self) -> None:
+        self.links: dict[type[BaseModel], str] = {}
+        self._times = Counter[str]()
+
+    def add(self, model: type[BaseModel], heading: str) -> None:
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        times = self._times[anchor]
+        self._times[anchor] += 1
+        self.links[model] = f"[{heading}](#{anchor}{f'-{times}' if times else ''})"
+
+
+def _section(place: str, model: type[BaseModel], seen: _Seen) -> list[str]:
+    """Return the table of a model's keys, and the sections of inner models, or links to those that have one."""
+    rows, inner, known = [], list[str](), list[str]()
     for name, field in model.model_fields.items():
         key = f"{place}.{name}" if place else name
         if name == "kind" or (name == "audit" and not place):  # already in the heading
@@ -87,10 +105,14 @@ def _section(place: str, model: type[BaseModel]) -> list[str]:
             rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
         for member in members:
             kind = _kind(member)
-            inner += [f"### {key}{f', kind: {kind}' if kind else ''}", "", _text(member.__doc__), ""]
-            inner += _section(key, member)
+            heading = f"{key}{f', kind: {kind}' if kind else ''}"
+            if member in seen.links:
+                known.append(f"- `{heading}`: as {seen.links[member]}")
+                continue
+            seen.add(member, heading)
+            inner += [f"### {heading}", "", _text(member.__doc__), "", *_section(key, member, seen)]
     table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
-    return table + inner
+    return table + ([*known, ""] if known else []) + inner
 
 
 def _kind(model: type[BaseModel]) -> str:

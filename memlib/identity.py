@@ -7,6 +7,7 @@ callables, NaN) are rejected.
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import memlib
 
 VERSION = memlib.__version__
 KEY_LENGTH = 32  # hex digits, 128 bits
+KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 
 
 def canonical_json(value: Any) -> str:

@@ -162,7 +162,13 @@ SUMMARY = Table(
         Column("metric", TEXT, "", "the metric's name"),
         Column("params", TEXT, "JSON", "settings at which the metric was computed (layer, k, p, direction, ...)"),
         Column("role", TEXT, "", "test (has a null and a verdict), estimate, or diagnostic"),
-        Column("value", FLOAT, "metric's", "the estimate: a fraction, a probability, or as specified by params"),
+        Column(
+            "value",
+            FLOAT,
+            "metric's",
+            "the estimate: a fraction, a probability, or as specified by params; NaN, which SQL sorts "
+            "above all numbers, if it could not be computed",
+        ),
         Column("ci_low", FLOAT, "metric's", "lower end of the 95 % interval; null if there is none"),
         Column("ci_high", FLOAT, "metric's", "upper end of the 95 % interval; null where only a lower bound is known"),
         Column(

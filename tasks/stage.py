@@ -214,7 +214,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
     if where == "fleet":
         train_missing(context, missing, bars)
     elif where in ("anywhere", "cores") and (len(missing) > 1 or context.resources.ray_address is not None):
-        calls = [(context.store, ref, record_of(context, stage), stage.write) for ref, stage in missing.items()]
+        calls = [(context.store, ref, record_of(context, stage), stage.fill) for ref, stage in missing.items()]
         progress, near = functools.partial(bars.move, kind.title), _nodes_near(context, list(missing.values()))
         gpu = where == "anywhere"
         for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
@@ -226,7 +226,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
             record, started = record_of(context, stage), time.monotonic()
             with context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = functools.partial(bars.move, stage.label or f"part {number}"), warn
-                stage.write(attempt, context.device)
+                stage.fill(attempt, context.device)
             context.spend(1, time.monotonic() - started)
             for line in kind.described(Artifact(context.store, ref, kind)):
                 log.info("%s: %s", kind.title, line, extra={"run": context.run, "stage": ref.stage, "key": ref.key})

@@ -154,7 +154,7 @@ def plan(
     freeze: Path | None = None,
     key: Path | None = None,
     json_: JsonOption = False,
-) -> None:
+) -> int:
     """Show what a run would do: each stage with its key, whether the store already holds it, and its estimated cost.
 
     With --freeze, also write it down before the run, for memlib run --plan: recipe, thresholds, looks, digests of data and
@@ -162,7 +162,7 @@ def plan(
 
     Costs are estimated from the most similar artifacts in the store. Keys that depend on artifacts not yet computed cannot
     be shown. Nothing is computed, and nothing is written to the store; a data set that the recipe says to download is
-    downloaded, and a missing secret file for canaries is created.
+    downloaded, and a missing secret file for canaries is created. Exits with status 2 if a cell cannot run.
 
     Parameters
     ----------
@@ -198,10 +198,11 @@ def plan(
     file = None if freeze is None else _frozen(request, steps, freeze, key)
     if json_:
         print(json.dumps(steps.as_json() if file is None else file.model_dump(), indent=1))
-        return
-    stored.print_plan(steps)
-    if file is not None:
-        stored.print_frozen(file, named=f"frozen in {freeze}")
+    else:
+        stored.print_plan(steps)
+        if file is not None:
+            stored.print_frozen(file, named=f"frozen in {freeze}")
+    return 2 if steps.problems else 0
 
 
 def _frozen(request: AuditRequest, steps: Plan, path: Path, key: Path | None) -> PlanFile:

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from memlib.identity import KEY_LENGTH
+from memlib.identity import KEY, KEY_LENGTH
 from memlib.pipeline.sources import is_source
 from memlib.specs.data import POOL
 from memlib.store import Ref, Store
 
-KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 LONG = re.compile(rf"[0-9a-f]{{{KEY_LENGTH},}}")
 OF_SOURCES = frozenset({"source", "text"})  # which may look like keys, as users' sources choose their digests
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
-from memlib.errors import CorruptArtifact
-from memlib.identity import as_json, content_key
+from memlib.errors import CorruptArtifact, RunError
+from memlib.identity import KEY, as_json, content_key
 from memlib.pipeline.definitions import code_of, equal_codes
 from memlib.pipeline.provenance import Declared, provenance_of
 from memlib.pipeline.user_code import identity_of as code_of_user
@@ -267,6 +267,24 @@ class Stage(ABC, Generic[Out]):
             device: device to compute on.
         """
 
+    def fill(self, attempt: Attempt, device: torch.device) -> None:
+        """Fill the artifact, and check that what the stage read is still what its key names.
+
+        Raises:
+            RunError: when data or models outside of the store were replaced while they were read.
+        """
+        self.write(attempt, device)
+        self.check_reads(attempt.ref)
+
+    def check_reads(self, ref: Ref) -> None:
+        """Compare the digests of what the stage reads outside of the store with those in the key of its artifact.
+
+        Raises:
+            RunError: when they differ.
+        """
+        if _names_digests(self.identity.inputs) and replace(self).identity.ref != ref:  # type: ignore[type-var]
+            raise RunError(f"what {ref.stage} {ref.key[:8]} reads changed while it was read; run the same command again")
+
     @classmethod
     @abstractmethod
     def open(cls, artifact: Artifact[Out]) -> Out:
@@ -313,6 +331,15 @@ class Stage(ABC, Generic[Out]):
             "spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance,
             "transient": bool(self.transient), "former": former,
         }  # fmt: skip
+
+
+def _names_digests(inputs: Any) -> bool:
+    """Return whether a stage's inputs hold anything but keys of artifacts."""
+    if isinstance(inputs, str):
+        return KEY.fullmatch(inputs) is None
+    if isinstance(inputs, Mapping | list | tuple):
+        return any(map(_names_digests, inputs.values() if isinstance(inputs, Mapping) else inputs))
+    return inputs is not None
 
 
 AnyStage = Stage[Any]

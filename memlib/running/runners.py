@@ -126,7 +126,7 @@ class PlainRunner:
         be_exact()
         with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
             attempt.warn = self.warn
-            stage.write(attempt, self._device or torch.device("cpu"))
+            stage.fill(attempt, self._device or torch.device("cpu"))
 
     def _reuse(self, stage: AnyStage, ref: Ref) -> None:
         self._work.reused.append(str(ref))

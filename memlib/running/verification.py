@@ -21,7 +21,7 @@ from memlib.audits.last_stages import REPORT_FILE
 from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import Findings, Verdict, verdict_of
-from memlib.identity import KEY_LENGTH, canonical_json
+from memlib.identity import KEY, canonical_json
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
@@ -57,7 +57,6 @@ SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000
 SWEEP = Recipe.model_fields["audit"].default
-KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 FREE = frozenset({"source", "prefix", "suffix"})  # inputs that are no keys, but which a user may choose to look like one
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memlib.errors import CorruptArtifact, RunError
+from memlib.identity import KEY
 from memlib.runs.heartbeat import SILENT_SECONDS, beating
 from memlib.runs.index import list_runs, publish_rows, refs_of
 from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
@@ -23,7 +24,6 @@ DAY = 86_400.0
 SILENCE_SECONDS = DAY  # a run without a sign of life for this long is dead
 CLEARING = "clearing"
 LOOK_SECONDS = 1.0
-KEY = re.compile(r"[0-9a-f]{32}")
 ATTEMPT = re.compile(r"[0-9a-f]{12}")
 STATE = re.compile(r"\d{12}-[0-9a-f]{12}")
 PART = re.compile(r".+\.[0-9a-f]{32}\.part|[0-9a-f]{32}\.part")

@@ -206,7 +206,7 @@ def cells_of(store: Store, run: RunRecord) -> dict[str, RunRecord]:
 def measured_at(store: Store, run: RunRecord) -> float:
     """Return the time at which the numbers of a run were computed, in seconds since 1970; of cells, that of the oldest.
 
-    A run is published anew when its page changes; its numbers are as old as its scores. Without their manifest, the first
+    A run is published again when its page changes; its numbers are as old as its scores. Without their manifest, the first
     publication counts.
     """
     cells = [measured_at(store, cell) for cell in cells_of(store, run).values()]

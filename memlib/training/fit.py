@@ -504,6 +504,7 @@ class _Run:
                 known.add(ref)
             with self.store.artifacts.write(self.ref, **known.record(self.store, self.job)) as attempt:
                 self.fill(attempt)
+                self.job.check_reads(self.ref)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"

@@ -27,11 +27,12 @@ pytestmark = pytest.mark.slow
 # the command, with parts of another size, which says at its end what it asked of S3
 COMMAND = """
 import collections, json, sys
-from memlib.audits.deja_vu import stages
+from memlib.audits.deja_vu import embedding, scoring, stability
 from memlib.data import stages as data
 rows, settings = int(sys.argv[1]), int(sys.argv[2])
 if rows:
-    stages.BLOCK_ROWS, data.BLOCK_IMAGES, stages.MOST_UNITS = rows, 2 * rows, settings
+    embedding.BLOCK_ROWS = stability.BLOCK_ROWS = rows
+    data.BLOCK_IMAGES, scoring.MOST_UNITS = 2 * rows, settings
 import s3fs
 asked, call = collections.Counter(), s3fs.S3FileSystem._call_s3
 async def counted(self, method, *arguments, **options):

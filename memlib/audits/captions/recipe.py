@@ -10,7 +10,6 @@ from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
 
 Direction = Literal["A", "B"]
-DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 HEADLINE, DOSES = "headline", "doses"  # families of tests
 
 

@@ -36,7 +36,6 @@ COLOURS = {QUERY: "#7a3b9a", CALIBRATION: REFERENCE, NULL: "#5f8f6b", RETAINED: 
 SHOWN_TARGETS = 4
 LEAD_WORDS = 40  # of the box of the verdict; the rest follows below
 MOST_REMOVED = 24  # removed examples that are listed without being asked for
-ECDF = "confidence_ecdf"  # curve
 EDGE = 1e-7
 _FORGEABLE = (
     "The outputs of {} were supplied by the owner of the model. Outputs can be forged: an owner who can tell D_Q from the "

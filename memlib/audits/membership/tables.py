@@ -95,7 +95,12 @@ MODELS = Table(
         Column("loss_out", FLOAT, "nat", "mean loss on the other examples"),
         Column("auc", FLOAT, "", "area under the ROC curve of the headline attack, over examples or persons"),
         Column("p_value", FLOAT, "probability", "p-value of this area by redraws of the model's coins"),
-        Column("true_alarms", pa.list_(FLOAT), "fraction", "true alarms at each rate of false alarms of the recipe"),
+        Column(
+            "true_alarms",
+            pa.list_(FLOAT),
+            "fraction",
+            "true alarms at each rate of false alarms of the recipe; NaN if unknown",
+        ),
     ),
     keys=("model",),
 )

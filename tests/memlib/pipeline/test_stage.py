@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from memlib.errors import CorruptArtifact, MissingArtifact
-from memlib.identity import content_key
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError
+from memlib.identity import content_key, file_digest
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, Artifact, Identity, Known, Stage
 from memlib.running.runners import PlainRunner
@@ -156,6 +156,45 @@ def test_an_artifact_computed_from_an_earlier_input_is_not_reused(runner: PlainR
     )
     assert again.warnings == [changed, "short"]
     assert [name.split("/")[0] for name in again.computed] == ["sentence"]
+
+
+@dataclass(frozen=True)
+class Copied(Stage[str]):
+    """Copies a file, whose digest is in its key; `during` replaces the file while it is read."""
+
+    declared: ClassVar[Declared] = Declared("copied", 1)
+    title: ClassVar[str] = "copy a file"
+
+    path: Path
+    during: str = field(default="", metadata=UNKEYED)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return {"file": file_digest(self.path)}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        if self.during:
+            self.path.write_text(self.during)
+        attempt.path("copy.txt").write_text(self.path.read_text())
+
+    @classmethod
+    def open(cls, artifact: Artifact[str]) -> str:
+        return artifact.path("copy.txt").read_text()
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_stored_under_its_former_digest(
+    runner: PlainRunner, tmp_path: Path
+) -> None:
+    file = tmp_path / "weights"
+    file.write_text("first")
+    with pytest.raises(RunError, match="what copied .* reads changed while it was read; run the same command again"):
+        runner.run(Copied(file, during="second"))
+    assert runner.run(Copied(file)).content == "second"
+    assert runner.run(Copied(file, during="second")).content == "second"
 
 
 def test_reading_a_damaged_artifact_raises_corrupt_artifact(runner: PlainRunner) -> None:

@@ -131,7 +131,9 @@ def test_a_dossier_runs_the_cells_that_its_recipe_names(tmp_path: Path) -> None:
     assert len(memlib.list_runs(store=str(tmp_path / "store"))) == 3
 
 
-def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(tmp_path: Path) -> None:
+def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = str(tmp_path / "store")
     table = {"kind": "table", "path": str(tmp_path / "nowhere.csv"), "label_column": "y", "standardize": True}
     broken = {**INFLUENCE, "title": "broken", "data": {"source": table}}
@@ -145,6 +147,9 @@ def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
             "cells": [{"name": "moons", "recipe": MOONS}, {"name": "other", "recipe": broken}],
         }
         memlib.run(sweep, store=place, quiet=True)
+    (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
+    assert main(["plan", str(tmp_path / "sweep.yaml"), "--store", place]) == 2
+    assert "cell other cannot run: " in capsys.readouterr().out
     found = {one.audit: one for one in memlib.list_runs(store=place)}
     own = memlib.open(found["dossier"].id, store=place)
     of_sweep = memlib.run({"audit": "dossier", "subject": {"runs": [found["sweep"].id]}}, store=place, quiet=True)
