@@ -329,6 +329,7 @@ def report_unequal(rows: Sequence[Row]) -> Iterator[str]:
 # -- looking again ---------------------------------------------------------------------------------------
 
 LOOKS = ("one pair of models, then three", "five seeds of the split")
+LOOK_DRAWS = 1000
 
 
 def judge_looks(unit: str) -> Row:
@@ -336,7 +337,7 @@ def judge_looks(unit: str) -> Row:
     rng, labels = np.random.default_rng(derive_seed(7, unit) % 2**31), np.arange(200) % 10
     planned = 2 if unit == LOOKS[0] else 5
     unpaid = paid = 0
-    for draw in range(1000):
+    for draw in range(LOOK_DRAWS):
         ease = rng.random(200)
         p_values = []
         pairs = (rng.random((3, 2, 200)) < ease).astype(np.int64)
@@ -349,7 +350,7 @@ def judge_looks(unit: str) -> Row:
             p_values.append(design.tail_p((used[:, 0] - used[:, 1]).sum(axis=0), permutations=199, seed=draw))
         unpaid += min(p_values) <= 0.05
         paid += min(p_values) <= 0.05 / planned
-    return {"kind": unit, "unpaid": int(unpaid), "paid": int(paid), "count": 1000}
+    return {"kind": unit, "unpaid": int(unpaid), "paid": int(paid), "count": LOOK_DRAWS}
 
 
 def report_looks(rows: Sequence[Row]) -> Iterator[str]:

@@ -29,8 +29,8 @@ FEW_PAIRS = {
     "training.batch_size": 25, "training.epochs": 2,
 }  # fmt: skip
 REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, which take most of its time
-    "exposure-recurring": {"exposure.SINGLE_REDRAWS": 20}, "own-model": {"unique_feature.OWN_NETS": 1},
-    "exposure-file": {"exposure.REDRAWS": 3}, "exposure-variants": {"exposure.VARIANT_REDRAWS": 3},
+    "exposure-recurring": {"exposure.SINGLE_REDRAWS": 20, "exposure.SINGLE_NETS": 1}, "own-model": {"unique_feature.OWN_NETS": 1},
+    "exposure-file": {"exposure.REDRAWS": 3, "exposure.NETS": 1}, "exposure-variants": {"exposure.VARIANT_REDRAWS": 3, "exposure.VARIANTS": 2},
     "deja-vu-bounds": {"deja_vu.SIMULATED": 20}, "deja-vu-power": {"persons.POWER_DRAWS": 20},
     "captions-null": {"captions.SMALL": FEW_PAIRS, "captions.REDRAWS": 3}, "captions-plant": {"captions.SMALL": FEW_PAIRS},
     "reconstruction-null": {"reconstruction.SMALL": TINY, "reconstruction.REDRAWS": 3},
@@ -38,6 +38,10 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
     "membership-level": {"membership.LEVEL_WORLDS": 2}, "membership-plant": {"membership.PLANT_WORLDS": 1},
     "membership-epsilon": {"membership.PRIVATE_WORLDS": 2}, "membership-leaks": {"membership.LEAK_WORLDS": 1},
     "membership-bounded": {"membership.BOUNDED_WORLDS": 1},
+    "deja-vu-null": {"deja_vu.REDRAWS": 3}, "deja-vu-alone-null": {"deja_vu_alone.REDRAWS": 2},
+    "deja-vu-alone-plant": {"deja_vu_alone.GUILTY": 2}, "deja-vu-looks": {"persons.LOOK_DRAWS": 20},
+    "persons-alone": {"persons.REDRAWS": 20}, "persons-intervals": {"persons.REDRAWS": 20}, "gate": {"gate.REPEATS": 20},
+    "sweep-trends": {"sweeps.SWEEPS": 20}, "forgetting-forests": {"forests.FORESTS": 1},
 }  # fmt: skip
 
 

@@ -120,11 +120,11 @@ def _listens(port: int) -> bool:
 @pytest.mark.slow
 def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
-    other_k = memlib.audit(store, "decode.k=[7,5]", **NO_RAY)
+    other_k = memlib.audit(store, "decode.k=[7,5]")
     assert {name.split("/")[0] for name in other_k["computed"]} == {"search", "score", "report"}
     other_p = memlib.audit(store, "decode.p=0.5", "report.gallery=1", **NO_RAY)
     assert {name.split("/")[0] for name in other_p["computed"]} == {"score", "report"}
-    other_crop = memlib.audit(store, "decode.crops=[maximal,corner]", **NO_RAY)
+    other_crop = memlib.audit(store, "decode.crops=[maximal,corner]")
     made = sorted(name.split("/")[0] for name in other_crop["computed"])
     assert made == ["embed", "embed", "report", "score", "search", "search"]
     assert len({first["run"], other_k["run"], other_p["run"], other_crop["run"]}) == 4
@@ -254,7 +254,7 @@ def test_show_reveal_is_refused_for_audits_other_than_exposure(memlib: Memlib, f
     ("settings", "message"),
     [
         pytest.param(["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images", marks=pytest.mark.slow),
-        pytest.param(["training.optimizer.learning_rate=1e30"], "the loss is not finite at step", marks=pytest.mark.slow),
+        pytest.param(["training.optimizer.learning_rate=1e12"], "the loss is not finite at step", marks=pytest.mark.slow),
         pytest.param(
             ["resources.workers_per_model=60", "training.batch_size=60"],
             "one model needs 60 workers of 1 CPU each",

@@ -137,6 +137,7 @@ def test_together_inserted_canaries_of_another_secret_are_audited(
 ) -> None:
     mine, store, manifest = audited
     (tmp_path / "secret").write_bytes(bytes(range(32)))
+    (tmp_path / "secret").chmod(0o600)
     settings = ("canaries.together=true", "canaries.insertions=[2, 30]", "canaries.never=5", "training.epochs=6")
     other = mine.audit(
         store, *settings, "score.method=pruned", "score.max_evaluations=3000", MEMLIB_SECRET_FILE=str(tmp_path / "secret")

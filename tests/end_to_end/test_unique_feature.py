@@ -95,13 +95,6 @@ def test_a_planted_feature_is_found_and_everything_is_published(moons: tuple[Mem
     assert oct(Path(manifest["report"]).stat().st_mode)[-3:] == "600"
 
 
-def test_a_second_run_computes_nothing(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
-    tiny, store, manifest = moons
-    again = tiny.audit(store)
-    assert again["computed"] == []
-    assert again["run"] == manifest["run"]
-
-
 @pytest.mark.slow
 def test_scores_do_not_depend_on_the_chunk_size(moons: tuple[Memlib, Path, dict[str, Any]]) -> None:
     tiny, store, manifest = moons

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from semantic import PLANNED, REFUSED, fuzz
 
-RECIPES = 200
+RECIPES = 100
 
 
 @pytest.mark.long

@@ -25,7 +25,10 @@ READ_LATER = {
 }
 """Sources that no shipped recipe has: each a shipped recipe and its settings."""
 PINS = Path(__file__).with_name("keys.json")
-LONG = {"cifar10", "forgetting_table_1", "self_influence_canaries_2022", "sweep_smoke", "two_moons_noise"}
+LONG = {
+    "cifar10", "exposure_optimizers", "forgetting_table_1", "forgetting_table_1_rho", "self_influence_canaries_2022", "sweep_smoke",
+    "two_moons_noise",
+}  # fmt: skip
 
 
 def pins_of(keys: Keys) -> dict[str, list[object]]:

@@ -165,7 +165,7 @@ def _forget_digests() -> None:
     definitions._saved().clear()
 
 
-@pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [60, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "_save", lambda digests: None)
     saved: dict[str, str] = {}
