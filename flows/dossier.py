@@ -1,6 +1,7 @@
 """A dossier: the audits about one model or data set, as one document. Cells that the recipe names are run first."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from memlib.audits import AUDITS
@@ -19,6 +20,7 @@ from memlib.specs.asks import NAME_LENGTH, asks_digest
 from memlib.store import Ref, Store
 
 DAY = 86_400
+UNNAMED = "the reason may name examples, and is left out"
 STAGES: tuple[type[AnyStage], ...] = (Score, Report)
 HAS_CELLS = True  # machines can be stated for the stages of any audit
 resolved = of_cells.resolved
@@ -43,7 +45,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {problems}")
     looks, stale = further_looks(runner.store, runs), _stale(runner.store, runs, recipe.most_days)
-    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, failed)
+    told = failed if recipe.ids else [replace(one, problem=UNNAMED) for one in failed]
+    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, told)
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
     run = runner.publish(recipe, scores, report, {}, cells={one.run: one for one in runs})

@@ -39,8 +39,7 @@ from memlib.data.scenes import Digits, Scenes
 from memlib.data.table import Table
 from memlib.data.two_moons import TwoMoons
 from memlib.errors import DataError
-from memlib.identity import file_digest
-from memlib.pipeline.user_code import load
+from memlib.pipeline.user_code import load, version_of
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
 from memlib.specs.data import (
     AnnotatedFolderSource,
@@ -237,4 +236,4 @@ def import_source(spec: ImportSource) -> Source:
     file = inspect.getsourcefile(sys.modules[module_name])
     if spec.version is None and file is None:
         raise DataError(f"the source code of {module_name} cannot be read; declare a version")
-    return _Imported(source, spec.version or file_digest(Path(str(file))))
+    return _Imported(source, spec.version or version_of(module_name, Path(str(file))))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from memlib.errors import UnknownUntilRun, UserError
+from memlib.identity import file_digest
 
 VARIABLE = "MEMLIB_CODE"
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*", re.ASCII)
@@ -134,30 +135,48 @@ def identity_of(module: str) -> str:
     those that it imports, directly or not, from files that are neither installed nor memlib's; "unknown" if the module's file
     cannot be found.
     """
+    origin = _origin(module)
+    if origin is None:
+        return "unknown"
+    if _is_installed(origin):
+        found = importlib.metadata.packages_distributions().get(module.partition(".")[0])
+        return f"{found[0]} {importlib.metadata.version(found[0])}" if found else "unknown"
+    return _digest_of([origin, *imported_files(module)])
+
+
+def imported_files(module: str) -> list[Path]:
+    """Return the files that a module imports, directly or not, and that are neither installed nor memlib's.
+
+    No code is run; a file that cannot be read or parsed imports nothing.
+    """
     files: dict[str, Path] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name in files or name.partition(".")[0] in sys.stdlib_module_names:
-            continue
-        origin = _origin(name)
-        if origin is None or any(origin.is_relative_to(folder) for folder in MEMLIBS):
-            continue
-        if {"site-packages", "dist-packages"} & set(origin.parts):
-            if name != module:
-                continue
-            found = importlib.metadata.packages_distributions().get(module.partition(".")[0])
-            return f"{found[0]} {importlib.metadata.version(found[0])}" if found else "unknown"
-        files[name] = origin
-        with contextlib.suppress(OSError, ValueError, SyntaxError):
-            waiting += _imported(name, origin)
-    if module not in files:
-        return "unknown"
+        origin = None if name in files or name.partition(".")[0] in sys.stdlib_module_names else _origin(name)
+        if origin is not None and not _is_installed(origin) and not any(map(origin.is_relative_to, MEMLIBS)):
+            files[name] = origin
+            with contextlib.suppress(OSError, ValueError, SyntaxError):
+                waiting += _imported(name, origin)
+    return [file for name, file in files.items() if name != module]
+
+
+def version_of(module: str, file: Path) -> str:
+    """Return the digest of a module's file and, if it imports other files of the user's, of all of them, for use in keys."""
+    others = imported_files(module)
+    return file_digest(file) if not others else f"{file_digest(file)} {_digest_of(others)}"
+
+
+def _digest_of(files: Iterable[Path]) -> str:
     try:
-        digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files.values())
+        digests = sorted(file_digest(file) for file in files)
     except OSError:
         return "unknown"
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+
+
+def _is_installed(file: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _origin(module: str) -> Path | None:

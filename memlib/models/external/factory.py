@@ -9,7 +9,7 @@ from typing import Any
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.models.hugging import ENCODER, MODEL, OPEN_CLIP, adapter_files, check_folder, read_json
-from memlib.pipeline.user_code import load, source_file
+from memlib.pipeline.user_code import load, source_file, version_of
 from memlib.specs import ExternalClassifierSpec, HuggingFaceSpec, ProtocolSpec
 from memlib.specs.encoders import (
     EncoderSpec,
@@ -50,7 +50,7 @@ def external_digest(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder
         source = source_file(spec.model) or _source_of(load(spec.model))
         if source is None:
             raise UserError(f"the source of {spec.model} cannot be read; declare a version")
-        version = file_digest(Path(source))
+        version = version_of(spec.model.partition(":")[0], Path(source))
     for path in weights:
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}")

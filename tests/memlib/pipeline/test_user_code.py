@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from flows.cli.app import main
+from memlib.data.datasets import open_source
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
 from memlib.models.external.factory import external_digest
@@ -21,7 +22,7 @@ from memlib.pipeline import user_code
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
 from memlib.running.runners import PlainRunner
-from memlib.specs import ExternalClassifierSpec
+from memlib.specs import DataSpec, ExternalClassifierSpec
 from memlib.store import Attempt, Store
 
 MODULE = """from pathlib import Path
@@ -225,6 +226,33 @@ def test_identity_of_user_code_covers_local_files_that_it_imports(
     user_code.identity_of.cache_clear()
     assert (user_code.identity_of("acme_models.nets") == before) is same
     assert "acme_models" not in __import__("sys").modules
+
+
+@pytest.mark.parametrize(
+    ("file", "same"), [("acme_models/parts.py", False), ("acme_other.py", False), ("acme_apart.py", True)]
+)
+def test_keys_of_models_and_sources_depend_on_the_files_that_their_module_imports(
+    file: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, monkeypatch)
+    (tmp_path / "acme_models" / "own.py").write_text(
+        "from acme_other import A\nfrom acme_models import parts\nclass Own:\n    class_names = ['a']\n    def __len__(self):\n"
+        "        return 0\n    def __getitem__(self, index):\n        raise IndexError\ndef make():\n    return Own()\n"
+    )
+    monkeypatch.setenv("MEMLIB_CODE", "acme_models")
+
+    def digests(version: str | None = None) -> tuple[str, str]:
+        model = ExternalClassifierSpec(model="acme_models.own:make", version=version)
+        source = DataSpec.model_validate(
+            {"source": {"kind": "import", "function": "acme_models.own:make", "version": version}}
+        ).source
+        return external_digest(model), open_source(source).content_digest()
+
+    before, declared = digests(), digests("1")
+    with (tmp_path / file).open("a") as text:
+        text.write("B = 2\n")
+    assert [now == then for now, then in zip(digests(), before, strict=True)] == [same, same]
+    assert digests("1") == declared
 
 
 def test_installed_packages_are_identified_by_their_version() -> None:

@@ -160,6 +160,9 @@ def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
         assert f"Failed, with no result: {title}." in run.verdict.explanation
         assert re.search(rf">{title}</t[dh]>(\s|<[^>]*>)*failed: ", run.report.read_text())
         assert memlib.verify(run).outcome == "unchanged"
+    recipe = {"audit": "dossier", "subject": {"runs": [found["sweep"].id]}, "ids": False}
+    without_ids = memlib.run(recipe, store=place, quiet=True)
+    assert "nowhere.csv" not in without_ids.report.read_text()
     reasons = {row["attack"]: row["reason"] for row in own.tables["audits"].to_pylist() if row["state"] == "not run"}
     assert reasons["influence of single examples (self-influence)"] == "its audit failed (broken)"
 
