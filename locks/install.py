@@ -9,6 +9,7 @@ import argparse
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -56,13 +57,20 @@ def main() -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as rest:
             rest.write(without_torch(lock))
             rest.flush()
-            pip("install", "--quiet", "--no-deps", "--require-hashes", "-r", rest.name)
+            from_lock(rest.name)
     else:
-        pip("install", "--quiet", "--require-hashes", "-r", str(LOCKS / f"{options.environment}.txt"))
+        from_lock(str(LOCKS / f"{options.environment}.txt"))
     if "test" in EXTRAS[options.environment].split(","):  # its losses are oracles; they load nothing of what else it needs
-        pip("install", "--quiet", "--no-deps", "--require-hashes", "-r", str(LOCKS / "lightly.txt"))
+        from_lock(str(LOCKS / "lightly.txt"))
     if not options.needs_only:
         pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
+    packages = sysconfig.get_path("purelib")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", packages], stdout=subprocess.DEVNULL, check=False)
+
+
+def from_lock(path: str) -> None:
+    """Install all of a lock, which is complete; bytecode is made afterwards, on all cores."""
+    pip("install", "--quiet", "--no-deps", "--no-compile", "--require-hashes", "-r", path)
 
 
 def pip(*arguments: str) -> None:
