@@ -64,13 +64,18 @@ def main() -> None:
         from_lock(str(LOCKS / "lightly.txt"))
     if not options.needs_only:
         pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
-    packages = sysconfig.get_path("purelib")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", packages], stdout=subprocess.DEVNULL, check=False)
+    compile_all()
 
 
 def from_lock(path: str) -> None:
     """Install all of a lock, which is complete; bytecode is made afterwards, on all cores."""
     pip("install", "--quiet", "--no-deps", "--no-compile", "--require-hashes", "-r", path)
+
+
+def compile_all() -> None:
+    """Make the bytecode of all packages; files that are no valid Python are left."""
+    packages = sysconfig.get_path("purelib")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", packages], stdout=subprocess.DEVNULL, check=False)
 
 
 def pip(*arguments: str) -> None:

@@ -114,6 +114,7 @@ def test_install_warns_that_torch_from_another_index_is_not_checked(
 ) -> None:
     called: list[tuple[str, ...]] = []
     monkeypatch.setattr(install, "pip", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(install, "compile_all", lambda: called.append(("compile",)))
     monkeypatch.setattr(sys, "argv", ["install.py", "cpu", "--torch-index", "https://wheels"])
     monkeypatch.setattr(sys, "platform", "linux")
     install.main()  # type: ignore[attr-defined]
@@ -123,11 +124,12 @@ def test_install_warns_that_torch_from_another_index_is_not_checked(
         False,
         True,
         False,
-    ]  # faiss, torch, rest, memlib
+        False,
+    ]  # faiss, torch, rest, memlib, bytecode
     monkeypatch.setattr(sys, "argv", ["install.py", "test"])
     called.clear()
     install.main()  # type: ignore[attr-defined]
-    assert ["--require-hashes" in arguments for arguments in called] == [False, True, True, False]
+    assert ["--require-hashes" in arguments for arguments in called] == [False, True, True, False, False]
     assert capsys.readouterr().err == ""
 
 
