@@ -107,7 +107,10 @@ def _of_verdict(run: Run, rules: RunRules, findings: Findings, *, is_lost: bool,
     word = run.verdict.word
     outcome: Outcome = "passed" if word in rules.verdicts else "failed" if word == SHOWN else "undecided"
     judged = Judged(name, "verdict", {}, outcome, run.verdict.sentence)
-    return _withheld(run, judged, findings) if is_lost else judged
+    if is_lost:
+        return _withheld(run, judged, findings)
+    look = look_of(run.record.ledger, run.audit).in_words()
+    return judged._replace(reason=f"{judged.reason} {look}".rstrip())
 
 
 def _withheld(run: Run, judged: Judged, findings: Findings) -> Judged:

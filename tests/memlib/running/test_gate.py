@@ -68,6 +68,14 @@ def test_a_missing_audit_is_undecided_and_the_newest_run_is_judged(store: Store)
     assert gate(policy(), store, now=NOW, data="c").outcome == "undecided"
 
 
+def test_the_reason_of_a_verdict_names_earlier_looks(store: Store) -> None:
+    looks = [{"run": f"r{n}", "audit": "unique_feature", "p_value": 1e-9, "verdict": "shown"} for n in range(19)]
+    publish(store, "abc", BASELINE, ledger={"data": DATA, "earlier": looks})
+    outcome, reason = reasons(gate(policy(), store, now=NOW))["verdicts=bounded"]
+    assert outcome == "passed"
+    assert "Look 20 at these data in this store; the verdict does not allow for the earlier ones." in reason
+
+
 def test_runs_with_other_seeds_and_of_the_same_given_model_are_judged_with_the_newest(store: Store) -> None:
     publish(store, "bad", BASELINE, word="shown", finished=NOW - 1, recipe={"training": {"seed": 1, "epochs": 5}})
     publish(store, "abc", BASELINE, recipe={"training": {"seed": 2, "epochs": 5}})
