@@ -71,7 +71,7 @@ def _stale(store: Store, runs: list[RunRecord], most_days: float | None) -> list
     """Return the ids of the runs whose numbers are older than the recipe allows."""
     if most_days is None:
         return []
-    return [run.run for run in runs if not 0 <= time.time() - measured_at(store, run) <= most_days * DAY]
+    return [run.run for run in runs if time.time() - measured_at(store, run) > most_days * DAY]
 
 
 def __getattr__(name: str) -> Any:

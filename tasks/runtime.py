@@ -109,8 +109,7 @@ class Context:
 
     def discard(self, ref: Ref) -> None:
         """Discard an artifact from the store, and forget its content digest until it is recomputed."""
-        self.store.artifacts.discard(ref)
-        self.shared.known.forget_content(ref)
+        self.shared.known.discard(self.store, ref)
 
     def begin(self, text: str) -> None:
         """Print that work on a stage begins, which a terminal shows by bars, and add it to the logs of the Prefect run."""

@@ -196,6 +196,14 @@ def selected(run: Run, findings: Findings, wanted: Selected) -> list[Finding]:
     return chosen
 
 
+def run_has(run: Run, ceiling: str) -> bool:
+    """Return whether a run has findings to which a ceiling applies."""
+    try:
+        return bool(selected(run, findings_of(run), Ceiling.of(ceiling).selected))
+    except UserError:
+        return False
+
+
 def findings_of(run: Run) -> Findings:
     """Return the findings of a run's summary; for a sweep, the headlines of its cells, read from its manifest."""
     return Findings.read(run.summary) if "summary" in run.tables else Findings.of_run(run.record)

@@ -268,6 +268,11 @@ class Decode(Stage[Shard]):
         for line in warnings(summary):
             attempt.warn(f"data: {line}")
 
+    def check_reads(self, ref: Ref) -> None:
+        """Compare the digest of the source with the one in the key; a source may not allow to be opened twice."""
+        if self._source.content_digest() != self.identity.inputs["source"]:
+            raise RunError(f"the data changed while they were read ({ref}); run the same command again")
+
     def _join(self, attempt: Attempt) -> Written:
         indexes = [block.content.index for block in self.blocks]
         listed = [{"block": str(block), "images": index.num_rows} for block, index in zip(self.blocks, indexes, strict=True)]

@@ -29,7 +29,7 @@ IGNORED = -100  # label without a loss in PyTorch and transformers
 MOST_CUT = 0.2  # share of canaries that may be cut where texts are packed into blocks
 ENOUGH = 8  # items that are collated at a time; canaries to look at where the collator tokenizes the data
 UNFAIR = 1e-6  # p-value of the number of canaries below which no fair coin has chosen them
-MORE = 1.5  # times the occurrences that were asked for, from which on they are remarked on
+MORE = 1.5  # factor between rows with a canary and repeats from which on it is remarked on
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the digests of rows of tokens
 
 
@@ -138,7 +138,8 @@ class CanaryIndex:
 
     def _candidates(self, row: NDArray[np.integer]) -> list[int]:
         digests = _digests(row, self._size, 1)
-        hits: list[int] = np.flatnonzero(np.isin(digests, self._digests)).tolist()
+        places = np.minimum(np.searchsorted(self._digests, digests), len(self._digests) - 1)
+        hits: list[int] = np.flatnonzero(self._digests[places] == digests).tolist()
         return hits
 
 
@@ -200,35 +201,40 @@ def check_dataset(
         part = f"the first {count_of(total.seen, 'canary', 'canaries')} were looked at, as the collator tokenizes the data"
         return replace(judged, remarks=(*judged.remarks, part))
     if inside is None:
-        problems, remarks = _as_fair_coins_choose(total, canaries.count), tuple[str, ...]()
+        problems, remarks = _as_fair_coins_choose(total, canaries.count)
     else:
         problems, remarks = _as_inserted(total, inside, repeats)
     return replace(judged, problems=(*judged.problems, *problems), remarks=(*judged.remarks, *remarks))
 
 
-def _as_fair_coins_choose(tally: _Tally, count: int) -> tuple[str, ...]:
-    """Return a problem if fair coins do not choose as many canaries; parts of others may be in the data by chance."""
+def _as_fair_coins_choose(tally: _Tally, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a problem if fair coins do not choose as many canaries, and a remark if they do not choose as few.
+
+    Parts of other canaries may be in the data by chance, and a process of several may hold a part of the data.
+    """
     found = max(len(tally.whole), min(len(tally.found), count // 2))
+    said = f"{found} of {count} canaries are in the training data, where fair coins choose about half"
     if scipy.stats.binomtest(found, count).pvalue >= UNFAIR:
-        return ()
-    more = "add insert.jsonl, not all.jsonl" if found > count / 2 else "add the whole of insert.jsonl"
-    return (f"{found} of {count} canaries are in the training data, where fair coins choose about half; {more}",)
+        return (), ()
+    if found > count / 2:
+        return (f"{said}; add insert.jsonl, not all.jsonl",), ()
+    return (), (f"{said}; add the whole of insert.jsonl, unless this is a part of the data",)
 
 
 def _as_inserted(tally: _Tally, inside: NDArray[np.bool_], repeats: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the differences between the canaries of a training set and those that were inserted: problems, and remarks."""
     wanted = set(np.flatnonzero(inside).tolist())
-    missing, others = len(wanted - tally.found), len(tally.whole - wanted)
-    times = tally.seen / len(tally.found)
-    occur = f"a canary occurs {times:.3g} times on average, where {count_of(repeats, 'time was', 'times were')} asked for"
+    missing, others, times = len(wanted - tally.found), len(tally.whole - wanted), tally.seen / len(tally.found)
+    asked = count_of(repeats, "time was", "times were")
+    occur = f"a canary is in {times:.3g} rows on average, where {asked} asked for; keep repeated texts, and repeat no others"
     problems = {
         f"{missing} of {len(wanted)} inserted canaries are not in the training data; add the whole of insert.jsonl": missing
         > 0,
         f"{others} of {len(inside) - len(wanted)} canaries whose coin is 'out' are in the training data; add insert.jsonl, "
         "not all.jsonl": others,
-        f"{occur}; keep repeated texts": times < repeats,
     }
-    return tuple(text for text, holds in problems.items() if holds), (occur,) if times > MORE * repeats else ()
+    is_odd = times > MORE * repeats or MORE * times < repeats
+    return tuple(text for text, holds in problems.items() if holds), (occur,) if is_odd else ()
 
 
 @contextmanager

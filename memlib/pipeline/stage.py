@@ -279,6 +279,8 @@ class Stage(ABC, Generic[Out]):
     def check_reads(self, ref: Ref) -> None:
         """Compare the digests of what the stage reads outside of the store with those in the key of its artifact.
 
+        Digests that the stage was given, as those of encoders and of blocks, are not evaluated again.
+
         Raises:
             RunError: when they differ.
         """
@@ -318,18 +320,19 @@ class Stage(ABC, Generic[Out]):
         modules = modules_in([self.identity.spec, self.identity.inputs], in_json=True)
         return {module: code_of_user(module) for module in sorted(set(modules))}
 
-    def record(self, reads: Mapping[str, str], former: ArtifactRecord | None = None) -> Making:
+    def record(self, reads: Mapping[str, str], former: ArtifactRecord | None = None, *, evicted: bool = False) -> Making:
         """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
         Args:
             reads: content digests of the artifacts that the stage reads, by key.
-            former: manifest of the attempt whose evicted files are computed again.
+            former: manifest of the attempt that is computed again.
+            evicted: whether that is because its files were evicted.
         """
         identity = self.identity
         provenance = provenance_of(identity.version, self.code(), reads, self.named_code)
         return {
             "spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance,
-            "transient": bool(self.transient), "former": former,
+            "transient": bool(self.transient), "former": former, "evicted": evicted,
         }  # fmt: skip
 
 
@@ -431,26 +434,29 @@ class Known:
     def __init__(self) -> None:
         self._refs: dict[str, Ref] = {}
         self._contents: dict[str, str] = {}
-        self._evicted: dict[Ref, ArtifactRecord] = {}
+        self._former: dict[Ref, tuple[ArtifactRecord, bool]] = {}  # discarded manifests, and whether files were evicted
 
     def add(self, ref: Ref) -> None:
         """Register an artifact of this run."""
         self._refs[ref.key] = ref
 
-    def forget_content(self, ref: Ref) -> None:
-        """Drop the cached content digest of an artifact that is recomputed."""
-        self._contents.pop(ref.key, None)
+    def discard(self, store: Store, ref: Ref, *, evicted: bool = False) -> None:
+        """Discard an artifact that is computed again, and keep its manifest for the `record` of that.
 
-    def discard_evicted(self, store: Store, ref: Ref) -> None:
-        """Discard an artifact whose evicted files are needed again, and keep its manifest for their `record`."""
-        with contextlib.suppress(CorruptArtifact):  # missing
-            self._evicted[ref] = store.artifacts.manifest(ref)
+        Args:
+            store: store of the artifact.
+            ref: the artifact.
+            evicted: whether it is computed again because its files were evicted.
+        """
+        with contextlib.suppress(CorruptArtifact):  # missing, or its manifest is damaged
+            self._former[ref] = store.artifacts.manifest(ref), evicted
         store.artifacts.discard(ref)
-        self.forget_content(ref)
+        self._contents.pop(ref.key, None)
 
     def record(self, store: Store, stage: AnyStage) -> Making:
         """Return the description of a stage's work for its artifact's manifest, see `Stage.record`."""
-        return stage.record(self.contents_of(store, stage.identity.inputs), self._evicted.get(stage.identity.ref))
+        former, evicted = self._former.get(stage.identity.ref, (None, False))
+        return stage.record(self.contents_of(store, stage.identity.inputs), former, evicted=evicted)
 
     def named_in(self, inputs: Any) -> list[Ref]:
         """Return the artifacts of this run that a stage's inputs name, at any depth."""

@@ -132,8 +132,7 @@ def identity_of(module: str) -> str:
     """Return an identifier of the code of a module that a recipe names, without running it.
 
     For an installed package, it is the name and version; for other code, a digest (from sha256) of the module's file and of
-    those that it imports, directly or not, from files that are neither installed nor memlib's; "unknown" if the module's file
-    cannot be found.
+    `imported_files`; "unknown" if the module's file cannot be found.
     """
     origin = _origin(module)
     if origin is None:
@@ -145,20 +144,32 @@ def identity_of(module: str) -> str:
 
 
 def imported_files(module: str) -> list[Path]:
-    """Return the files that a module imports, directly or not, and that are neither installed nor memlib's.
+    """Return the files that a module of the user's imports, directly or not, from its own folder and its packages.
 
-    No code is run; a file that cannot be read or parsed imports nothing.
+    The folder is the one in which Python finds the module, so that the files depend neither on what else is on Python's path
+    nor on what has been imported. No code is run; a file that cannot be read or parsed imports nothing.
     """
+    origin = _origin(module)
+    if origin is None or _is_installed(origin):
+        return []
+    folder = origin.parents[module.count(".") + (origin.name == "__init__.py")]
     files: dict[str, Path] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        origin = None if name in files or name.partition(".")[0] in sys.stdlib_module_names else _origin(name)
-        if origin is not None and not _is_installed(origin) and not any(map(origin.is_relative_to, MEMLIBS)):
-            files[name] = origin
+        found = None if name in files else _file_of(name, folder)
+        if found is not None and not any(map(found.is_relative_to, MEMLIBS)):
+            files[name] = found
             with contextlib.suppress(OSError, ValueError, SyntaxError):
-                waiting += _imported(name, origin)
+                waiting += _imported(name, found)
     return [file for name, file in files.items() if name != module]
+
+
+def _file_of(module: str, folder: Path) -> Path | None:
+    """Return the file of a module below a folder; None if there is none."""
+    place = folder.joinpath(*module.split("."))
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def version_of(module: str, file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.subject import models_in
-from memlib.audits.gates import Judged, Outcome, audit_by, joint_outcome, judged_by
+from memlib.audits.gates import Judged, Outcome, audit_by, joint_outcome, judged_by, run_has
 from memlib.audits.policy import AuditRules, Policy
 from memlib.errors import UserError
 from memlib.recipes.files import beside, read_spec
@@ -23,6 +23,7 @@ from memlib.specs.asks import asks_but_seeds, asks_digest
 from memlib.store import Store
 
 DAY = 86_400.0  # seconds
+SKEW = 300.0  # seconds by which clocks may differ
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,15 @@ def gate(
     for rules in policy.audits:
         found = _matching(pool, rules)
         records = [read_run(store, entry["run"]) for entry in (found if runs else found[:1])]
-        if records and not runs:
-            records += _alike(store, [entry for entry in entries if entry["run"] in current], records[0])
         judged |= {record.run for record in records}
         for record in records:
             rows = [*_freshness(store, record, policy, before, now=now, is_current=record.run in current)]
             rows += [] if rules.model is None else [_of_model(store, record, rules.model)]
             rows += _of_run(Run(store, record), rules, before)
             decisions.append(AuditDecision(rules, record, rows))
+        others = [] if runs else [one for one in found[1:] if one["run"] in current]
+        for record in _alike(store, others, records[0]) if others else ():
+            decisions.append(AuditDecision(rules, record, _of_run_alike(Run(store, record), rules)))
         if not records:
             decisions.append(AuditDecision(rules, None, [_missing(rules, store)]))
     if unused := named - judged:
@@ -167,7 +169,7 @@ def _matching(pool: Iterable[RunEntry], rules: AuditRules) -> list[RunEntry]:
 
 
 def _alike(store: Store, entries: Iterable[RunEntry], newest: RunRecord) -> list[RunRecord]:
-    """Return the other runs on the same data that differ in seeds alone, or examine the same given model by the same audit.
+    """Return the others of a rule's runs on the same data that differ in seeds alone, or examine the same given model.
 
     Else whoever repeats an audit with other seeds until it passes would pass.
     """
@@ -177,7 +179,18 @@ def _alike(store: Store, entries: Iterable[RunEntry], newest: RunRecord) -> list
         if entry["run"] != newest.run and entry["audit"] == newest.audit and entry["ledger"]["data"] == newest.ledger.data
     ]
     given, asked = set(models_in(store, newest).external), asks_but_seeds(newest.recipe)
-    return [run for run in others if asks_but_seeds(run.recipe) == asked or given & set(models_in(store, run).external)]
+    return [
+        run
+        for run in others
+        if asks_but_seeds(run.recipe) == asked or (given and set(models_in(store, run).external) == given)
+    ]
+
+
+def _of_run_alike(run: Run, rules: AuditRules) -> list[Judged]:
+    """Judge verdict and ceilings of a run beside the newest one: what it finds counts, whatever its age and power."""
+    ceilings = tuple(text for text in rules.ceilings if run_has(run, text))
+    only = rules.model_copy(update={"ceilings": ceilings, "detectable": None, "bound": None, "n": None})
+    return list(judged_by(run, only, is_lost=audit_by(run).is_lost_by_looks(run.record)))
 
 
 def _of_model(store: Store, run: RunRecord, digest: str) -> Judged:
@@ -202,7 +215,7 @@ def _freshness(
     if policy.max_age_days is not None:
         days = (now - measured_at(store, run)) / DAY
         said = f"its numbers are {days:.1f} days old" if days >= 0 else f"its numbers are dated {-days:.1f} days ahead"
-        yield row(f"max_age_days={policy.max_age_days:g}", 0 <= days <= policy.max_age_days, said)
+        yield row(f"max_age_days={policy.max_age_days:g}", -SKEW / DAY <= days <= policy.max_age_days, said)
     if policy.current:
         said = "no newer run has" if is_current else "stale: a newer run has"
         yield row("current", is_current, f"{said} the same recipe and data")

@@ -112,8 +112,7 @@ class PlainRunner:
         if stage.place == "fleet":
             raise RunError(f"{in_words(ref, changed)}; memlib run --cascade trains the model again")
         self.warn(f"{in_words(ref, changed)}; computing the artifact again")
-        self._store.artifacts.discard(ref)
-        self._known.forget_content(ref)
+        self._known.discard(self._store, ref)
         return False
 
     def _make(self, stage: AnyStage, ref: Ref) -> None:
@@ -121,7 +120,7 @@ class PlainRunner:
 
         for artifact in stage.reads_transient:
             if not self._store.artifacts.is_complete(artifact.ref):
-                self._known.discard_evicted(self._store, artifact.ref)
+                self._known.discard(self._store, artifact.ref, evicted=True)
                 self._make(self._stages[artifact.ref], artifact.ref)
         be_exact()
         with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:

@@ -212,11 +212,9 @@ def measured_at(store: Store, run: RunRecord) -> float:
     cells = [measured_at(store, cell) for cell in cells_of(store, run).values()]
     if cells:
         return min(cells)
-    times = [run.finished, *(one.started for one in run.history)]
-    if run.scores is not None:
-        made = store.artifacts.manifests_of([Ref.parse(run.scores)])
-        times += [manifest.finished for manifest in made.values() if manifest.finished is not None]
-    return min(times)
+    made = store.artifacts.manifests_of([] if run.scores is None else [Ref.parse(run.scores)])
+    times = [manifest.finished for manifest in made.values() if manifest.finished is not None]
+    return min(times or [run.finished, *(one.started for one in run.history)])
 
 
 def read_run(store: Store, name: str) -> RunRecord:

@@ -34,14 +34,14 @@ def asks_digest(recipe: Mapping[str, Any]) -> str:
 
 def asks_but_seeds(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return `asks` of a recipe without its seeds: equal for recipes that ask the same of other trainings or draws."""
-    without: dict[str, Any] = _without(asks(recipe), "seed")
+    without: dict[str, Any] = _without_seeds(asks(recipe))
     return without
 
 
-def _without(value: Any, name: str) -> Any:
+def _without_seeds(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without(inner, name) for key, inner in value.items() if key != name}
-    return [_without(inner, name) for inner in value] if isinstance(value, list) else value
+        return {key: _without_seeds(inner) for key, inner in value.items() if key != "seed" and not key.endswith("_seed")}
+    return [_without_seeds(inner) for inner in value] if isinstance(value, list) else value
 
 
 def run_name(recipe: Mapping[str, Any], scores: str) -> str:

@@ -271,8 +271,8 @@ class ImportSource(Source):
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the function (plain JSON)."""
     version: str | None = None
-    """Part of the content key; by default the digest of the module's source and of your files that it imports. Change it
-    whenever the data that the function reads change, or give the source a method `content_digest`."""
+    """Part of the content key; by default the digest of the module's source and of the files of its folder that it imports.
+    Change it whenever the data that the function reads change, or give the source a method `content_digest`."""
 
 
 class DigitsSource(Source):

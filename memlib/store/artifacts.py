@@ -227,6 +227,7 @@ class Artifacts:
         provenance: Mapping[str, Any] | None = None,
         transient: bool = False,
         former: ArtifactRecord | None = None,
+        evicted: bool = False,
     ) -> Iterator[Attempt]:
         """Write an artifact: fill `attempt.folder` inside the block; it is committed when the block ends without error.
 
@@ -240,7 +241,8 @@ class Artifacts:
             units: amount of work in the stage's unit (examples, steps); used to compare costs between artifacts.
             provenance: further entries of the manifest that record how the artifact was made, see memlib.pipeline.provenance.
             transient: whether files of the artifact may be evicted.
-            former: manifest of the attempt whose evicted files are computed again.
+            former: manifest of the attempt that is computed again.
+            evicted: whether that is because its files were evicted.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]
@@ -266,7 +268,7 @@ class Artifacts:
                     "host": socket.gethostname(),
                     "finished": time.time(),
                 } | dict(provenance or {})
-                record |= contents(folder, files, provenance or {}, transient=transient, former=former)
+                record |= contents(folder, files, provenance or {}, transient=transient, former=former, evicted=evicted)
                 # as secret as the files: the digest of a file reveals its content to anyone who can guess it
                 data = json.dumps(sealed(record), indent=1, sort_keys=True).encode()
                 won = self._place.create(f"{ref.folder}/{MANIFEST}", data)

@@ -25,30 +25,39 @@ def contents(
     *,
     transient: bool = False,
     former: ArtifactRecord | None = None,
+    evicted: bool = False,
 ) -> dict[str, str]:
     """Return the entries of an artifact's manifest that tell its content from that of another attempt.
 
     `content` is a digest of all files, without pictures and pages, which no stage reads. An artifact with transient files
     has `rounded` as well, see `rounded_digest`. If such files were evicted and are computed again, with equal code from equal
-    inputs, then `content` stays what it was: the readers of the first files do not depend on the rounding of the second.
+    inputs, then `content` stays what it was: the readers of the first files do not depend on the rounding of the second. It
+    also stays if an artifact is computed again with equal bytes: before, it was a digest of another kind.
 
     Args:
         folder: folder of the files.
         files: size and sha256 of each file, by name.
         provenance: provenance of the artifact.
         transient: whether files of the artifact may be evicted.
-        former: manifest of the attempt whose evicted files are computed again.
+        former: manifest of the attempt that is computed again.
+        evicted: whether that is because its files were evicted.
     """
-    exact = sorted((name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN))
+    exact = _exact(files)
     content = _short(exact)[:DIGEST_LENGTH]
+    if former is not None and former.content is not None and _exact(former.files) == exact:
+        content = former.content
     if not transient:
         return {"content": content}
     rounded = rounded_digest(folder, files, provenance)
-    if former is not None and former.content is not None:
+    if evicted and former is not None and former.content is not None:
         made = (former.rounded or former.content, former.reads, former.named)  # `content` ignored rounding before
         if made == (rounded, provenance.get("reads", {}), provenance.get("named", {})):
             content = former.content
     return {"content": content, "rounded": rounded}
+
+
+def _exact(files: Mapping[str, FileRecord]) -> list[tuple[str, str]]:
+    return sorted((name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN))
 
 
 def rounded_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:

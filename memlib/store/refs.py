@@ -60,8 +60,8 @@ class Making(TypedDict):
 
     `spec` is the configuration of the stage, `inputs` the keys of the artifacts that the stage read, by role, and `units` the
     amount of work in the stage's unit; `provenance` holds further entries, see memlib.pipeline.provenance. `transient` tells
-    whether files of the artifact may be evicted, and `former` is the manifest of the attempt whose evicted files are computed
-    again.
+    whether files of the artifact may be evicted; `former` is the manifest of the attempt that is computed again, `evicted`
+    whether that is because its files were evicted.
     """
 
     spec: Mapping[str, Any]
@@ -70,6 +70,7 @@ class Making(TypedDict):
     provenance: Mapping[str, Any]
     transient: bool
     former: ArtifactRecord | None
+    evicted: bool
 
 
 @dataclass

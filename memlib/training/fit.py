@@ -499,12 +499,15 @@ class _Run:
     def commit(self, where: Mapping[str, Any] | None) -> str | None:
         """Publish the model; return an error message if this fails, else None."""
         try:
+            self.job.check_reads(self.ref)
+        except RunError as error:
+            return str(error)
+        try:
             known = Known()
             for ref in self.job.reads:
                 known.add(ref)
             with self.store.artifacts.write(self.ref, **known.record(self.store, self.job)) as attempt:
                 self.fill(attempt)
-                self.job.check_reads(self.ref)
                 attempt.facts["worker"] = dict(where or {})
         except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"

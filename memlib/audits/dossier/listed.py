@@ -153,7 +153,7 @@ def rows_of(
     for name, attack in attacks():
         of_audit = [one for one in audits if one.run.audit == name and one.kind in attack.kinds]
         mine = [one for one in of_audit if one.headline_of(attack) is not None]
-        names = ", ".join(one.title for one in failed if one.audit == name)
+        names = ", ".join(one.title for one in failed if name and one.audit == name)
         rows += [(attack, RUN, "; ".join(one.doubts), one) for one in mine]
         if not mine and kinds & attack.kinds:
             stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))

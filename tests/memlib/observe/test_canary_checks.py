@@ -120,7 +120,6 @@ def with_others(numbers: Iterable[int]) -> list[dict[str, list[int]]]:
         (range(20), 1, "10 of 10 canaries whose coin is 'out' are in the training data; add insert.jsonl, not all.jsonl"),
         (range(1, 20, 2), 1, "10 of 10 inserted canaries are not in the training data; add the whole of insert.jsonl"),
         ([0], 1, "9 of 10 inserted canaries are not in the training data; add the whole of insert.jsonl"),
-        (range(0, 20, 2), 2, "a canary occurs 1 times on average, where 2 times were asked for; keep repeated texts"),
     ],
 )
 def test_training_data_must_hold_the_inserted_canaries_and_no_others(numbers: Iterable[int], repeats: int, said: str) -> None:
@@ -130,7 +129,9 @@ def test_training_data_must_hold_the_inserted_canaries_and_no_others(numbers: It
 
 def test_canaries_that_occur_more_often_than_asked_for_are_remarked_on() -> None:
     (remark,) = check_dataset(with_others([*range(0, 20, 2)] * 3), collate, INDEX, inside=INSIDE).remarks
-    assert remark == "a canary occurs 3 times on average, where 1 time was asked for"
+    assert remark.startswith("a canary is in 3 rows on average, where 1 time was asked for; keep repeated texts")
+    (remark,) = check_dataset(with_others(range(0, 20, 2)), collate, INDEX, inside=INSIDE, repeats=4).remarks
+    assert remark.startswith("a canary is in 1 rows on average, where 4 times were asked for")
 
 
 def test_a_part_of_a_canary_that_was_not_inserted_may_be_in_the_data_by_chance() -> None:
@@ -138,7 +139,7 @@ def test_a_part_of_a_canary_that_was_not_inserted_may_be_in_the_data_by_chance()
     assert check_dataset(rows, collate, INDEX, inside=INSIDE).problems == ()
 
 
-def test_without_coins_all_or_too_few_canaries_are_a_problem() -> None:
+def test_without_coins_all_canaries_are_a_problem_and_few_a_remark() -> None:
     many = [tuple(one) for one in RNG.integers(10, 90, size=(60, 14)).tolist()]
     index = CanaryIndex(many)
 
@@ -147,7 +148,9 @@ def test_without_coins_all_or_too_few_canaries_are_a_problem() -> None:
 
     assert problems(33) == ()
     assert "60 of 60 canaries are in the training data, where fair coins choose about half; add insert" in problems(60)[0]
-    assert "3 of 60 canaries are in the training data, where fair coins choose about half; add the whole" in problems(3)[0]
+    assert problems(3) == ()  # another process may hold the other data
+    (few,) = check_dataset([{"input_ids": [1, *one, 1]} for one in many[:3]], collate, index).remarks
+    assert few.startswith("3 of 60 canaries are in the training data, where fair coins choose about half; add the whole")
     missing = check_dataset([{"input_ids": [1] * 20}] * 30, collate, INDEX)
     assert missing.problems[0].startswith("no canary was found")
     assert len(missing.problems) == 1

@@ -93,8 +93,17 @@ def test_content_stays_equal_if_evicted_files_are_computed_with_other_rounding(
     if written_before_rounded:
         entries = {"content": entries["rounded"]}
     former = ArtifactRecord.model_validate({"attempt": "a", "files": files} | made | entries)
-    again = contents(tmp_path / "again", files_of(tmp_path / "again"), made | said, transient=True, former=former)
+    now = files_of(tmp_path / "again")
+    again = contents(tmp_path / "again", now, made | said, transient=True, former=former, evicted=True)
     assert (again["content"] == former.content) is kept
+    assert contents(tmp_path / "again", now, made | said, transient=True, former=former)["content"] != former.content
+
+
+def test_content_stays_equal_if_an_artifact_is_computed_again_with_equal_bytes(tmp_path: Path) -> None:
+    npy(tmp_path, "same")
+    files = files_of(tmp_path)
+    former = ArtifactRecord.model_validate({"attempt": "a", "files": files, "content": "of an earlier kind"})
+    assert contents(tmp_path, files, CODE, former=former)["content"] == "of an earlier kind"
 
 
 def test_digest_of_exact_files_ignores_the_code_and_html_pages(tmp_path: Path) -> None:

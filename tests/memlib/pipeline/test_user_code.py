@@ -255,6 +255,22 @@ def test_keys_of_models_and_sources_depend_on_the_files_that_their_module_import
     assert digests("1") == declared
 
 
+def test_namespace_packages_and_later_entries_of_the_path_are_no_helpers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "acmecloud" / "part").mkdir(parents=True)
+    (tmp_path / "lib" / "acme_helper.py").write_text("A = 1\n")
+    (tmp_path / "acme_net.py").write_text(
+        "from acmecloud.part import store\nfrom acme_helper import A\nimport google.cloud\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert user_code.imported_files("acme_net") == []
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    assert user_code.imported_files("acme_net") == []
+    assert user_code.imported_files("no_such_package.module") == []
+
+
 def test_installed_packages_are_identified_by_their_version() -> None:
     assert user_code.identity_of("scipy.stats").startswith("scipy 1.")
     assert user_code.identity_of("no_such_package.module") == "unknown"

@@ -21,7 +21,7 @@ from memlib.store import Ref, Store
 from memlib.store.records import sealed
 from tests.memlib.running.policy_runs import DATA, NOW, OTHER_DATA, head, publish, units
 
-MODEL = "a" * 64
+MODEL, CODE = "a" * 64, "c" * 64
 BASELINE = [0.10, 0.12, 0.14, 0.16]
 SPREAD = float(np.std(BASELINE, ddof=1))
 DECIDABLE = decidable_margin(SPREAD, 4, 4)
@@ -92,13 +92,26 @@ def test_runs_with_other_seeds_and_of_the_same_given_model_are_judged_with_the_n
         publish(
             other, name, BASELINE, word="shown" if name == "bad" else "bounded", recipe={"score": epochs}, computed=[nets]
         )
-    found = gate(policy(), other, now=NOW)
+    found = gate(policy(n=4, ceilings=["m_white=0.05"]), other, now=NOW)
     assert found.outcome == "failed"
+    assert [judged.gate for judged in found.audits[1].findings] == ["verdicts=bounded", "m_white=0.05"]  # nothing of its age
 
 
-def examined(store: Store, ref: Ref) -> str:
+def test_runs_of_other_weights_or_of_other_rules_are_not_judged_with_the_newest(store: Store) -> None:
+    for number, name in enumerate(("bad", "abc")):
+        nets = examined(store, Ref("train_nets", str(number) * 32), weights=str(number) * 64)
+        word = "shown" if name == "bad" else "bounded"
+        publish(store, name, BASELINE, word=word, recipe={"score": number}, computed=[nets], finished=NOW + number)
+    assert gate(policy(), store, now=NOW + 1).outcome == "passed"
+    publish(store, "old", BASELINE, word="shown", recipe={"split_seed": 1, "epochs": 5}, title="of another rule")
+    publish(store, "now", BASELINE, recipe={"split_seed": 2, "epochs": 5}, title="mine", finished=NOW + 2)
+    assert gate(policy(title="mine"), store, now=NOW + 2).outcome == "passed"
+    assert gate(policy(), store, now=NOW + 2).outcome == "failed"  # the same but for the seed of the split
+
+
+def examined(store: Store, ref: Ref, weights: str = MODEL) -> str:
     """Write an artifact that was made from a given model, and return its address."""
-    with store.artifacts.write(ref, inputs={"model": json.dumps([{"model": "their:net"}, "1", [MODEL]])}) as attempt:
+    with store.artifacts.write(ref, inputs={"model": json.dumps([{"model": "their:net"}, CODE, [weights]])}) as attempt:
         attempt.path("scores.json").write_text("{}")
     return str(ref)
 
