@@ -177,7 +177,7 @@ class ProtocolSpec(Spec):
     files: tuple[str, ...] = ()
     """Files from which the model is built; their content enters the content key."""
     version: str | None = None
-    """Part of the content key; by default the digest of the factory's module and of the files of its folder that it imports."""
+    """Part of the content key; by default the digest of the factory's module and of what it imports from its folder."""
 
 
 class DenoiserSpec(Spec):

@@ -68,7 +68,7 @@ class ExternalClassifierSpec(InFile):
     """File with the model's state dict: .safetensors, or a .pt file that contains only tensors. null if the factory loads the
     weights itself; `version` must then identify them."""
     version: str | None = None
-    """Part of the content key; by default the digest of the factory's module and of the files of its folder that it imports."""
+    """Part of the content key; by default the digest of the factory's module and of what it imports from its folder."""
     inputs: Literal["unit", "imagenet", "raw"] = "unit"
     """Scale of the model's inputs: pixels in [0, 1], ImageNet-normalized pixels, or grey values from 0 to 255."""
     outputs: Literal["logits", "probabilities"] = "logits"
