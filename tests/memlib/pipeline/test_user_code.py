@@ -255,9 +255,7 @@ def test_keys_of_models_and_sources_depend_on_the_files_that_their_module_import
     assert digests("1") == declared
 
 
-def test_namespace_packages_and_later_entries_of_the_path_are_no_helpers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imports_from_other_entries_of_the_path_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "acmecloud" / "part").mkdir(parents=True)
     (tmp_path / "lib" / "acme_helper.py").write_text("A = 1\n")
