@@ -107,9 +107,9 @@ class Context:
         """Return the inputs of an artifact, among those of this run, whose content has changed since it was computed."""
         return self.shared.known.changed_since(self.store, self.store.artifacts.manifest(ref))
 
-    def discard(self, ref: Ref) -> None:
-        """Discard an artifact from the store, and forget its content digest until it is recomputed."""
-        self.shared.known.discard(self.store, ref)
+    def discard(self, ref: Ref, *, evicted: bool = False) -> None:
+        """Discard an artifact that is computed again, see `Known.discard`."""
+        self.shared.known.discard(self.store, ref, evicted=evicted)
 
     def begin(self, text: str) -> None:
         """Print that work on a stage begins, which a terminal shows by bars, and add it to the logs of the Prefect run."""

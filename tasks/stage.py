@@ -244,7 +244,7 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             context.note(f"{_line_name(context, evicted)}: recomputing, as evicted files are needed again")
             for ref in evicted:
                 if not context.store.artifacts.is_complete(ref):  # another driver may have recomputed it meanwhile
-                    context.shared.known.discard(context.store, ref, evicted=True)
+                    context.discard(ref, evicted=True)
             with _at_work(context, evicted) as bars:
                 _compute(context, type(next(iter(evicted.values()))), evicted, bars)
 

@@ -123,7 +123,6 @@ def check(
         Print the outcome as JSON.
     """
     encoded, window = _encoded(folder, model)
-    ids = [one.canary for one in encoded]
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
     problems, remarks = [], ["the training data were not checked; give --data, or use CanaryCallback"]
@@ -134,7 +133,7 @@ def check(
             "make canaries of a shorter format"
         )
     if data is not None:
-        found = _checked_data(data, encoded, _coins_of(folder, ids))
+        found = _checked_data(data, encoded, _coins_of(folder, encoded))
         problems, remarks = [*problems, *found[0]], found[1]
     if json_:
         outcome = {"canaries": len(encoded), "longest": longest, "problems": problems, "remarks": remarks}
@@ -303,7 +302,7 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
     return list(render(chats, model))
 
 
-def _coins_of(folder: Path, canaries: Sequence[str]) -> Coins | None:
+def _coins_of(folder: Path, encoded: Sequence[EncodedCanary]) -> Coins | None:
     """Return the coins beside the canaries; None if the folder has none, as at a trainer that is not trusted."""
     from memlib.data.canary_documents import COINS_FILE, read_coins
 
@@ -311,7 +310,7 @@ def _coins_of(folder: Path, canaries: Sequence[str]) -> Coins | None:
     if not (home / COINS_FILE).exists():
         return None
     coins = read_coins(home)
-    if list(coins.canaries) != list(canaries):
+    if list(coins.canaries) != [one.canary for one in encoded]:
         raise UserError(f"{home / COINS_FILE} has coins of other canaries; use the folder that memlib canaries make wrote")
     return coins
 

@@ -196,10 +196,10 @@ def selected(run: Run, findings: Findings, wanted: Selected) -> list[Finding]:
     return chosen
 
 
-def run_has(run: Run, ceiling: str) -> bool:
-    """Return whether a run has findings to which a ceiling applies."""
+def has(run: Run, findings: Findings, ceiling: str) -> bool:
+    """Return whether a run, of which these are the findings, has any to which a ceiling applies."""
     try:
-        return bool(selected(run, findings_of(run), Ceiling.of(ceiling).selected))
+        return bool(selected(run, findings, Ceiling.of(ceiling).selected))
     except UserError:
         return False
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from memlib.errors import CorruptArtifact, RunError
-from memlib.identity import KEY, as_json, content_key
+from memlib.identity import as_json, content_key
 from memlib.pipeline.definitions import code_of, equal_codes
 from memlib.pipeline.provenance import Declared, provenance_of
 from memlib.pipeline.user_code import identity_of as code_of_user
@@ -284,7 +284,7 @@ class Stage(ABC, Generic[Out]):
         Raises:
             RunError: when they differ.
         """
-        if _names_digests(self.identity.inputs) and replace(self).identity.ref != ref:  # type: ignore[type-var]
+        if replace(self).identity.ref != ref:  # type: ignore[type-var]
             raise RunError(f"what {ref.stage} {ref.key[:8]} reads changed while it was read; run the same command again")
 
     @classmethod
@@ -334,15 +334,6 @@ class Stage(ABC, Generic[Out]):
             "spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance,
             "transient": bool(self.transient), "former": former, "evicted": evicted,
         }  # fmt: skip
-
-
-def _names_digests(inputs: Any) -> bool:
-    """Return whether a stage's inputs hold anything but keys of artifacts."""
-    if isinstance(inputs, str):
-        return KEY.fullmatch(inputs) is None
-    if isinstance(inputs, Mapping | list | tuple):
-        return any(map(_names_digests, inputs.values() if isinstance(inputs, Mapping) else inputs))
-    return inputs is not None
 
 
 AnyStage = Stage[Any]

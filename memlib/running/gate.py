@@ -10,7 +10,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.subject import models_in
-from memlib.audits.gates import Judged, Outcome, audit_by, joint_outcome, judged_by, run_has
+from memlib.audits.gates import Judged, Outcome, audit_by, findings_of, has, joint_outcome, judged_by
 from memlib.audits.policy import AuditRules, Policy
 from memlib.errors import UserError
 from memlib.recipes.files import beside, read_spec
@@ -188,7 +188,8 @@ def _alike(store: Store, entries: Iterable[RunEntry], newest: RunRecord) -> list
 
 def _of_run_alike(run: Run, rules: AuditRules) -> list[Judged]:
     """Judge verdict and ceilings of a run beside the newest one: what it finds counts, whatever its age and power."""
-    ceilings = tuple(text for text in rules.ceilings if run_has(run, text))
+    findings = findings_of(run)
+    ceilings = tuple(text for text in rules.ceilings if has(run, findings, text))
     only = rules.model_copy(update={"ceilings": ceilings, "detectable": None, "bound": None, "n": None})
     return list(judged_by(run, only, is_lost=audit_by(run).is_lost_by_looks(run.record)))
 

@@ -67,9 +67,9 @@ def failed_in(store: Store, subject: SubjectSpec) -> dict[str, str]:
     found = {}
     for name in subject.runs:
         run = find_run(store, name)
-        readable = cells_of(store, run) if _compares(run.audit) else {}
-        for cell in run.cells.keys() - readable.keys() if _compares(run.audit) else ():
-            found[f"{run.title}: {cell}"] = run.problems.get(cell, "its manifest is missing or cannot be read")
+        if _compares(run.audit):
+            for cell in run.cells.keys() - cells_of(store, run).keys():
+                found[f"{run.title}: {cell}"] = run.problems.get(cell, "its manifest is missing or cannot be read")
     return dict(sorted(found.items()))
 
 
