@@ -1,11 +1,15 @@
 """Fixtures of all tests: a separate cache folder, one thread, and the real data where it is available."""
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import psutil
 import pytest
 import torch
+from filelock import FileLock
 
 hypothesis.settings.register_profile("loaded", parent=hypothesis.settings(), deadline=None)  # other work may share the cores
 hypothesis.settings.load_profile("loaded")
@@ -15,6 +19,31 @@ hypothesis.settings.load_profile("loaded")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a Prefect server that all workers of a test run share; the last one that uses it ends it."""
+    from harness import end_session, start_prefect_server
+
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    state, lock = shared / "prefect.json", FileLock(shared / "prefect.lock")
+    with lock:
+        if not state.exists():
+            url, server = start_prefect_server(dict(os.environ), tmp_path_factory.mktemp("prefect"))
+            state.write_text(json.dumps({"url": url, "server": server.pid, "users": []}))
+        found = json.loads(state.read_text())
+        state.write_text(json.dumps(found | {"users": [*found["users"], os.getpid()]}))
+    yield str(found["url"])
+    with lock:
+        found = json.loads(state.read_text())
+        users = [user for user in found["users"] if user != os.getpid() and psutil.pid_exists(user)]
+        state.write_text(json.dumps(found | {"users": users}))
+        if not users:
+            end_session(found["server"])
+            state.unlink()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

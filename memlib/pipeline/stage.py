@@ -320,19 +320,17 @@ class Stage(ABC, Generic[Out]):
         modules = modules_in([self.identity.spec, self.identity.inputs], in_json=True)
         return {module: code_of_user(module) for module in sorted(set(modules))}
 
-    def record(self, reads: Mapping[str, str], former: ArtifactRecord | None = None, *, evicted: bool = False) -> Making:
+    def record(self, reads: Mapping[str, str]) -> Making:
         """Return the description of the work for the artifact's manifest, as arguments of Artifacts.write.
 
         Args:
             reads: content digests of the artifacts that the stage reads, by key.
-            former: manifest of the attempt that is computed again.
-            evicted: whether that is because its files were evicted.
         """
         identity = self.identity
         provenance = provenance_of(identity.version, self.code(), reads, self.named_code)
         return {
             "spec": identity.spec, "inputs": identity.inputs, "units": self.units, "provenance": provenance,
-            "transient": bool(self.transient), "former": former, "evicted": evicted,
+            "transient": bool(self.transient),
         }  # fmt: skip
 
 
@@ -425,29 +423,25 @@ class Known:
     def __init__(self) -> None:
         self._refs: dict[str, Ref] = {}
         self._contents: dict[str, str] = {}
-        self._former: dict[Ref, tuple[ArtifactRecord, bool]] = {}  # discarded manifests, and whether files were evicted
 
     def add(self, ref: Ref) -> None:
         """Register an artifact of this run."""
         self._refs[ref.key] = ref
 
     def discard(self, store: Store, ref: Ref, *, evicted: bool = False) -> None:
-        """Discard an artifact that is computed again, and keep its manifest for the `record` of that.
+        """Discard an artifact that is computed again.
 
         Args:
             store: store of the artifact.
             ref: the artifact.
             evicted: whether it is computed again because its files were evicted.
         """
-        with contextlib.suppress(CorruptArtifact):  # missing, or its manifest is damaged
-            self._former[ref] = store.artifacts.manifest(ref), evicted
-        store.artifacts.discard(ref)
+        store.artifacts.discard(ref, evicted=evicted)
         self._contents.pop(ref.key, None)
 
     def record(self, store: Store, stage: AnyStage) -> Making:
         """Return the description of a stage's work for its artifact's manifest, see `Stage.record`."""
-        former, evicted = self._former.get(stage.identity.ref, (None, False))
-        return stage.record(self.contents_of(store, stage.identity.inputs), former, evicted=evicted)
+        return stage.record(self.contents_of(store, stage.identity.inputs))
 
     def named_in(self, inputs: Any) -> list[Ref]:
         """Return the artifacts of this run that a stage's inputs name, at any depth."""

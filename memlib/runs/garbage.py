@@ -15,7 +15,7 @@ from memlib.runs.heartbeat import SILENT_SECONDS, beating
 from memlib.runs.index import list_runs, publish_rows, refs_of
 from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
 from memlib.store import MANIFEST, Ref, Store
-from memlib.store.records import Unreadable, parse
+from memlib.store.records import FORMER, Unreadable, parse
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
@@ -270,7 +270,7 @@ def delete(store: Store, item: Garbage) -> None:
         store.drop(item.path)
     else:
         names = [name for name in store.names(item.path) if inner.fullmatch(name) or PART.fullmatch(name)]
-        for name in [MANIFEST, *names]:
+        for name in [MANIFEST, FORMER, *names]:
             store.drop(f"{item.path}/{name}")
     store.drop_empty(item.path)
 
@@ -303,7 +303,8 @@ def by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
         if not place or len(parts) == place + 1:
             continue
         inner = parts[place + 1 :]
-        if inner == [MANIFEST] or (len(inner) > 1 and ATTEMPT.fullmatch(inner[0])) or PART.fullmatch("/".join(inner)):
+        attempt = len(inner) > 1 and ATTEMPT.fullmatch(inner[0])
+        if attempt or inner in ([MANIFEST], [FORMER]) or PART.fullmatch("/".join(inner)):
             with contextlib.suppress(CorruptArtifact):
                 artifacts.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
     return artifacts

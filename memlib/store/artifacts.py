@@ -11,11 +11,11 @@ from typing import Any
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable
 from memlib.store.backend import Damaged
-from memlib.store.content import contents
+from memlib.store.content import contents, former_of
 from memlib.store.logs import recorded
 from memlib.store.place import Place
 from memlib.store.ranges import RangeFile
-from memlib.store.records import MANIFEST, ArtifactRecord, FileRecord, Unreadable, parse, sealed
+from memlib.store.records import FORMER, MANIFEST, ArtifactRecord, FileRecord, FormerRecord, Unreadable, parse, sealed
 from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates
 from memlib.store.usage import measuring, note_read
@@ -226,8 +226,6 @@ class Artifacts:
         units: float = 1.0,
         provenance: Mapping[str, Any] | None = None,
         transient: bool = False,
-        former: ArtifactRecord | None = None,
-        evicted: bool = False,
     ) -> Iterator[Attempt]:
         """Write an artifact: fill `attempt.folder` inside the block; it is committed when the block ends without error.
 
@@ -241,8 +239,6 @@ class Artifacts:
             units: amount of work in the stage's unit (examples, steps); used to compare costs between artifacts.
             provenance: further entries of the manifest that record how the artifact was made, see memlib.pipeline.provenance.
             transient: whether files of the artifact may be evicted.
-            former: manifest of the attempt that is computed again.
-            evicted: whether that is because its files were evicted.
         """
         self._place.begin()
         name = uuid.uuid4().hex[:12]
@@ -268,7 +264,8 @@ class Artifacts:
                     "host": socket.gethostname(),
                     "finished": time.time(),
                 } | dict(provenance or {})
-                record |= contents(folder, files, provenance or {}, transient=transient, former=former, evicted=evicted)
+                former = self._former(ref)
+                record |= contents(folder, files, provenance or {}, transient=transient, former=former)
                 # as secret as the files: the digest of a file reveals its content to anyone who can guess it
                 data = json.dumps(sealed(record), indent=1, sort_keys=True).encode()
                 won = self._place.create(f"{ref.folder}/{MANIFEST}", data)
@@ -281,6 +278,8 @@ class Artifacts:
             self._known.pop(ref, None)
             if won:
                 self._backend.keep(folder, files)
+                if former is not None:
+                    self._backend.remove(f"{ref.folder}/{FORMER}")
         if not won:
             self._backend.remove(target)
         if attempt.resumes:
@@ -313,16 +312,37 @@ class Artifacts:
         self._place.publish(path, text.encode("utf-8", "backslashreplace"), secret=True)
         return path
 
-    def discard(self, ref: Ref) -> None:
+    def _former(self, ref: Ref) -> FormerRecord | None:
+        """Return the content of the attempt that was discarded, so that the artifact is computed again."""
+        try:
+            content = self._backend.read(f"{ref.folder}/{FORMER}")
+            return None if content is None else parse(FormerRecord, content)
+        except Unreadable:  # then the artifact's readers are computed again
+            return None
+
+    def discard(self, ref: Ref, *, evicted: bool = False) -> None:
         """Remove an artifact from the store, manifest first, so that it is recomputed.
 
-        The files of other attempts, which may be in progress, are left alone.
+        The files of other attempts, which may be in progress, are left alone. The digests of the content are kept until the
+        artifact is committed again, by whichever run, see `memlib.store.content.contents`.
+
+        Args:
+            ref: the artifact; if it is missing, nothing changes.
+            evicted: whether it is recomputed because its files were evicted.
         """
         self._known.pop(ref, None)
+        attempt, former = "", None
         try:
-            attempt = self.manifest(ref).attempt
+            manifest = self.manifest(ref)
+            attempt, former = manifest.attempt, former_of(manifest, evicted=evicted)
+        except MissingArtifact:
+            return
         except CorruptArtifact:
-            attempt = ""
+            pass
+        if former is None:
+            self._backend.remove(f"{ref.folder}/{FORMER}")
+        else:
+            self._place.publish(f"{ref.folder}/{FORMER}", json.dumps(sealed(former.model_dump())).encode(), secret=True)
         self._known.pop(ref, None)
         self._backend.remove(f"{ref.folder}/{MANIFEST}")
         if attempt:

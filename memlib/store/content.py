@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlib.identity import canonical_json
-from memlib.store.records import ArtifactRecord, FileRecord
+from memlib.store.records import ArtifactRecord, FileRecord, FormerRecord
 
 SHOWN = (".html", ".png", ".svg", ".pdf")  # files for human readers, which no stage reads
 DIGEST_LENGTH = 32
@@ -24,8 +24,7 @@ def contents(
     provenance: Mapping[str, Any],
     *,
     transient: bool = False,
-    former: ArtifactRecord | None = None,
-    evicted: bool = False,
+    former: FormerRecord | None = None,
 ) -> dict[str, str]:
     """Return the entries of an artifact's manifest that tell its content from that of another attempt.
 
@@ -39,25 +38,38 @@ def contents(
         files: size and sha256 of each file, by name.
         provenance: provenance of the artifact.
         transient: whether files of the artifact may be evicted.
-        former: manifest of the attempt that is computed again.
-        evicted: whether that is because its files were evicted.
+        former: content of the attempt that is computed again.
     """
-    exact = _exact(files)
-    content = _short(exact)[:DIGEST_LENGTH]
-    if former is not None and former.content is not None and _exact(former.files) == exact:
+    content = exact_digest(files)
+    if former is not None and former.exact == content:
         content = former.content
     if not transient:
         return {"content": content}
     rounded = rounded_digest(folder, files, provenance)
-    if evicted and former is not None and former.content is not None:
+    if former is not None and former.evicted:
         made = (former.rounded or former.content, former.reads, former.named)  # `content` ignored rounding before
         if made == (rounded, provenance.get("reads", {}), provenance.get("named", {})):
             content = former.content
     return {"content": content, "rounded": rounded}
 
 
-def _exact(files: Mapping[str, FileRecord]) -> list[tuple[str, str]]:
-    return sorted((name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN))
+def former_of(manifest: ArtifactRecord, *, evicted: bool) -> FormerRecord | None:
+    """Return what must be known of an attempt that is discarded; None if its manifest has no digest of its content.
+
+    Args:
+        manifest: manifest of the attempt.
+        evicted: whether it is computed again because its files were evicted.
+    """
+    if manifest.content is None:
+        return None
+    same = manifest.model_dump(include={"rounded", "reads", "named"})
+    return FormerRecord(exact=exact_digest(manifest.files), content=manifest.content, evicted=evicted, **same)
+
+
+def exact_digest(files: Mapping[str, FileRecord]) -> str:
+    """Return a digest of all files of an artifact, without pictures and pages, which no stage reads."""
+    digests = sorted((name, file.sha256) for name, file in files.items() if not name.endswith(SHOWN))
+    return _short(digests)[:DIGEST_LENGTH]
 
 
 def rounded_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from memlib.sanitize import plain
 
 MANIFEST = "manifest.json"  # manifest of an artifact, a resume state or a run; it names the other files and is written last
+FORMER = "former.json"  # record of a discarded attempt, beside the manifest, until the artifact is computed again
 MOST_BYTES = 256 * 2**20  # size limit of JSON files; memlib writes no larger ones
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 DIGEST = "digest"
@@ -116,6 +117,23 @@ class ArtifactRecord(Record):
     rounded: str | None = None
     log: str | None = None
     finished: Seconds | None = None
+
+
+class FormerRecord(Record):
+    """The content of an attempt that was discarded and is to be computed again.
+
+    Attributes:
+        exact: digest of all files that stages read, see memlib.store.content.exact_digest.
+        content, rounded, reads, named: as in the manifest of the attempt.
+        evicted: whether it is computed again because its files were evicted.
+    """
+
+    exact: str
+    content: str
+    rounded: str | None = None
+    reads: dict[str, str] = Field(default_factory=dict)
+    named: dict[str, str] = Field(default_factory=dict)
+    evicted: bool = False
 
 
 class ResumeRecord(Record):

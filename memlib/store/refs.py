@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 from memlib.errors import CorruptArtifact
-from memlib.store.records import NAME, ArtifactRecord
+from memlib.store.records import NAME
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Making(TypedDict):
 
     `spec` is the configuration of the stage, `inputs` the keys of the artifacts that the stage read, by role, and `units` the
     amount of work in the stage's unit; `provenance` holds further entries, see memlib.pipeline.provenance. `transient` tells
-    whether files of the artifact may be evicted; `former` is the manifest of the attempt that is computed again, `evicted`
-    whether that is because its files were evicted.
+    whether files of the artifact may be evicted.
     """
 
     spec: Mapping[str, Any]
@@ -69,8 +68,6 @@ class Making(TypedDict):
     units: float
     provenance: Mapping[str, Any]
     transient: bool
-    former: ArtifactRecord | None
-    evicted: bool
 
 
 @dataclass

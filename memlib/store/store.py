@@ -5,6 +5,7 @@ Layout, below a local folder or an s3:// prefix::
     memlib-store.json                           marks this as a store; without it, nothing is read or deleted
     artifacts/<stage>/<key>/manifest.json       names an attempt, with size and digest of each file; written last
     artifacts/<stage>/<key>/<attempt>/<file>    files of one attempt; concurrent attempts never share a folder
+    artifacts/<stage>/<key>/former.json         digests of an attempt that was discarded, until there is another
     resume/<key>/<step>-<attempt>/...           unfinished state of a stage; the newest verified one is used
     logs/<stage>/<key>/<attempt>.log            output of the worker that made the artifact
     requests/, status/                          requests of runs that have not ended, and their progress

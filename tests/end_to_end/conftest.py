@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from harness import RECIPE, Memlib, kill_leftovers, prefect_server, resume_step, saved_models, wait_for
+from harness import RECIPE, Memlib, end_session, resume_step, saved_models, wait_for
 
 from deployments.local.swift import Missing, SwiftServer, install
 
@@ -35,10 +35,9 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
 
 
 @pytest.fixture(scope="session")
-def memlib(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memlib]:
+def memlib(standalone: Memlib, prefect_api: str) -> Memlib:
     """The command with one Prefect server for all runs, which saves each of them the start of its own."""
-    with prefect_server(standalone.environment, tmp_path_factory.mktemp("server")) as url:
-        yield replace(standalone, environment=standalone.environment | {"PREFECT_API_URL": url})
+    return replace(standalone, environment=standalone.environment | {"PREFECT_API_URL": prefect_api})
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +67,7 @@ def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[
 
     yield start
     for process in running:
-        kill_leftovers(process)
+        end_session(process.pid)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
-from harness import RECIPE, Memlib, kill_leftovers, newest, prefect_server, published, unlike
+from harness import RECIPE, Memlib, end_session, newest, prefect_server, published, unlike
 from small_models import save_model
 from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
@@ -259,7 +259,7 @@ class Case:
         whole = _attempts(store)
         watched = self.start(store, **environment)
         status = watched.end()
-        kill_leftovers(watched.process)
+        end_session(watched.process.pid)
         return self.judged(store, stage, fault, first, _ended(status, watched), whole, started)
 
     def judged(
@@ -299,7 +299,7 @@ def kill_driver(case: Case, stage: str) -> Row:
     watched.process.send_signal(signal.SIGKILL)
     watched.end()
     row = case.again(store, stage, "driver", "killed" if hit else "not hit", started)
-    kill_leftovers(watched.process)
+    end_session(watched.process.pid)
     return row
 
 
@@ -334,7 +334,7 @@ def kill_worker(case: Case, stage: str) -> Row:
     if victim is not None:
         victim.send_signal(signal.SIGKILL)
     status = watched.end()
-    kill_leftovers(watched.process)
+    end_session(watched.process.pid)
     return case.judged(
         store, stage, "worker", "worker killed" if victim else "not hit", _ended(status, watched), whole, started
     )
@@ -373,7 +373,7 @@ def lose_node(case: Case, stage: str, *, spare: bool) -> Row:
         time.sleep(5 if stage in TRAINED else 1)  # until Ray has placed it
         cluster.remove_node(nodes[0], allow_graceful=False)
         status = watched.end(timeout=400)
-        kill_leftovers(watched.process)
+        end_session(watched.process.pid)
         first = "node lost" if hit else "not hit"
         if spare:
             return case.judged(store, stage, fault, first, _ended(status, watched), whole, started)
@@ -409,7 +409,7 @@ def lose_engine(case: Case, stage: str, fault: str) -> Row:
     elif leftovers or status not in (0, 75, 130) or "Traceback" in watched.said or len(watched.said) > 2000:
         first = f"not hit as promised ({len(leftovers)} processes left): {first}"
     row = case.again(store, stage, fault, first, started)
-    kill_leftovers(watched.process)
+    end_session(watched.process.pid)
     return row
 
 

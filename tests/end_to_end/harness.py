@@ -173,9 +173,8 @@ def saved_models(store: Path) -> int:
     return len({path.parent.parent for path in store.glob("resume/*/*/manifest.json")})
 
 
-@contextlib.contextmanager
-def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
-    """Start a Prefect server on loopback with its own database; yield the URL of its API."""
+def start_prefect_server(environment: dict[str, str], folder: Path) -> tuple[str, subprocess.Popen[str]]:
+    """Start a Prefect server on loopback with its own database; return the URL of its API once it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -185,24 +184,31 @@ def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
         start_new_session=True,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}/api"
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2)
+            break
+        except (urllib.error.URLError, OSError):
+            assert server.poll() is None
+            time.sleep(0.5)
+    return url, server
+
+
+@contextlib.contextmanager
+def prefect_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
+    """Start a Prefect server on loopback with its own database; yield the URL of its API, and end the server."""
+    url, server = start_prefect_server(environment, folder)
     try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2)
-                break
-            except (urllib.error.URLError, OSError):
-                assert server.poll() is None
-                time.sleep(0.5)
         yield url
     finally:
-        kill_leftovers(server)
+        end_session(server.pid)
 
 
-def kill_leftovers(process: subprocess.Popen[str]) -> None:
-    """Kill everything that still runs in the process's session."""
+def end_session(leader: int) -> None:
+    """Kill everything that still runs in the session of a process."""
     for other in psutil.process_iter():
         try:
-            if os.getsid(other.pid) == process.pid:
+            if os.getsid(other.pid) == leader:
                 other.send_signal(signal.SIGKILL)
         except (psutil.Error, ProcessLookupError):
             continue

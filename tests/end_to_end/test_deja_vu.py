@@ -15,7 +15,7 @@ import polars
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from harness import Memlib, kill_leftovers, newest, published, resume_step, says_one_thing, wait_for
+from harness import Memlib, end_session, newest, published, resume_step, says_one_thing, wait_for
 
 from memlib.audits import tables_of
 from memlib.audits.deja_vu.tables import UNITS
@@ -109,7 +109,7 @@ def test_an_audit_on_an_existing_ray_cluster_gives_the_same_results(
         assert run["resources"]["ray_address"] == "127.0.0.1:6399"
         assert_same_results(store, finished)
     finally:
-        kill_leftovers(head)
+        end_session(head.pid)
 
 
 def _listens(port: int) -> bool:
@@ -133,7 +133,7 @@ def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(me
 def test_resume_continues_a_training_whose_driver_was_killed(memlib: Memlib, finished: Finished, started: Started) -> None:
     store, driver = started()
     os.kill(driver.pid, signal.SIGKILL)
-    kill_leftovers(driver)
+    end_session(driver.pid)
     reached = resume_step(store)
     assert not list(store.glob("artifacts/train/*/manifest.json"))
     (note,) = json.loads(memlib.call("runs", "--json", "--store", str(store)).stdout)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from faults import FAULTS, RECIPES, Watched, make_cases, ray_cluster, rows
-from harness import Memlib, kill_leftovers, newest, published, wait_for
+from harness import Memlib, end_session, newest, published, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -36,7 +36,7 @@ def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path
         settings = (f"resources.ray_address={cluster.address}", "resources.workers_per_model=2")
         watched = case.start(tmp_path / "there", *settings, **environment)
         assert watched.end() == 0, watched.said
-        kill_leftovers(watched.process)
+        end_session(watched.process.pid)
     there = newest(tmp_path / "there")
     assert {facts["world_size"] for facts in facts_of(tmp_path / "there")} == {2}
     mine, theirs = published(tmp_path / "there", there), published(tmp_path / "here", here)
@@ -52,7 +52,7 @@ def test_an_elastic_fleet_continues_with_fewer_nodes(memlib: Memlib, tmp_path: P
         wait_for(lambda: under_way(tmp_path / "store") == 2, process=watched.process)
         cluster.remove_node(nodes[0], allow_graceful=False)  # there is no spare
         assert watched.end() == 0, watched.said
-        kill_leftovers(watched.process)
+        end_session(watched.process.pid)
     mine, theirs = published(tmp_path / "store", newest(tmp_path / "store")), published(store, newest(store))
     assert all(mine[name].equals(theirs[name]) for name in theirs)
     assert any(facts["resumed_from_step"] for facts in facts_of(tmp_path / "store"))  # what was under way went on

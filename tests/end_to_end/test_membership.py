@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Memlib, kill_leftovers, published, says_one_thing, wait_for
+from harness import Memlib, end_session, published, says_one_thing, wait_for
 
 import memlib
 
@@ -101,7 +101,7 @@ def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) 
         finished = wait_for(lambda: list(tmp_path.glob("store/artifacts/train_subsets/*/manifest.json")), process=process)
         os.kill(process.pid, signal.SIGKILL)
     finally:
-        kill_leftovers(process)
+        end_session(process.pid)
     kept = {path: path.stat().st_mtime_ns for path in finished}
     tiny.audit(tmp_path / "store", "training.epochs=1500")
     assert {path: path.stat().st_mtime_ns for path in kept} == kept

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Memlib, kill_leftovers, resume_step, wait_for
+from harness import Memlib, end_session, resume_step, wait_for
 
 NOBODY = 65534
 ATTACK = r"""
@@ -149,7 +149,7 @@ def test_another_user_can_neither_read_nor_write_nor_stop_runs(standalone: Memli
         step = resume_step(store)
         wait_for(lambda: resume_step(store) > step, process=process, seconds=60)
     finally:
-        kill_leftovers(process)
+        end_session(process.pid)
 
 
 def said_in(processes: list[psutil.Process], name: str) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import Memlib, kill_leftovers, wait_for
+from harness import Memlib, end_session, wait_for
 
 from flows.cli.supervisor import INSISTING, STOPPED, STOPPED_LINE
 
@@ -97,7 +97,7 @@ def test_workers_that_share_a_model_open_no_port_of_their_own(standalone: Memlib
         assert found
         assert max(found) <= 1
     finally:
-        kill_leftovers(process)
+        end_session(process.pid)
 
 
 def _meeting(process: subprocess.Popen[str]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-from harness import Memlib, kill_leftovers, published, wait_for
+from harness import Memlib, end_session, published, wait_for
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str
     fsspec.filesystem("s3").mkdir("audits")
     yield "s3://audits/here", settings
     fsspec.filesystem("s3").clear_instance_cache()
-    kill_leftovers(server)
+    end_session(server.pid)
 
 
 @pytest.mark.slow

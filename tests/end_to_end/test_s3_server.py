@@ -173,7 +173,11 @@ def test_deja_vu_gives_the_same_tables(
         assert mine.equals(theirs), name
     s3 = fsspec.filesystem("s3")
     api = memlib.environment["PREFECT_API_URL"]
-    told = [json.dumps(ask(f"{api}/{kind}/filter")) for kind in ("flow_runs", "task_runs", "artifacts", "logs")]
+    flows = ask(f"{api}/flow_runs/filter", flow_runs={"name": {"like_": manifest["run"]}})
+    of_run = {"any_": [flow["id"] for flow in flows]}
+    told = [json.dumps(ask(f"{api}/{kind}/filter", flow_runs={"id": of_run})) for kind in ("task_runs", "artifacts")]
+    told += [json.dumps(flows), json.dumps(ask(f"{api}/logs/filter", logs={"flow_run_id": of_run}))]
+    assert all(len(text) > 2 for text in told)  # not an empty list
     everything = b"".join(s3.cat(s3.find(uri)).values()) + said.encode() + "".join(told).encode()
     assert manifest["run"].encode() in everything
     assert swift.environment["AWS_SECRET_ACCESS_KEY"].encode() not in everything

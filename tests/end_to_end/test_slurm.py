@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Memlib, kill_leftovers, newest, wait_for
+from harness import Memlib, end_session, newest, wait_for
 
 from deployments.slurm.drill import STEPS
 from deployments.slurm.services import missing, search_path
@@ -58,7 +58,7 @@ def test_a_slurm_job_near_its_time_limit_is_requeued_and_continues(
         assert f"requeue {cluster['SLURM_JOB_ID']}" in said.read_text()
         assert not list(tmp_path.glob(".memlib-ray-*"))
     finally:
-        kill_leftovers(job)
+        end_session(job.pid)
     again = start(memlib, cluster, store)
     try:
         output, _ = again.communicate(timeout=600)
@@ -67,7 +67,7 @@ def test_a_slurm_job_near_its_time_limit_is_requeued_and_continues(
         assert len(manifest["reused"]) >= 2, manifest
         assert not list(tmp_path.glob(".memlib-ray-*"))
     finally:
-        kill_leftovers(again)
+        end_session(again.pid)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_cancelled_slurm_job_is_not_queued_again(memlib: Memlib, cluster: dict
         assert "requeue" not in (tmp_path / "said").read_text()
         assert not list(tmp_path.glob(".memlib-ray-*"))
     finally:
-        kill_leftovers(job)
+        end_session(job.pid)
 
 
 @pytest.mark.slow

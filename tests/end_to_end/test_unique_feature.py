@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from harness import Memlib, kill_leftovers, newest, published, says_one_thing, wait_for
+from harness import Memlib, end_session, newest, published, says_one_thing, wait_for
 from PIL import Image
 from torch import nn
 
@@ -113,7 +113,7 @@ def test_a_killed_run_keeps_its_finished_chunks(memlib: Memlib, tmp_path: Path) 
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     finally:
-        kill_leftovers(process)
+        end_session(process.pid)
     before = {path: path.read_bytes() for path in tmp_path.glob("store/artifacts/train_nets/*/manifest.json")}
     assert len(before) >= len(finished)
     manifest = tiny.audit(tmp_path / "store", "training.epochs=300", "score.per_epoch=false")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.testing.utilities import prefect_test_harness
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.engine import carry_out
 from memlib.data.stages import Decode
@@ -44,8 +45,8 @@ RUN = RunRecord(
 
 
 @pytest.fixture(scope="module")
-def prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
+def prefect(prefect_api: str) -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: prefect_api}):
         yield
 
 
@@ -72,7 +73,8 @@ def of(state: Any) -> tuple[Any, list[Any], list[Any]]:
         handler.flush()
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(state.state_details.flow_run_id)
-        logs = [log for log in client.read_logs() if log.flow_run_id == run.id and log.name == LOGGER]
+        of_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        logs = [log for log in client.read_logs(of_run) if log.name == LOGGER]
         artifacts = [found for found in client.read_artifacts() if found.flow_run_id == run.id]
     return run, logs, artifacts
 

@@ -129,7 +129,7 @@ def print_table(tallies: Mapping[str, Tally]) -> None:
 
 def make_store(store: Path, folder: Path) -> None:
     """Make a store with two finished runs of one audit, and the note and state of an unfinished one."""
-    from harness import RECIPE, Memlib, kill_leftovers, wait_for
+    from harness import RECIPE, Memlib, end_session, wait_for
 
     recipe = folder / "tiny.yaml"
     recipe.write_text(RECIPE)
@@ -139,7 +139,7 @@ def make_store(store: Path, folder: Path) -> None:
     process = memlib.start(store, "training.epochs=60")
     wait_for(lambda: list(store.glob("requests/*.json")), process=process)
     wait_for(lambda: list(store.glob("status/*.json")), process=process)
-    kill_leftovers(process)
+    end_session(process.pid)
 
 
 # -- in forked processes ------------------------------------------------------------------------------

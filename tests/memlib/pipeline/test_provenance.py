@@ -13,7 +13,7 @@ import torch
 
 from memlib.identity import file_digest
 from memlib.pipeline.provenance import software, source_state
-from memlib.store.content import contents, rounded_digest
+from memlib.store.content import contents, former_of, rounded_digest
 from memlib.store.records import ArtifactRecord, FileRecord
 
 CODE = {"version": 1, "code": "a"}
@@ -92,18 +92,20 @@ def test_content_stays_equal_if_evicted_files_are_computed_with_other_rounding(
     entries = contents(tmp_path / "before", files, made, transient=True)
     if written_before_rounded:
         entries = {"content": entries["rounded"]}
-    former = ArtifactRecord.model_validate({"attempt": "a", "files": files} | made | entries)
+    manifest = ArtifactRecord.model_validate({"attempt": "a", "files": files} | made | entries)
     now = files_of(tmp_path / "again")
-    again = contents(tmp_path / "again", now, made | said, transient=True, former=former, evicted=True)
-    assert (again["content"] == former.content) is kept
-    assert contents(tmp_path / "again", now, made | said, transient=True, former=former)["content"] != former.content
+    for evicted in (True, False):
+        former = former_of(manifest, evicted=evicted)
+        again = contents(tmp_path / "again", now, made | said, transient=True, former=former)
+        assert (again["content"] == manifest.content) is (kept and evicted)
 
 
 def test_content_stays_equal_if_an_artifact_is_computed_again_with_equal_bytes(tmp_path: Path) -> None:
     npy(tmp_path, "same")
     files = files_of(tmp_path)
-    former = ArtifactRecord.model_validate({"attempt": "a", "files": files, "content": "of an earlier kind"})
-    assert contents(tmp_path, files, CODE, former=former)["content"] == "of an earlier kind"
+    manifest = ArtifactRecord.model_validate({"attempt": "a", "files": files, "content": "of an earlier kind"})
+    again = contents(tmp_path, files, CODE, former=former_of(manifest, evicted=False))
+    assert again["content"] == "of an earlier kind"
 
 
 def test_digest_of_exact_files_ignores_the_code_and_html_pages(tmp_path: Path) -> None:

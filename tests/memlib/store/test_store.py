@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from botocore.exceptions import ClientError
 
 from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.runs.garbage import Garbage, delete, garbage
 from memlib.store import MARKER, Ref, Store, backend, local
 from memlib.store.copies import Copies
 from memlib.store.logs import recording
@@ -158,6 +160,31 @@ def test_a_store_of_a_later_memlib_is_left_alone(store: Store) -> None:
     store.file_system.pipe_file(f"{store.root}/{MARKER}", b"{")
     with pytest.raises(UserError, match="damaged"):
         Store(store.uri).check_known()
+
+
+@pytest.mark.parametrize("evicted", [True, False])
+def test_a_recomputation_that_another_run_ends_keeps_the_digest_of_evicted_files_only(store: Store, evicted: bool) -> None:
+    def embed(value: float) -> str | None:
+        with Store(store.uri).artifacts.write(REF, transient=True) as attempt:
+            np.save(attempt.folder / "backbone.npy", np.full(3, value))
+            if value < 0:
+                raise KeyboardInterrupt
+        return store.artifacts.manifest(REF).content
+
+    before = embed(1.0)
+    store.artifacts.discard(REF, evicted=evicted)
+    with pytest.raises(KeyboardInterrupt):
+        embed(-1.0)
+    store.artifacts.discard(REF)  # of another run, which finds none
+    (abandoned,) = [item for item in garbage(store, days=0) if item.path == f"{REF.folder}/former.json"]
+    assert (embed(1.0 + 1e-9) == before) is evicted
+    assert not (Path(store.uri) / REF.folder / "former.json").exists()
+    store.artifacts.discard(REF, evicted=True)
+    delete(store, abandoned)
+    assert embed(2.0) != before
+    store.artifacts.discard(REF)
+    delete(store, Garbage("artifact", REF.folder, 1))
+    assert not (Path(store.uri) / REF.folder).exists()
 
 
 def test_check_writable_removes_only_old_temporary_files_of_killed_writers(tmp_path: Path) -> None:
