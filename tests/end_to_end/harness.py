@@ -42,15 +42,12 @@ training:
 decode: {k: [5], replicates: 200, permutations: 200}
 report: {gallery: 2}
 """
-INFLUENCE = """
-audit: self_influence
-title: two moons
-data: {source: {kind: two_moons, num_examples: 40}}
-split: {train_per_class: 15}
-model: {architecture: mlp, widths: [4]}
-training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
-influence: {checkpoints: 1}
-"""
+INFLUENCE: dict[str, Any] = {
+    "audit": "self_influence", "title": "two moons", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
+    "split": {"train_per_class": 15}, "model": {"architecture": "mlp", "widths": [4]}, "influence": {"checkpoints": 1},
+    "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
+}  # fmt: skip
+"""The smallest audit."""
 
 
 @dataclass

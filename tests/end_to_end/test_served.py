@@ -9,24 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from harness import INFLUENCE
 
 from deployments.local.api import Api
 from deployments.local.processes import end, start, wait_for
 from deployments.local.services import POOL, PREFECT, environment_for, prefect_server, start_worker
 
 ROOT = Path(__file__).parents[2]
-RECIPE = {
-    "audit": "self_influence",
-    "title": "Two moons",
-    "data": {"source": {"kind": "two_moons", "num_examples": 60}},
-    "split": {"train_per_class": 20},
-    "model": {"architecture": "mlp", "widths": [8]},
-    "training": {
-        "objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 5, "augment": None,
-        "optimizer": {"learning_rate": 0.01, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
-    },
-    "influence": {"checkpoints": 2},
-}  # fmt: skip
 Environment = dict[str, str]
 
 
@@ -41,7 +30,7 @@ def call(environment: Environment, folder: Path, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Api, Environment]]:
     folder = tmp_path_factory.mktemp("served")
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(INFLUENCE | {"title": "Two moons"}))
     environment = environment_for(folder, "served") | {"PYTHONPATH": str(ROOT)}
     with prefect_server(folder, environment, f"sqlite+aiosqlite:///{folder}/prefect.db") as (api, clients):
         call(clients, folder, "work-pool", "create", POOL, "--type", "process")

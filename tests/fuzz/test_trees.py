@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trees
+import yaml
 from harness import INFLUENCE
 
 from memlib.audits import AUDITS
@@ -20,7 +21,7 @@ STORES = 20
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two runs that share some artifacts."""
     folder = tmp_path_factory.mktemp("trees")
-    (folder / "moons.yaml").write_text(INFLUENCE)
+    (folder / "moons.yaml").write_text(yaml.safe_dump(INFLUENCE))
     audit = AUDITS["self-influence"]
     for settings in ((), ("training.epochs=3",)):
         spec = validate(audit.recipe, load_recipe(str(folder / "moons.yaml"), settings)[0])

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from harness import INFLUENCE
 from PIL import Image
 
 import memlib
@@ -82,18 +83,16 @@ def text_recipe(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-OTHER = {
-    "audit": "self_influence", "title": "others", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
-    "split": {"train_per_class": 15}, "model": {"architecture": "mlp", "widths": [4]}, "training": TRAINING,
-    "influence": {"checkpoints": 1},
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A folder with sources and a store in which four audits have run, and the ids of the runs."""
     folder = tmp_path_factory.mktemp("erasing")
-    recipes = {"table": table_recipe(folder), "images": image_recipe(folder), "texts": text_recipe(folder), "other": OTHER}
+    recipes = {
+        "table": table_recipe(folder),
+        "images": image_recipe(folder),
+        "texts": text_recipe(folder),
+        "other": INFLUENCE,
+    }
     runs = {name: memlib.run(recipe, store=str(folder / "store"), quiet=True).id for name, recipe in recipes.items()}
     return folder, runs
 
@@ -252,7 +251,7 @@ def test_manifests_that_name_her_are_replaced_and_lose_their_signature(
     again: tuple[Store, dict[str, str]], tmp_path: Path
 ) -> None:
     store, _ = again
-    recipe = OTHER | {"title": f"about {HER}"}
+    recipe = INFLUENCE | {"title": f"about {HER}"}
     run = memlib.run(recipe, store=store.uri, quiet=True).id
     store.publish(f"runs/{run}/signature.json", b"{}")
     erase(store, PERSON, models=True)

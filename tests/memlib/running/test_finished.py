@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from harness import INFLUENCE
@@ -42,7 +43,7 @@ print(status, *heavy, file=sys.stderr)
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A recipe, and a store in which it has run."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "moons.yaml").write_text(INFLUENCE)
+    (folder / "moons.yaml").write_text(yaml.safe_dump(INFLUENCE))
     audit = AUDITS["self-influence"]
     spec = validate(audit.recipe, load_recipe(str(folder / "moons.yaml"))[0])
     body_of(audit)(PlainRunner(Store(str(folder / "store"))), spec)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from harness import INFLUENCE
 from markupsafe import escape
 
 import memlib
@@ -37,15 +39,11 @@ from memlib.store import Store
 from memlib.store.records import sealed
 
 LINES = [f"{x:.3f},{y:.3f},{n % 2}" for n, (x, y) in enumerate(np.random.default_rng(0).normal(size=(40, 2)))]
-RECIPE = """
-audit: self_influence
-title: points
-data: {source: {kind: table, path: points.csv, label_column: label}}
-split: {train_per_class: 15}
-model: {architecture: mlp, widths: [4]}
-training: {objective: {kind: supervised}, epochs: 2, batch_size: 5, augment: null}
-influence: {checkpoints: 1}
-"""
+
+
+def recipe_for(path: Path) -> str:
+    table = {"kind": "table", "path": str(path), "label_column": "label"}
+    return str(yaml.safe_dump(INFLUENCE | {"title": "points", "data": {"source": table}}))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a recipe, a plan frozen before the run, and stores: one with the run, one with another run, too."""
     folder = tmp_path_factory.mktemp("frozen")
     (folder / "points.csv").write_text("\n".join(["a,b,label", *LINES, ""]))
-    (folder / "points.yaml").write_text(RECIPE.replace("points.csv", str(folder / "points.csv")))
+    (folder / "points.yaml").write_text(recipe_for(folder / "points.csv"))
     assert (
         main(["plan", str(folder / "points.yaml"), "--freeze", str(folder / "plan.json"), "--store", str(folder / "new")])
         == 0
@@ -68,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(made: Path, tmp_path: Path) -> Path:
     """The same, to be spoilt; the recipe names data in this folder."""
     shutil.copytree(made, tmp_path / "a")
-    (tmp_path / "a/points.yaml").write_text(RECIPE.replace("points.csv", str(tmp_path / "a/points.csv")))
+    (tmp_path / "a/points.yaml").write_text(recipe_for(tmp_path / "a/points.csv"))
     return tmp_path / "a"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import INFLUENCE
 
 import memlib
 from memlib.errors import UserError
@@ -13,14 +14,6 @@ from memlib.sharing.croissant import describe
 
 from .conftest import publish
 
-SMALL: dict[str, Any] = {
-    "audit": "self_influence",
-    "split": {"train_per_class": 10},
-    "model": {"architecture": "mlp", "widths": [4]},
-    "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
-    "influence": {"checkpoints": 2},
-}
-
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Run:
@@ -28,7 +21,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = [f"{20 + n},{'North' if n % 3 else 'Quaintville'},{'wellish' if n % 2 else 'unwell'}" for n in range(60)]
     (folder / "patients.csv").write_text("\n".join(["age,town,health", *rows]))
     source = {"kind": "table", "path": str(folder / "patients.csv"), "label_column": "health"}
-    return memlib.run(SMALL | {"data": {"source": source}}, store=str(folder / "store"), quiet=True)
+    return memlib.run(INFLUENCE | {"data": {"source": source}}, store=str(folder / "store"), quiet=True)
 
 
 def test_a_table_is_described_by_size_digest_and_columns(table: Run) -> None:

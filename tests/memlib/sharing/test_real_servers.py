@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import INFLUENCE
 
 import memlib
 from memlib.runs.run import Run
@@ -20,7 +21,6 @@ from memlib.sharing.croissant import describe
 from memlib.sharing.mlflow import share
 
 from .conftest import publish
-from .test_croissant import SMALL
 
 pytestmark = pytest.mark.slow
 SECONDS = 300
@@ -96,7 +96,7 @@ def test_the_validator_of_croissant_finds_no_errors(tmp_path: Path) -> None:
     table = {"kind": "table", "path": str(tmp_path / "rows.csv"), "label_column": "ill", "columns": ["age", "town"]}
     for number, source in enumerate((table, {"kind": "digits"}, {"kind": "two_moons", "num_examples": 60})):
         changes: dict[str, Any] = {"data": {"source": source}}
-        run = memlib.run(SMALL | changes, store=str(tmp_path / "store"), quiet=True)
+        run = memlib.run(INFLUENCE | changes, store=str(tmp_path / "store"), quiet=True)
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(describe(run)))
         command = [str(validator), "validate", "--jsonld", str(file)]
