@@ -39,8 +39,9 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         return None
     own = [end for end in ended.values() if isinstance(end, RunRecord)]
     failed = [Failed(name, AUDITS[cells[name].audit].field, end) for name, end in ended.items() if isinstance(end, str)]
-    failed += [Failed(name, "", problem) for name, problem in failed_in(runner.store, recipe.subject).items()]
-    runs = _readable(runner, [*own, *runs_of(runner.store, recipe.subject)], failed)
+    named = runs_of(runner.store, recipe.subject)
+    failed += [Failed(name, "", problem) for name, problem in failed_in(runner.store, recipe.subject, named).items()]
+    runs = _readable(runner, [*own, *named], failed)
     if not runs:
         problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {problems}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.cells import CellsSpec
 from memlib.audits.dossier.recipe import SubjectSpec
 from memlib.audits.outcomes import models_of
 from memlib.data.outside import OF_SOURCES, read_beside_data
@@ -16,6 +17,7 @@ from memlib.errors import UserError
 from memlib.identity import flat
 from memlib.runs.index import BATCH, cells_of, find_run, list_runs, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
+from memlib.specs import changed_content
 from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -62,15 +64,42 @@ def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
     return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
 
 
-def failed_in(store: Store, subject: SubjectSpec) -> dict[str, str]:
-    """Return the problems of the cells of the named runs that failed or cannot be read, by name of run and cell."""
-    found = {}
-    for name in subject.runs:
-        run = find_run(store, name)
-        if _compares(run.audit):
-            for cell in run.cells.keys() - cells_of(store, run).keys():
-                found[f"{run.title}: {cell}"] = run.problems.get(cell, "its manifest is missing or cannot be read")
+def failed_in(store: Store, subject: SubjectSpec, runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the problems of cells that failed or cannot be read, by name of run and cell.
+
+    Args:
+        store: the store.
+        subject: the subject of the dossier.
+        runs: the runs of the dossier. A failed cell of a run that it does not name belongs to it if its recipe states the
+            same data as another cell of that run, which does.
+    """
+    found: dict[str, str] = {}
+    listed = {run.run for run in runs}
+    named = {run.run: run for run in (find_run(store, name) for name in subject.runs) if _compares(run.audit)}
+    for run in named.values():
+        found |= _problems(run, run.cells.keys() - cells_of(store, run).keys())
+    for entry in list_runs(store).entries if subject.data or subject.model else ():
+        ended = set(entry["cells"].values())
+        if entry["run"] not in named and _compares(entry["audit"]) and None in ended and ended & listed:
+            run = read_run(store, entry["run"])
+            found |= _problems(run, _beside(run, listed))
     return dict(sorted(found.items()))
+
+
+def _problems(run: RunRecord, cells: Iterable[str]) -> dict[str, str]:
+    return {f"{run.title}: {cell}": run.problems.get(cell, "its manifest is missing or cannot be read") for cell in cells}
+
+
+def _beside(run: RunRecord, listed: Set[str]) -> list[str]:
+    """Return the failed cells of a run whose data are those of a listed cell, or unknown."""
+    try:
+        recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
+        cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
+    except ValueError:  # written by another version
+        cells = []
+    data = {name: changed_content(base, change).get("data") for name, base, change in cells if not isinstance(base, str)}
+    of_listed = [data.get(cell) for cell, name in run.cells.items() if name in listed]
+    return [cell for cell, name in run.cells.items() if name is None and (cell not in data or data[cell] in of_listed)]
 
 
 def _compares(audit: str) -> bool:

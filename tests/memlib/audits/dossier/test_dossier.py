@@ -167,6 +167,20 @@ def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
     assert reasons["influence of single examples (self-influence)"] == "its audit failed (broken)"
 
 
+def test_a_failed_cell_belongs_to_the_dossier_of_the_data_that_it_was_about(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    wrong = {"name": "wrong", "recipe": INFLUENCE, "set": {"training.optimizer.learning_rate": 1e12}}
+    elsewhere = {"name": "elsewhere", "recipe": MOONS, "set": {"data.source.num_examples": 4}}
+    cells = [{"name": "moons", "recipe": MOONS}, {"name": "right", "recipe": INFLUENCE}, wrong, elsewhere]
+    with pytest.raises(RunError, match="2 of 4 cells failed"):
+        memlib.run({"audit": "sweep", "title": "four", "cells": cells}, store=place, quiet=True)
+    failed = {}
+    for title in ("influence", "moons"):
+        run = memlib.run({"audit": "dossier", "subject": {"data": data_of(place, title)}}, store=place, quiet=True)
+        failed[title] = [row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed"]
+    assert failed == {"influence": ["four: wrong"], "moons": []}
+
+
 def test_the_command_line_writes_the_document_the_list_and_json(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
