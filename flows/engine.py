@@ -191,7 +191,7 @@ class CellsRunner(StageRunner):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         pool.shutdown()
-        return done
+        return {name: done[name] for name in cells}
 
     def publish(
         self,

@@ -409,6 +409,8 @@ class Runner(Protocol):
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended | None:
         """Run audits that share their stages, each as a run of its own; None in a plan. A failure does not stop the others.
 
+        The result has the order of `cells`, whichever ends first: the key of what joins them depends on it.
+
         Args:
             cells: the audits by name of the cell.
             look: id of the run that compares the cells, which together count as one look at the data.

@@ -174,7 +174,7 @@ class PlainRunner:
                 except (UserError, RunError, OSError) as error:
                     done[name] = str(error)
                 self._work.computed += inner.computed
-        return done
+        return {name: done[name] for name in cells}
 
 
 class Unfinished(RunError):

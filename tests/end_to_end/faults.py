@@ -247,8 +247,9 @@ class Case:
         shutil.copytree(self.undisturbed[0], store)
         for later in self.stages[self.stages.index(stage) :]:
             shutil.rmtree(store / "artifacts" / later)
-        for folder in ("runs", "results"):
-            shutil.rmtree(store / folder)
+        run = self.undisturbed[1]["run"]  # those of cells stay: a dossier names the digests of their manifests
+        for folder in (store / "runs" / run, *store.glob(f"results/*/*/run={run}")):
+            shutil.rmtree(folder)
         return store
 
     def start(self, store: Path, *settings: str, **environment: str) -> Watched:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.engine import carry_out
+from flows.engine import CellsRunner, carry_out
 from memlib.data.stages import Decode
 from memlib.errors import RunError
+from memlib.pipeline.stage import CellRequest
 from memlib.recipes.request import AuditRequest
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.specs import DataSpec, Resources
@@ -125,3 +127,22 @@ def test_a_cell_that_runs_on_its_own_shares_the_look_of_its_sweep(tmp_path: Path
         options = RunOptions(quiet=True, look=look)
         carry_out("deja-vu", looking, recipe, str(tmp_path / "store"), Resources(), options)
     assert looks == ["fedcba987654", ""]
+
+
+@pytest.mark.usefixtures("prefect")
+def test_cells_keep_their_order_whichever_ends_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = AuditRequest.read("sweep_smoke").recipe
+    cells = dict.fromkeys(("slow", "fast"), CellRequest("deja-vu", AuditRequest.read("smoke").recipe, {}))
+    orders = []
+
+    def end(runner: CellsRunner, name: str, cell: CellRequest) -> RunRecord:
+        time.sleep(0.5 if name == "slow" else 0)
+        return RUN
+
+    def joining(runner: CellsRunner, recipe: Any) -> RunRecord:
+        orders.append(list(runner.run_cells(cells, look="fedcba987654", at_once=2)))
+        return RUN
+
+    monkeypatch.setattr(CellsRunner, "_run_cell", end)
+    carry_out("sweep", joining, recipe, str(tmp_path / "store"), Resources(), RunOptions(quiet=True))
+    assert orders == [["slow", "fast"]]

@@ -129,6 +129,10 @@ def test_a_dossier_runs_the_cells_that_its_recipe_names(tmp_path: Path) -> None:
     run = memlib.run(recipe, store=str(tmp_path / "store"), quiet=True)
     assert len(run.record.cells) == 2
     assert len(memlib.list_runs(store=str(tmp_path / "store"))) == 3
+    memlib.run(MOONS, store=str(tmp_path / "other"), changes={"training.seed": 1}, quiet=True)
+    after_the_last = memlib.run(recipe, store=str(tmp_path / "other"), quiet=True)
+    orders = [[row["run"] for row in one.tables["audits"].to_pylist() if row["run"]] for one in (run, after_the_last)]
+    assert orders[0] == orders[1]  # or a dossier whose cells end in another order would be another run
 
 
 def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
