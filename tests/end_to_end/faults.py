@@ -237,19 +237,30 @@ class Case:
     @property
     def stages(self) -> list[str]:
         """Return the stages that the audit computes, in order."""
+        return [stage for stage in stage_names(AUDITS[self.memlib.audit_name]) if self.refs_of(stage)]
+
+    def refs_of(self, stage: str) -> list[str]:
+        """Return the addresses of the stage's artifacts, without those of cells, in order."""
         manifest = self.undisturbed[1]
-        computed = {ref.rpartition("/")[0] for ref in manifest["computed"] + manifest["reused"]}
-        return [stage for stage in stage_names(AUDITS[self.memlib.audit_name]) if stage in computed]
+        refs = manifest["computed"] + manifest["reused"]
+        if manifest["cells"]:
+            refs = [manifest["artifacts"]["scores"], manifest["artifacts"]["report"]]
+        return sorted(ref for ref in refs if ref.rpartition("/")[0] == stage)
+
+    def copy(self) -> Path:
+        """Copy the undisturbed store without the run, but with the runs of its cells; return the copy's path."""
+        store, run = Path(tempfile.mkdtemp(dir=self.folder)) / "store", self.undisturbed[1]["run"]
+        shutil.copytree(self.undisturbed[0], store)
+        for folder in (store / "runs" / run, *store.glob(f"results/*/*/run={run}")):
+            shutil.rmtree(folder)
+        return store
 
     def before(self, stage: str) -> Path:
         """Copy the undisturbed store as it was before a stage; return the copy's path."""
-        store = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
-        shutil.copytree(self.undisturbed[0], store)
+        store = self.copy()
         for later in self.stages[self.stages.index(stage) :]:
-            shutil.rmtree(store / "artifacts" / later)
-        run = self.undisturbed[1]["run"]  # those of cells stay: a dossier names the digests of their manifests
-        for folder in (store / "runs" / run, *store.glob(f"results/*/*/run={run}")):
-            shutil.rmtree(folder)
+            for ref in self.refs_of(later):
+                shutil.rmtree(store / "artifacts" / ref)
         return store
 
     def start(self, store: Path, *settings: str, **environment: str) -> Watched:
@@ -305,10 +316,8 @@ def kill_driver(case: Case, stage: str) -> Row:
 
 
 def damage(case: Case, stage: str, fault: str) -> Row:
-    started = time.monotonic()
-    store = Path(tempfile.mkdtemp(dir=case.folder)) / "store"
-    shutil.copytree(case.undisturbed[0], store)
-    manifest = sorted((store / "artifacts" / stage).glob("*/manifest.json"))[0]
+    started, store, ref = time.monotonic(), case.copy(), case.refs_of(stage)[0]
+    manifest = store / "artifacts" / ref / "manifest.json"
     described = json.loads(manifest.read_text())
     name = max(described["files"], key=lambda name: described["files"][name]["size"])
     file = manifest.parent / described["attempt"] / name
@@ -318,11 +327,10 @@ def damage(case: Case, stage: str, fault: str) -> Row:
     else:
         del data[len(data) // 2 :]
     file.write_bytes(data)
-    shutil.rmtree(store / "runs")
-    whole = {ref: attempt for ref, attempt in _attempts(store).items() if ref != f"{stage}/{manifest.parent.name}"}
+    whole = {other: attempt for other, attempt in _attempts(store).items() if other != ref}
     watched = case.start(store)
     status = watched.end()
-    named = f"artifact {stage}/{manifest.parent.name}" in watched.said.replace("\n", "")
+    named = f"artifact {ref}" in watched.said.replace("\n", "")
     first = "named" if named else "not hit"
     return case.judged(store, stage, fault, first, _ended(status, watched), whole, started)
 

@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -219,6 +220,9 @@ def unlike(mine: pa.Table, theirs: pa.Table) -> list[str]:
 
 
 def _alike(mine: pa.ChunkedArray, theirs: pa.ChunkedArray) -> bool:
+    if pa.types.is_list(theirs.type):
+        lengths = [pc.list_value_length(column) for column in (mine, theirs)]
+        return bool(lengths[0].equals(lengths[1])) and _alike(pc.list_flatten(mine), pc.list_flatten(theirs))
     if not pa.types.is_floating(theirs.type):
         return bool(mine.equals(theirs))
     pair = (column.to_numpy(zero_copy_only=False) for column in (mine, theirs))
