@@ -32,7 +32,8 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     state, lock = shared / "prefect.json", FileLock(shared / "prefect.lock")
     with lock:
         if not state.exists():
-            url, server = start_prefect_server(dict(os.environ), tmp_path_factory.mktemp("prefect"))
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+            url, server = start_prefect_server(environment, tmp_path_factory.mktemp("prefect"))
             state.write_text(json.dumps({"url": url, "server": server.pid, "users": []}))
         found = json.loads(state.read_text())
         state.write_text(json.dumps(found | {"users": [*found["users"], os.getpid()]}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_served import RECIPE
+from harness import INFLUENCE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -46,7 +46,7 @@ def test_a_wheel_runs_beside_user_folders_named_like_its_packages(site: Path, tm
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this is the user\\'s own code')\n")
     points = tmp_path / "points.csv"
     points.write_text("x,y,label\n" + "".join(f"{i % 7},{i % 5},{'ab'[i % 2]}\n" for i in range(60)))
-    recipe = RECIPE | {"data": {"source": {"kind": "table", "path": "points.csv", "label_column": "label"}}}
+    recipe = INFLUENCE | {"data": {"source": {"kind": "table", "path": "points.csv", "label_column": "label"}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "RAY_"))}
     environment |= {"PYTHONPATH": str(site), "PREFECT_HOME": str(tmp_path / "prefect"), "MEMLIB_STORE": "store"}
