@@ -22,14 +22,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all workers of a test run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def prefect_api(of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Prefect server that all workers of a test run share; the last one that uses it ends it."""
     from harness import end_session, start_prefect_server
 
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    state, lock = shared / "prefect.json", FileLock(shared / "prefect.lock")
+    state, lock = of_all_workers / "prefect.json", FileLock(of_all_workers / "prefect.lock")
     with lock:
         if not state.exists():
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

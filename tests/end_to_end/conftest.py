@@ -41,11 +41,11 @@ def memlib(standalone: Memlib, prefect_api: str) -> Memlib:
 
 
 @pytest.fixture(scope="session")
-def finished(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The store and manifest of an audit that nothing disturbed."""
-    shared, store = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("finished") / "store"
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent  # of all workers, of which the first one runs the audit
+def finished(
+    standalone: Memlib, of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """The store and manifest of an audit that nothing disturbed; the first worker runs it."""
+    shared, store = of_all_workers, tmp_path_factory.mktemp("finished") / "store"
     with FileLock(shared / "audit.lock"):
         if not (shared / "audit.json").exists():
             (shared / "audit.json").write_text(json.dumps(standalone.audit(shared / "audit")))

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import yaml
 from markupsafe import escape
 
 import memlib
+from deployments.local.processes import free_port
 from memlib.errors import RunError, UserError
 from memlib.report.page import SENTENCE_END
 
@@ -173,23 +173,27 @@ def saved_models(store: Path) -> int:
 
 def start_prefect_server(environment: dict[str, str], folder: Path) -> tuple[str, subprocess.Popen[str]]:
     """Start a Prefect server on loopback with its own database; return the URL of its API once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env=environment | {"PREFECT_HOME": str(folder)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}/api"
-    for _ in range(240):
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=2)
-            break
-        except (urllib.error.URLError, OSError):
-            assert server.poll() is None
-            time.sleep(0.5)
+    try:
+        wait_for(lambda: _answers(f"{url}/health"), process=server)
+    except BaseException:
+        end_session(server.pid)
+        raise
     return url, server
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=2)
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
