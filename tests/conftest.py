@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -49,6 +52,20 @@ def prefect_api(of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory) 
         if not users:
             end_session(found["server"])
             state.unlink()
+
+
+@pytest.fixture
+def own_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Python's random state to the test's own thread; a Prefect client that an earlier test left draws for its pings."""
+    own, others = threading.get_ident(), random.Random()
+
+    def dispatched(name: str) -> Any:
+        mine, theirs = getattr(random, name), getattr(others, name)
+        return lambda *args, **settings: (mine if threading.get_ident() == own else theirs)(*args, **settings)
+
+    for name in random.__all__:
+        if isinstance(getattr(getattr(random, name), "__self__", None), random.Random):
+            monkeypatch.setattr(random, name, dispatched(name))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,6 +98,7 @@ def test_false_alarm_rate_for_a_model_trained_on_other_canaries_is_at_most_the_l
     assert hits <= 20  # 10 expected; more than 20 in 2 of 1,000 worlds
 
 
+@pytest.mark.usefixtures("own_draws")
 def test_the_training_is_the_same_with_and_without_the_callback(folder: Path, canaries: Path, tmp_path: Path) -> None:
     """Dropout and shuffling draw random numbers in every step."""
     weights, after = [], []

@@ -168,6 +168,7 @@ def test_items_that_the_collator_tokenizes_are_searched() -> None:
     assert f"the first {found.seen} canaries were looked at" in found.remarks[0]
 
 
+@pytest.mark.usefixtures("own_draws")
 def test_the_check_of_a_data_set_restores_random_states() -> None:
     def states() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), torch.rand(1).item()
