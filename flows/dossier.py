@@ -14,7 +14,7 @@ from memlib.audits.last_stages import run_id
 from memlib.errors import RunError
 from memlib.pipeline.stage import AnyStage, Runner
 from memlib.recipes import cells as of_cells
-from memlib.runs.index import measured_at
+from memlib.runs.index import list_runs, measured_at
 from memlib.runs.records import RunRecord
 from memlib.specs.asks import NAME_LENGTH, asks_digest
 from memlib.store import Ref, Store
@@ -39,13 +39,15 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         return None
     own = [end for end in ended.values() if isinstance(end, RunRecord)]
     failed = [Failed(name, AUDITS[cells[name].audit].field, end) for name, end in ended.items() if isinstance(end, str)]
-    named = runs_of(runner.store, recipe.subject)
-    failed += [Failed(name, "", problem) for name, problem in failed_in(runner.store, recipe.subject, named).items()]
+    entries = list_runs(runner.store).entries
+    named = runs_of(runner.store, recipe.subject, entries)
+    others = failed_in(runner.store, recipe.subject, entries, named)
+    failed += [Failed(name, "", problem) for name, problem in others.items()]
     runs = _readable(runner, [*own, *named], failed)
     if not runs:
         problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {problems}")
-    looks, stale = further_looks(runner.store, runs), _stale(runner.store, runs, recipe.most_days)
+    looks, stale = further_looks(runner.store, entries, runs), _stale(runner.store, runs, recipe.most_days)
     told = failed if recipe.ids else [replace(one, problem=UNNAMED) for one in failed]
     joined = Joined(runner.store, runs, looks, stale, recipe.not_run, told)
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))

@@ -15,9 +15,10 @@ from memlib.audits.outcomes import models_of
 from memlib.data.outside import OF_SOURCES, read_beside_data
 from memlib.errors import UserError
 from memlib.identity import flat
-from memlib.runs.index import BATCH, cells_of, find_run, list_runs, read_run, refs_of, rows_of
+from memlib.runs.index import BATCH, cells_of, find_run, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.specs import changed_content
+from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -43,13 +44,18 @@ class AuditedModels:
         return (*self.external, *self.own)
 
 
-def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
+def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> list[RunRecord]:
     """Return the runs of a dossier by data, model or id, in the order of the audits; cells take the place of their sweep.
+
+    Args:
+        store: the store.
+        subject: the subject of the dossier.
+        listed: all runs of the store, as `list_runs` returns them.
 
     Raises:
         UserError: if no run is about the data or the model, or no run or more than one has an id.
     """
-    entries = [entry for entry in list_runs(store).entries if not _compares(entry["audit"])]
+    entries = [entry for entry in listed if not _compares(entry["audit"])]
     current = rows_of(entries)
     newest = [entry for entry in entries if current[entry["run"]]["current"]]
     wanted = {run.run: run for name in subject.runs for run in _single(store, find_run(store, name))}
@@ -64,25 +70,27 @@ def runs_of(store: Store, subject: SubjectSpec) -> list[RunRecord]:
     return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
 
 
-def failed_in(store: Store, subject: SubjectSpec, runs: Sequence[RunRecord]) -> dict[str, str]:
+def failed_in(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry], runs: Sequence[RunRecord]) -> dict[str, str]:
     """Return the problems of cells that failed or cannot be read, by name of run and cell.
 
     Args:
         store: the store.
         subject: the subject of the dossier.
+        listed: all runs of the store, as `list_runs` returns them.
         runs: the runs of the dossier. A failed cell of a run that it does not name belongs to it if its recipe states the
-            same data as another cell of that run, which does.
+            same data as another cell of that run, which does, and no later run asks the same.
     """
     found: dict[str, str] = {}
-    listed = {run.run for run in runs}
+    members = {run.run for run in runs}
     named = {run.run: run for run in (find_run(store, name) for name in subject.runs) if _compares(run.audit)}
     for run in named.values():
         found |= _problems(run, run.cells.keys() - cells_of(store, run).keys())
-    for entry in list_runs(store).entries if subject.data or subject.model else ():
+    for entry in listed if subject.data or subject.model else ():
         ended = set(entry["cells"].values())
-        if entry["run"] not in named and _compares(entry["audit"]) and None in ended and ended & listed:
+        if entry["run"] not in named and _compares(entry["audit"]) and None in ended and ended & members:
             run = read_run(store, entry["run"])
-            found |= _problems(run, _beside(run, listed))
+            later = {one["asks"] for one in listed if one["finished"] > run.finished}
+            found |= _problems(run, _beside(run, members, later))
     return dict(sorted(found.items()))
 
 
@@ -90,16 +98,29 @@ def _problems(run: RunRecord, cells: Iterable[str]) -> dict[str, str]:
     return {f"{run.title}: {cell}": run.problems.get(cell, "its manifest is missing or cannot be read") for cell in cells}
 
 
-def _beside(run: RunRecord, listed: Set[str]) -> list[str]:
-    """Return the failed cells of a run whose data are those of a listed cell, or unknown."""
+def _beside(run: RunRecord, members: Set[str], later: Set[str]) -> list[str]:
+    """Return the failed cells of a run whose data are those of a member, or unknown, unless later runs ask the same."""
     try:
         recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
         cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
     except ValueError:  # written by another version
         cells = []
-    data = {name: changed_content(base, change).get("data") for name, base, change in cells if not isinstance(base, str)}
-    of_listed = [data.get(cell) for cell, name in run.cells.items() if name in listed]
-    return [cell for cell, name in run.cells.items() if name is None and (cell not in data or data[cell] in of_listed)]
+    stated = {name: changed_content(base, change) for name, base, change in cells if not isinstance(base, str)}
+    data = [stated[cell].get("data") for cell, name in run.cells.items() if name in members and cell in stated]
+    failed = [cell for cell, name in run.cells.items() if name is None]
+    return [
+        one for one in failed if one not in stated or (stated[one].get("data") in data and _asks(stated[one]) not in later)
+    ]
+
+
+def _asks(content: Mapping[str, Any]) -> str:
+    """Return the digest of what a cell asks; "" if its recipe is not valid."""
+    audit = AUDITS.get(audit_of(str(content.get("audit"))))
+    try:
+        spec = audit and audit.schema(content).model_validate({key: content[key] for key in content if key != "resources"})
+    except ValueError:
+        return ""
+    return asks_digest(spec.model_dump(mode="json")) if spec else ""
 
 
 def _compares(audit: str) -> bool:
@@ -160,18 +181,18 @@ def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
             yield from _of_external(value)
 
 
-def further_looks(store: Store, runs: Sequence[RunRecord]) -> int:
-    """Return the number of further tests of the runs' data in the store, or in the ledgers of the runs."""
+def further_looks(store: Store, listed: Sequence[RunEntry], runs: Sequence[RunRecord]) -> int:
+    """Return the number of further tests of the runs' data among the listed runs, or in the ledgers of the runs."""
     data = {run.ledger.data for run in runs} - {""}
     asked = {(run.asks, read_beside_data(store, refs_of(run))) for run in runs}
-    listed = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
+    own = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
     looks = {one.look or one.run for run in runs for one in run.ledger.earlier if one.p_value is not None}
-    for entry in list_runs(store).entries:
+    for entry in listed:
         if entry["ledger"]["data"] not in data or all(one["p_value"] is None for one in entry["findings"]):
             continue
         if entry["asks"] not in dict(asked) or (entry["asks"], read_beside_data(store, refs_of(entry))) not in asked:
             looks.add(entry["ledger"].get("look") or entry["run"])
-    return len(looks - listed)
+    return len(looks - own)
 
 
 def persons_in(store: Store, runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pytest
 
 import memlib
 from flows.cli.app import main
+from memlib.audits.self_influence.stages import Score
 from memlib.errors import RunError, UserError
 
 CANCER = {"source": {"kind": "breast_cancer"}}
@@ -183,6 +184,34 @@ def test_a_failed_cell_belongs_to_the_dossier_of_the_data_that_it_was_about(tmp_
         run = memlib.run({"audit": "dossier", "subject": {"data": data_of(place, title)}}, store=place, quiet=True)
         failed[title] = [row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed"]
     assert failed == {"influence": ["four: wrong"], "moons": []}
+
+
+def test_a_failed_cell_that_was_run_alone_since_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, write, faults = str(tmp_path / "store"), Score.write, iter([False, True])
+
+    def full(stage: Any, attempt: Any, device: Any) -> None:
+        if next(faults):
+            raise OSError("No space left on device")
+        write(stage, attempt, device)
+
+    monkeypatch.setattr(Score, "write", full)
+    sweep = {
+        "audit": "sweep",
+        "title": "seeds",
+        "recipe": INFLUENCE,
+        "grid": {"training.seed": [0, 1]},
+        "concurrent_cells": 1,
+    }
+    with pytest.raises(RunError, match="No space left"):
+        memlib.run(sweep, store=place, quiet=True)
+    monkeypatch.undo()
+    dossier = {"audit": "dossier", "subject": {"data": data_of(place, "influence")}}
+    failed = []
+    for seed in (2, 1):
+        memlib.run(INFLUENCE, store=place, changes={"training.seed": seed}, quiet=True)
+        run = memlib.run(dossier, store=place, quiet=True)
+        failed.append([row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed"])
+    assert failed == [["seeds: seed=1"], []]
 
 
 def test_the_command_line_writes_the_document_the_list_and_json(
