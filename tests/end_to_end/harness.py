@@ -82,7 +82,7 @@ class Memlib:
 
     def run(self, store: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(store, *settings, **environment)
-        output, errors = process.communicate(timeout=600)
+        output, errors = process.communicate(timeout=1200)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def audit(self, store: Path, *settings: str, **environment: str) -> dict[str, Any]:

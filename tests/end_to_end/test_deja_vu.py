@@ -157,7 +157,7 @@ def test_a_killed_ray_worker_is_replaced_without_help(finished: Finished, starte
 
     victim = wait_for(workers, process=driver)[0]
     victim.send_signal(signal.SIGKILL)
-    _, errors = driver.communicate(timeout=600)
+    _, errors = driver.communicate(timeout=1200)
     assert driver.returncode == 0, errors
     assert any(facts["resumed_from_step"] for facts in train_facts(store))
     assert_same_results(store, finished)

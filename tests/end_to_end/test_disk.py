@@ -29,7 +29,7 @@ def test_a_file_size_limit_ends_the_run_and_leaves_no_partial_artifact(
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the images take more
 
     process = memlib.start(store, preexec_fn=limit)
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate(timeout=1200)
     assert process.returncode == 2
     assert errors.startswith("memlib: OSError: ")
     assert "too large" in errors
@@ -58,7 +58,7 @@ def test_a_full_disk_in_training_ends_the_run_which_continues_with_more_space(
 ) -> None:
     store = small / "store"
     process = memlib.start(store, "resources.resume_seconds=0")
-    _, errors = process.communicate(timeout=600)
+    _, errors = process.communicate(timeout=1200)
     assert process.returncode == 2
     assert "No space left on device" in errors
     assert "free some space and run the same command again" in errors

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 def test_a_program_runs_an_audit_on_prefect_and_ray(memlib: Memlib, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", str(RECIPE), "store"]
-    ended = subprocess.run(command, cwd=tmp_path, env=memlib.environment, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(command, cwd=tmp_path, env=memlib.environment, capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second, workers = ended.stdout.split()
     assert first == second

@@ -100,7 +100,7 @@ def as_nobody(imports: str, code: str, argument: str, **environment: str) -> str
     """Return the output of a program that becomes another user once it is loaded."""
     done = subprocess.run(
         [sys.executable, "-c", f"import os, sys\n{imports}\n{BECOME}{code}", argument],
-        capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin", **environment},
+        capture_output=True, text=True, timeout=300, env={"PATH": "/usr/bin:/bin", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -147,7 +147,7 @@ def test_another_user_can_neither_read_nor_write_nor_stop_runs(standalone: Memli
             assert as_nobody("from ray._raylet import GcsClient", ASK_RAY, f"127.0.0.1:{gcs}", **way).startswith(answer)
         assert process.poll() is None
         step = resume_step(store)
-        wait_for(lambda: resume_step(store) > step, process=process, seconds=60)
+        wait_for(lambda: resume_step(store) > step, process=process, seconds=300)
     finally:
         end_session(process.pid)
 

@@ -76,7 +76,7 @@ def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_pr
 
     assert wait_for(priorities, process=process) == {os.getpriority(os.PRIO_PROCESS, 0)}
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     wait_until_gone(mark)
     (status,) = (json.loads(path.read_text()) for path in store.glob("status/*.json"))
     assert (status["state"], status["problem"]) == ("failed", "the memlib command was killed")

@@ -158,7 +158,7 @@ def both_runs(uri: str, store: Path, manifest: dict[str, Any]) -> tuple[dict[str
 def audit_on_s3(command: Memlib, uri: str, swift: SwiftServer, *settings: str) -> str:
     """Runs an audit that must succeed and returns what it said."""
     process = command.start(uri, *settings, **swift.environment)
-    output, errors = process.communicate(timeout=600)
+    output, errors = process.communicate(timeout=1200)
     assert process.returncode == 0, errors
     return output + errors
 
@@ -242,7 +242,7 @@ def test_an_unreachable_server_is_reported_and_finished_work_is_reused_afterward
     before = attempts(uri)
     assert any("/train/" in path for path in before)
     again = memlib.start(uri, "resources.resume_seconds=5", **settings)
-    _, errors = again.communicate(timeout=600)
+    _, errors = again.communicate(timeout=1200)
     assert again.returncode == 0, errors
     _, tables = both_runs(uri, *finished)
     assert all(mine.equals(theirs) for mine, theirs in tables.values())

@@ -64,7 +64,7 @@ def test_the_flow_runs_deployed_by_file_by_module_and_served(server: tuple[Path,
     script = "from flows.self_influence import self_influence as audit; audit.serve(name='served', tags=['memlib'])"
     serving = start([sys.executable, "-c", script], environment, folder / "serving.log", cwd=folder)
     try:
-        wait_for(lambda: "being served" in (folder / "serving.log").read_text(), "the served flow", seconds=60)
+        wait_for(lambda: "being served" in (folder / "serving.log").read_text(), "the served flow", seconds=300)
         assert "memlib" in run(server, "served")["tags"]
     finally:
         end(serving)

@@ -106,7 +106,7 @@ def call(project: Path) -> Call:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "flows.cli.entry", *arguments]
-        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -172,7 +172,7 @@ report: {gallery: 0}
     environment = dict(os.environ) | {"PYTHONPATH": str(project)}
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, "self_influence", "deja_vu"], cwd=project, env=environment, capture_output=True,
-        text=True, timeout=600,
+        text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [

@@ -125,7 +125,7 @@ def test_temporary_folders_of_killed_processes_are_swept(tmp_path: Path, monkeyp
         "import os, sys\nfrom pathlib import Path\nfrom memlib.store.permissions import scratch\n"
         "with scratch('test', Path(sys.argv[1])) as folder:\n    (folder / 'image').write_text('private')\n    os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=300)
     (left,) = tmp_path.glob("memlib-test-*")
     assert left.stat().st_mode & 0o077 == 0
     permissions.sweep(tmp_path)
@@ -142,7 +142,7 @@ def test_temporary_folders_of_killed_processes_are_swept(tmp_path: Path, monkeyp
 def test_a_command_whose_output_is_closed_exits_with_status_0(tmp_path: Path) -> None:
     Store(str(tmp_path)).check_writable()
     command = f"{sys.executable} -m flows.cli.entry runs --store {tmp_path} >&-"
-    assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=300).returncode == 0
 
 
 def test_a_variant_whose_model_is_not_a_mapping_is_refused() -> None:

@@ -274,7 +274,7 @@ def test_hooks_are_called_once_however_the_computing_process_ends(
         assert process.stdout.readline() == b"ready\n"
         time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == code
     (said,) = kept("end")
     assert (said["status"], said["run"]) == (status, "b" * 12)

@@ -206,7 +206,7 @@ def test_a_closed_output_pipe_ends_the_command_silently_with_status_141() -> Non
     run.stdout.close()  # as head does
     assert run.stderr is not None
     assert run.stderr.read() == ""
-    assert run.wait(timeout=60) == 141
+    assert run.wait(timeout=300) == 141
 
 
 def test_a_dossier_of_given_data_lists_its_audits_and_reasons(

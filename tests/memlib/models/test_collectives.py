@@ -44,9 +44,9 @@ def test_values_and_files_of_the_first_worker_reach_the_others(tmp_path: Path) -
         workers = [context.Process(target=_worker, args=(rank, *where)) for rank in range(2)]
         for worker in workers:
             worker.start()
-        answers = dict(found.get(timeout=120) for _ in workers)
+        answers = dict(found.get(timeout=300) for _ in workers)
         for worker in workers:
-            worker.join(timeout=60)
+            worker.join(timeout=300)
     assert answers == {0: VALUES, 1: VALUES}
     assert {name: (folders[1] / name).read_bytes() for name in contents} == contents
 

@@ -138,7 +138,7 @@ def test_resume_does_not_run_user_code_that_only_the_store_names(mark: Path, tmp
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
     command = [sys.executable, "-m", "flows.cli.entry", "resume", "000", "--store", store.uri]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "code"), *sys.path])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 2
     assert "planted:make, which this machine does not allow" in done.stderr
     assert "Traceback" not in done.stderr
