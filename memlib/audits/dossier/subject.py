@@ -78,7 +78,7 @@ def failed_in(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry], ru
         subject: the subject of the dossier.
         listed: all runs of the store, as `list_runs` returns them.
         runs: the runs of the dossier. A failed cell of a run that it does not name belongs to it if its recipe states the
-            same data as another cell of that run, which does, and no later run asks the same.
+            same data as another cell of that run, which does, and no later run of the dossier asks the same.
     """
     found: dict[str, str] = {}
     members = {run.run for run in runs}
@@ -89,7 +89,7 @@ def failed_in(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry], ru
         ended = set(entry["cells"].values())
         if entry["run"] not in named and _compares(entry["audit"]) and None in ended and ended & members:
             run = read_run(store, entry["run"])
-            later = {one["asks"] for one in listed if one["finished"] > run.finished}
+            later = {one.asks for one in runs if one.finished > run.finished}
             found |= _problems(run, _beside(run, members, later))
     return dict(sorted(found.items()))
 
@@ -99,7 +99,7 @@ def _problems(run: RunRecord, cells: Iterable[str]) -> dict[str, str]:
 
 
 def _beside(run: RunRecord, members: Set[str], later: Set[str]) -> list[str]:
-    """Return the failed cells of a run whose data are those of a member, or unknown, unless later runs ask the same."""
+    """Return the failed cells of a run whose data are those of a member, or unknown, unless a later member asks the same."""
     try:
         recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
         cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
