@@ -1,7 +1,6 @@
 """A dossier: the audits about one model or data set, as one document. Cells that the recipe names are run first."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from memlib.audits import AUDITS
@@ -33,26 +32,26 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         RunError: if cells failed; raised once all other cells have ended and the dossier is published.
     """
     cells = of_cells.cells_of(recipe)
-    look = asks_digest(recipe.model_dump(mode="json"))[:NAME_LENGTH]
-    ended = runner.run_cells(cells, look=look, at_once=recipe.concurrent_cells) if cells else {}
+    asks = asks_digest(recipe.model_dump(mode="json"))
+    ended = runner.run_cells(cells, look=asks[:NAME_LENGTH], at_once=recipe.concurrent_cells) if cells else {}
     if ended is None:
         return None
     own = [end for end in ended.values() if isinstance(end, RunRecord)]
-    failed = [Failed(name, AUDITS[cells[name].audit].field, end) for name, end in ended.items() if isinstance(end, str)]
-    entries = list_runs(runner.store).entries
-    named = runs_of(runner.store, recipe.subject, entries)
-    others = failed_in(runner.store, recipe.subject, entries, named)
-    failed += [Failed(name, "", problem) for name, problem in others.items()]
+    problems = {name: end if recipe.ids else UNNAMED for name, end in ended.items() if isinstance(end, str)}
+    failed = [Failed(name, AUDITS[cells[name].audit].field, problem) for name, problem in problems.items()]
+    known = list_runs(runner.store)
+    named = runs_of(runner.store, recipe.subject, known.entries)
+    others = failed_in(runner.store, recipe.subject, known, [*own, *named], asks)
+    failed += [Failed(title, "", problem if recipe.ids else UNNAMED) for title, problem in others]
     runs = _readable(runner, [*own, *named], failed)
     if not runs:
-        problems = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
-        raise RunError(f"no audit of the dossier can be read: {problems}")
-    looks, stale = further_looks(runner.store, entries, runs), _stale(runner.store, runs, recipe.most_days)
-    told = failed if recipe.ids else [replace(one, problem=UNNAMED) for one in failed]
-    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, told)
+        reasons = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
+        raise RunError(f"no audit of the dossier can be read: {reasons}")
+    looks, stale = further_looks(runner.store, known.entries, runs), _stale(runner.store, runs, recipe.most_days)
+    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, failed, problems)
     scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
-    run = runner.publish(recipe, scores, report, {}, cells={one.run: one for one in runs})
+    run = runner.publish(recipe, scores, report, {}, cells={**{one.run: one for one in runs}, **problems})
     if run is not None:
         of_cells.check_all_completed(ended, run)
     return run

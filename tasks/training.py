@@ -65,7 +65,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
             f"resources.stages.{stage}.gpus is {needs['GPU']:g}; workers that train one model together need whole GPUs"
         )
     groups = min(_groups(ray, context, needs, len(jobs), stage), len(jobs))
-    _check_reach(ray, context)
+    _check_reach(ray, context, stage)
     if resources.of(stage).cpus is None and resources.threads_per_worker is None:
         needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} in parallel")
@@ -108,16 +108,20 @@ def settings_of(resources: Resources, jobs: Sequence[Train]) -> str:
     return next((job.declared.name for job in jobs if job.declared.name in resources.stages), STAGE)
 
 
-def _check_reach(ray: Any, context: Context) -> None:
+def _check_reach(ray: Any, context: Context, stage: str) -> None:
     """Check on a cluster that a worker can read the store; nodes may have other credentials or folders than the driver.
 
     Raises:
-        RunError: if a worker cannot read the store. The error is one line; Ray's own would have hundreds of lines.
+        RunError: if a worker cannot read the store, or the cluster has lost all nodes. The error is one line; Ray's own would
+            have hundreds of lines.
     """
     if context.resources.ray_address is None:
         return
-    problem = ray.get(ray.remote(num_cpus=1, max_retries=3)(reach).remote(context.store))
-    if problem:
+    asked, watch = ray.remote(num_cpus=1, max_retries=3)(reach).remote(context.store), Watch(ray, context, stage, {"CPU": 1})
+    while not ray.wait([asked], timeout=LOOK_SECONDS)[0]:
+        context.check_going()
+        watch.look()
+    if problem := ray.get(asked):
         raise RunError(
             f"a worker of the Ray cluster cannot read the store {context.store.uri} ({problem}); give the workers the "
             "driver's credentials and addresses, or use a folder that all nodes share"

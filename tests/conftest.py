@@ -4,18 +4,17 @@ import json
 import os
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
-import psutil
 import pytest
 import torch
 from filelock import FileLock
 
 hypothesis.settings.register_profile("loaded", parent=hypothesis.settings(), deadline=None)  # other work may share the cores
 hypothesis.settings.load_profile("loaded")
+SHARED_PREFECT = "prefect.json"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -32,26 +31,28 @@ def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prefect_api(of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a Prefect server that all workers of a test run share; the last one that uses it ends it."""
-    from harness import end_session, start_prefect_server
+def prefect_api(of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a Prefect server that all workers of a test run share; it ends with the run."""
+    from harness import start_prefect_server
 
-    state, lock = of_all_workers / "prefect.json", FileLock(of_all_workers / "prefect.lock")
-    with lock:
+    state = of_all_workers / SHARED_PREFECT
+    with FileLock(state.with_suffix(".lock")):
         if not state.exists():
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+            environment |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
             url, server = start_prefect_server(environment, tmp_path_factory.mktemp("prefect"))
-            state.write_text(json.dumps({"url": url, "server": server.pid, "users": []}))
-        found = json.loads(state.read_text())
-        state.write_text(json.dumps(found | {"users": [*found["users"], os.getpid()]}))
-    yield str(found["url"])
-    with lock:
-        found = json.loads(state.read_text())
-        users = [user for user in found["users"] if user != os.getpid() and psutil.pid_exists(user)]
-        state.write_text(json.dumps(found | {"users": users}))
-        if not users:
-            end_session(found["server"])
-            state.unlink()
+            state.write_text(json.dumps({"url": url, "server": server.pid}))
+        return str(json.loads(state.read_text())["url"])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the Prefect server that the workers shared, also if the worker that started it crashed."""
+    from harness import end_session
+
+    state = session.config._tmp_path_factory.getbasetemp() / SHARED_PREFECT  # type: ignore[attr-defined]
+    if "PYTEST_XDIST_WORKER" not in os.environ and state.exists():
+        end_session(json.loads(state.read_text())["server"])
 
 
 @pytest.fixture

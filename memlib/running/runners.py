@@ -28,6 +28,7 @@ from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells
 from memlib.running.precision import be_exact
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
+from memlib.runs.journal import log
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
@@ -173,6 +174,9 @@ class PlainRunner:
                     done[name] = run
                 except (UserError, RunError, OSError) as error:
                     done[name] = str(error)
+                except Exception as error:
+                    log.exception("cell %s", name)
+                    done[name] = f"{type(error).__name__}: {error}"
                 self._work.computed += inner.computed
         return {name: done[name] for name in cells}
 

@@ -339,9 +339,8 @@ class Artifacts:
             return
         except CorruptArtifact:
             pass
-        if former is None:
-            self._backend.remove(f"{ref.folder}/{FORMER}")
-        else:
+        self._backend.remove(f"{ref.folder}/{FORMER}")  # whatever is there
+        if former is not None:
             self._place.publish(f"{ref.folder}/{FORMER}", json.dumps(sealed(former.model_dump())).encode(), secret=True)
         self._known.pop(ref, None)
         self._backend.remove(f"{ref.folder}/{MANIFEST}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.engine import CellsRunner, carry_out
@@ -77,8 +77,8 @@ def of(state: Any) -> tuple[Any, list[Any], list[Any]]:
         run = client.read_flow_run(state.state_details.flow_run_id)
         of_run = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
         logs = [log for log in client.read_logs(of_run) if log.name == LOGGER]
-        artifacts = [found for found in client.read_artifacts() if found.flow_run_id == run.id]
-    return run, logs, artifacts
+        artifacts = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
+    return run, logs, list(artifacts)
 
 
 @pytest.mark.usefixtures("prefect")

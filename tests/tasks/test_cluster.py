@@ -329,26 +329,34 @@ def test_a_background_fit_does_not_delay_process_exit() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 
+class HereRay(FakeRay):
+    """Ray whose worker is this process, or that never finds one."""
+
+    is_stuck = False
+
+    def remote(self, **options: Any) -> Any:
+        return lambda function: type("Remote", (), {"remote": staticmethod(function)})
+
+    def wait(self, asked: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return ([], asked) if self.is_stuck else (asked, [])
+
+    def get(self, found: str) -> str:
+        return found
+
+
 def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
     context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Ray:  # whose worker is this process
-        def remote(self, **options: Any) -> Any:
-            return lambda function: type("Remote", (), {"remote": staticmethod(function)})
-
-        def get(self, found: str) -> str:
-            return found
-
     mine = context(ray_address="auto")
     with pytest.raises(RunError, match=r"cannot read the store .* \(no store exists at this address\); give the workers"):
-        training._check_reach(Ray(), mine)
+        training._check_reach(HereRay({"CPU": 2}), mine, "train")
     mine.store.begin()
-    training._check_reach(Ray(), mine)
+    training._check_reach(HereRay({"CPU": 2}), mine, "train")
     monkeypatch.setattr(Store, "marker", lambda self: (_ for _ in ()).throw(PermissionError("no credentials\nmore")))
     with pytest.raises(RunError, match=r"\(PermissionError: no credentials\); give") as caught:
-        training._check_reach(Ray(), mine)
+        training._check_reach(HereRay({"CPU": 2}), mine, "train")
     assert "\n" not in str(caught.value)
-    training._check_reach(Ray(), context())  # all is on this machine
+    training._check_reach(HereRay(), context(), "train")  # all is on this machine
 
 
 @pytest.mark.parametrize(
@@ -358,3 +366,12 @@ def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
 def test_generators_use_the_resources_of_all_training_unless_they_have_their_own(stages: Any, found: str) -> None:
     jobs = [GenerateTrain.__new__(GenerateTrain)]
     assert training.settings_of(Resources(stages=stages), jobs) == found
+
+
+def test_the_loss_of_all_nodes_before_a_training_has_begun_ends_it(context: Any, clock: list[float]) -> None:
+    ray = HereRay(dead=1)
+    ray.is_stuck = True
+    mine = context(ray_address="auto", room_timeout=60)
+    mine.check_going = lambda: clock.__setitem__(0, clock[0] + 40)
+    with pytest.raises(RunError, match=r"for 60 s .* no room for 1 x 1 CPU, which train_pairs needs"):
+        training._check_reach(ray, mine, "train_pairs")

@@ -46,6 +46,7 @@ class Joined:
         stale: ids of the runs that are too old.
         not_run: the owner's reasons why audits were not run, by audit.
         failed: the audits without a result.
+        problems: reasons for failures of the dossier's own cells, by cell.
     """
 
     store: Store
@@ -54,11 +55,13 @@ class Joined:
     stale: Sequence[str]
     not_run: Mapping[str, str] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """The runs with the digests of their manifests, further looks, runs that are too old, reasons, and failures."""
-        cells = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
+        cells: list[Any] = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
+        cells += [{"cell": cell, "run": None, "problem": problem} for cell, problem in self.problems.items()]
         stated = {"not_run": dict(self.not_run)} if self.not_run else {}
         failed = {"failed": [asdict(one) for one in self.failed]} if self.failed else {}
         return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated, **failed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ from memlib.audits.outcomes import models_of
 from memlib.data.outside import OF_SOURCES, read_beside_data
 from memlib.errors import UserError
 from memlib.identity import flat
-from memlib.runs.index import BATCH, cells_of, find_run, read_run, refs_of, rows_of
+from memlib.runs.index import BATCH, Runs, cells_of, find_run, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.specs import changed_content
-from memlib.specs.asks import asks_digest
+from memlib.specs.asks import asks_digest, without_whereabouts
 from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -50,14 +50,16 @@ def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> l
     Args:
         store: the store.
         subject: the subject of the dossier.
-        listed: all runs of the store, as `list_runs` returns them.
+        listed: all runs of the store, newest first.
 
     Raises:
         UserError: if no run is about the data or the model, or no run or more than one has an id.
     """
-    entries = [entry for entry in listed if not _compares(entry["audit"])]
-    current = rows_of(entries)
-    newest = [entry for entry in entries if current[entry["run"]]["current"]]
+    order = {AUDITS[name].field: place for place, name in enumerate(AUDITS)}
+    current = rows_of(listed)
+    newest = [
+        one for one in listed if one["audit"] in order and not _compares(one["audit"]) and current[one["run"]]["current"]
+    ]
     wanted = {run.run: run for name in subject.runs for run in _single(store, find_run(store, name))}
     if subject.data:
         on_data = [entry["run"] for entry in newest if entry["ledger"]["data"].startswith(subject.data)]
@@ -66,66 +68,124 @@ def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> l
         naming = _naming(store, newest, subject.model)
         on_model = [entry["run"] for entry in newest if refs_of(entry) & naming and _is_about(store, entry, subject.model)]
         wanted |= _read(store, on_model, f"model {subject.model!r}")
-    order = {AUDITS[name].field: place for place, name in enumerate(AUDITS)}
-    return sorted(wanted.values(), key=lambda run: (order[run.audit], run.finished))
+    return sorted((run for run in wanted.values() if run.audit in order), key=lambda run: (order[run.audit], run.finished))
 
 
-def failed_in(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry], runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return the problems of cells that failed or cannot be read, by name of run and cell.
+def failed_in(
+    store: Store, subject: SubjectSpec, listed: Runs, members: Sequence[RunRecord], asks: str = ""
+) -> list[tuple[str, str]]:
+    """Return the titles and problems of cells that failed, and of runs that cannot be read, among the runs of a dossier.
+
+    To a dossier by data or model belong the failed cells of any run whose recipe states the data of a member, as far as is
+    known, unless a member answers the same question. Runs and recipes that cannot be read may be about any data.
 
     Args:
         store: the store.
         subject: the subject of the dossier.
-        listed: all runs of the store, as `list_runs` returns them.
-        runs: the runs of the dossier. A failed cell of a run that it does not name belongs to it if its recipe states the
-            same data as another cell of that run, which does, and no later run of the dossier asks the same.
+        listed: all runs of the store.
+        members: the runs of the dossier.
+        asks: digest of what the dossier asks, whose earlier publications are left out.
     """
-    found: dict[str, str] = {}
-    members = {run.run for run in runs}
-    named = {run.run: run for run in (find_run(store, name) for name in subject.runs) if _compares(run.audit)}
-    for run in named.values():
-        found |= _problems(run, run.cells.keys() - cells_of(store, run).keys())
-    for entry in listed if subject.data or subject.model else ():
-        ended = set(entry["cells"].values())
-        if entry["run"] not in named and _compares(entry["audit"]) and None in ended and ended & members:
-            run = read_run(store, entry["run"])
-            later = {one.asks for one in runs if one.finished > run.finished}
-            found |= _problems(run, _beside(run, members, later))
-    return dict(sorted(found.items()))
+    named = {find_run(store, name).run for name in subject.runs}
+    is_wide, current = bool(subject.data or subject.model), rows_of(listed.entries)
+    data = {entry["run"]: entry["ledger"]["data"] for entry in listed.entries}
+    told = {*data, *(listed.damaged if is_wide else ())}
+    known = [(_Stated.by(run), run.ledger.data) for run in members]
+    found = [(f"run {run}", f"its manifest cannot be read ({problem})") for run, problem in listed.damaged.items() if is_wide]
+    for entry in listed.entries:
+        name, lost = entry["run"], [cell for cell, run in entry["cells"].items() if run not in told]
+        if audit_of(entry["audit"]) not in AUDITS and is_wide and entry["ledger"]["data"].startswith(subject.data):
+            found.append((f"run {name}", f"this version of memlib has no audit {entry['audit']}"))
+        if not lost or entry["asks"] == asks or not (name in named or (is_wide and current[name]["current"])):
+            continue
+        run = read_run(store, name)
+        if name not in named:
+            cells = _cells(run)
+            beside = [(one, data[other]) for cell, other in run.cells.items() if other in data and (one := cells.get(cell))]
+            lost = [cell for cell in lost if _belongs(cells.get(cell), known, beside, subject.data)]
+        for cell in lost:
+            title = f"{run.title}: {cell}"
+            problem = run.problems.get(cell, "its manifest is missing or cannot be read")
+            found.append((f"{title} (run {name})" if title in dict(found) else title, problem))
+    return found
 
 
-def _problems(run: RunRecord, cells: Iterable[str]) -> dict[str, str]:
-    return {f"{run.title}: {cell}": run.problems.get(cell, "its manifest is missing or cannot be read") for cell in cells}
+@dataclass(frozen=True)
+class _Stated:
+    """The question and the data that a recipe states.
+
+    Attributes:
+        asks: digest of its question.
+        data: its data section.
+        described: the same without locations.
+    """
+
+    asks: str
+    data: Mapping[str, Any]
+    described: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> _Stated | None:
+        """Read a recipe's content; None if it is not valid."""
+        audit = AUDITS.get(audit_of(str(content.get("audit"))))
+        if audit is None:
+            return None
+        try:
+            stated = {key: value for key, value in content.items() if key != "resources"}
+            recipe = audit.schema(content).model_validate(stated).model_dump(mode="json")
+            return cls(asks_digest(recipe), recipe["data"], without_whereabouts(recipe["data"]))
+        except (ValueError, KeyError):  # written by another version, or not by memlib
+            return None
+
+    @classmethod
+    def by(cls, run: RunRecord) -> _Stated | None:
+        """Read the recipe of a finished run, which may be of another version."""
+        try:
+            return cls(run.asks, run.recipe["data"], without_whereabouts(run.recipe["data"]))
+        except (UserError, TypeError, KeyError):
+            return None
 
 
-def _beside(run: RunRecord, members: Set[str], later: Set[str]) -> list[str]:
-    """Return the failed cells of a run whose data are those of a member, or unknown, unless a later member asks the same."""
+def _cells(run: RunRecord) -> dict[str, _Stated | None]:
+    """Return what the recipes of a run's cells state, by name; cells are missing if the run's recipe is not valid."""
     try:
         recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
         cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
-    except ValueError:  # written by another version
-        cells = []
-    stated = {name: changed_content(base, change) for name, base, change in cells if not isinstance(base, str)}
-    data = [stated[cell].get("data") for cell, name in run.cells.items() if name in members and cell in stated]
-    failed = [cell for cell, name in run.cells.items() if name is None]
-    return [
-        one for one in failed if one not in stated or (stated[one].get("data") in data and _asks(stated[one]) not in later)
-    ]
+        return {name: _Stated.of(changed_content(base, change)) for name, base, change in cells if not isinstance(base, str)}
+    except (ValueError, KeyError):
+        return {}
 
 
-def _asks(content: Mapping[str, Any]) -> str:
-    """Return the digest of what a cell asks; "" if its recipe is not valid."""
-    audit = AUDITS.get(audit_of(str(content.get("audit"))))
-    try:
-        spec = audit and audit.schema(content).model_validate({key: content[key] for key in content if key != "resources"})
-    except ValueError:
-        return ""
-    return asks_digest(spec.model_dump(mode="json")) if spec else ""
+def _belongs(
+    cell: _Stated | None, members: Sequence[tuple[_Stated | None, str]], beside: Sequence[tuple[_Stated, str]], subject: str
+) -> bool:
+    """Return whether a failed cell belongs to a dossier.
+
+    Args:
+        cell: what the cell states; None if that is unknown.
+        members: what each member states, and the digest of its data.
+        beside: the same of the completed cells of the same run.
+        subject: the beginning of the digest of the dossier's data; "" for a dossier by model.
+    """
+    known = [(one, data) for one, data in members if one is not None]
+    if cell is None or len(known) < len(members):
+        return True
+    there = {data for one, data in (*known, *beside) if _agree(one.data, cell.data)}  # what was found where the cell looked
+    if any(one.asks == cell.asks and data.startswith(subject) and (data in there or not there) for one, data in known):
+        return False
+    return any(data in there if there else _agree(one.described, cell.described) for one, data in known)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Return whether two contents are equal as far as both state something; versions of memlib have different keys."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_agree(one[key], other[key]) for key in one.keys() & other.keys())
+    return bool(one == other)
 
 
 def _compares(audit: str) -> bool:
     """Return whether runs of an audit compare or join other runs."""
-    return AUDITS[audit_of(audit)].has_cells
+    return audit_of(audit) in AUDITS and AUDITS[audit_of(audit)].has_cells
 
 
 def _single(store: Store, run: RunRecord) -> list[RunRecord]:

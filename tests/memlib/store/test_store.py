@@ -187,6 +187,15 @@ def test_a_recomputation_that_another_run_ends_keeps_the_digest_of_evicted_files
     assert not (Path(store.uri) / REF.folder).exists()
 
 
+def test_a_folder_in_the_place_of_a_former_digest_stops_nothing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    commit(store)
+    (tmp_path / "store" / REF.folder / "former.json" / "of_others").mkdir(parents=True)
+    store.artifacts.discard(REF)
+    assert not store.artifacts.has(REF)
+    assert (tmp_path / "store" / REF.folder / "former.json").is_file()
+
+
 def test_check_writable_removes_only_old_temporary_files_of_killed_writers(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     store.check_writable()

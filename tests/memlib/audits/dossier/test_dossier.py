@@ -11,8 +11,10 @@ import pytest
 
 import memlib
 from flows.cli.app import main
+from memlib.audits.dossier import subject
 from memlib.audits.self_influence.stages import Score
 from memlib.errors import RunError, UserError
+from memlib.store.records import sealed
 
 CANCER = {"source": {"kind": "breast_cancer"}}
 MEMBERSHIP = {
@@ -172,26 +174,81 @@ def test_audits_that_failed_belong_to_the_dossier_and_to_a_dossier_of_its_sweep(
     assert reasons["influence of single examples (self-influence)"] == "its audit failed (broken)"
 
 
-def test_a_failed_cell_belongs_to_the_dossier_of_the_data_that_it_was_about(tmp_path: Path) -> None:
+def failed_of(place: str, subject: dict[str, Any]) -> list[str]:
+    """Return the titles of the audits without a result in a dossier."""
+    run = memlib.run({"audit": "dossier", "subject": subject}, store=place, quiet=True)
+    assert memlib.verify(run).outcome == "unchanged"
+    return sorted(row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed")
+
+
+def test_a_failed_cell_belongs_to_the_dossiers_of_the_data_that_it_was_about(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
-    wrong = {"name": "wrong", "recipe": INFLUENCE, "set": {"training.optimizer.learning_rate": 1e12}}
+    memlib.run(MEMBERSHIP, store=place, quiet=True)
+    wrong = {"name": "wrong", "recipe": {**INFLUENCE, "data": {**CANCER, "image_size": 32}}}  # the default, stated
     elsewhere = {"name": "elsewhere", "recipe": MOONS, "set": {"data.source.num_examples": 4}}
-    cells = [{"name": "moons", "recipe": MOONS}, {"name": "right", "recipe": INFLUENCE}, wrong, elsewhere]
-    with pytest.raises(RunError, match="2 of 4 cells failed"):
-        memlib.run({"audit": "sweep", "title": "four", "cells": cells}, store=place, quiet=True)
-    failed = {}
-    for title in ("influence", "moons"):
-        run = memlib.run({"audit": "dossier", "subject": {"data": data_of(place, title)}}, store=place, quiet=True)
-        failed[title] = [row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed"]
-    assert failed == {"influence": ["four: wrong"], "moons": []}
+    for kind, title, rate in (("sweep", "four", 1e12), ("sweep", "four", 1e11), ("dossier", "own", 1e12)):
+        diverging = {**wrong, "set": {"training.optimizer.learning_rate": rate}}
+        with pytest.raises(RunError, match="2 of 3 cells failed"):
+            cells = [{"name": "moons", "recipe": MOONS}, diverging, elsewhere]
+            memlib.run({"audit": kind, "title": title, "cells": cells}, store=place, quiet=True)
+    first, second, own = failed_of(place, {"data": data_of(place, "forests")})
+    assert (first, second.partition(" (run ")[0], own) == ("four: wrong", "four: wrong", "own: wrong")
+    assert failed_of(place, {"data": data_of(place, "moons")}) == []
+    found = {one.audit: one.id for one in memlib.list_runs(store=place) if one.title == "own"}
+    assert failed_of(place, {"runs": [found["dossier"]]}) == ["own: elsewhere", "own: wrong"]
+
+
+def test_runs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    sweep = {"audit": "sweep", "title": "two", "recipe": INFLUENCE, "grid": {"training.seed": [0, 1]}}
+    first, second = memlib.run(sweep, store=str(place), quiet=True).record.cells.values()
+    other, moons = (memlib.run(MOONS, store=str(place), changes={"training.seed": seed}, quiet=True) for seed in (0, 1))
+    (place / "runs" / second / "manifest.json").write_text("{")
+    manifest = place / "runs" / other.id / "manifest.json"
+    manifest.write_text(json.dumps(sealed(json.loads(manifest.read_text()) | {"audit": "fortune"})))
+    data = [memlib.open(run, store=str(place)).record.ledger.data for run in (first, moons.id)]
+    assert failed_of(str(place), {"data": data[0]}) == [f"run {second}"]
+    assert failed_of(str(place), {"data": data[1]}) == sorted([f"run {second}", f"run {other.id}"])
+    assert failed_of(str(place), {"runs": [first]}) == []
+
+
+HERE, THERE = {"source": {"kind": "table", "path": "a.csv"}}, {"source": {"kind": "table", "path": "b.csv"}}
+UNNORMALIZED = {"source": {"kind": "table", "path": "x/../a.csv"}}
+
+
+def stated(data: dict[str, Any], asks: str = "another question") -> Any:
+    described = {"source": {key: value for key, value in data["source"].items() if key != "path"}}
+    return subject._Stated(asks, data, described)
+
+
+@pytest.mark.parametrize(
+    ("cell", "members", "beside", "expected"),
+    [
+        (stated(HERE, "q"), [(stated(HERE), "d1")], [], True),
+        (stated(THERE, "q"), [(stated(HERE), "d1")], [], True),  # a copy, for all that is known
+        (stated(THERE, "q"), [(stated(HERE), "d1")], [(stated(THERE), "d2")], False),
+        (stated(UNNORMALIZED, "q"), [(stated(HERE), "d1")], [], True),
+        (stated(HERE, "q"), [(stated(HERE, "q"), "d1")], [], False),
+        (stated(HERE, "q"), [(stated(HERE, "q"), "d2"), (stated(HERE), "d1")], [], True),  # of other data
+        (stated(THERE, "q"), [(stated(HERE, "q"), "d1")], [], False),
+        (stated(THERE, "q"), [(stated(HERE, "q"), "d1"), (stated(HERE), "d2")], [(stated(THERE), "d2")], True),
+        (stated({"source": {"kind": "breast_cancer"}}), [(stated(HERE), "d1")], [], False),
+        (None, [(stated(HERE), "d1")], [], True),
+        (stated(THERE), [(None, "d1")], [], True),
+    ],
+)
+def test_a_failed_cell_belongs_to_a_dossier_unless_its_data_or_an_answer_speak_against_it(
+    cell: Any, members: list[Any], beside: list[Any], expected: bool
+) -> None:
+    assert subject._belongs(cell, members, beside, "d1") is expected
 
 
 def test_a_failed_cell_that_was_run_alone_since_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, write, faults = str(tmp_path / "store"), Score.write, iter([False, True])
+    place, write, faults = str(tmp_path / "store"), Score.write, iter([True, False])
 
     def full(stage: Any, attempt: Any, device: Any) -> None:
         if next(faults):
-            raise OSError("No space left on device")
+            raise ZeroDivisionError("in a library")
         write(stage, attempt, device)
 
     monkeypatch.setattr(Score, "write", full)
@@ -202,16 +259,14 @@ def test_a_failed_cell_that_was_run_alone_since_is_not_named(tmp_path: Path, mon
         "grid": {"training.seed": [0, 1]},
         "concurrent_cells": 1,
     }
-    with pytest.raises(RunError, match="No space left"):
+    with pytest.raises(RunError, match="1 of 2 cells failed .seed=0: ZeroDivisionError: in a library"):
         memlib.run(sweep, store=place, quiet=True)
     monkeypatch.undo()
-    dossier = {"audit": "dossier", "subject": {"data": data_of(place, "influence")}}
-    failed = []
-    for seed in (2, 1):
+    about, failed = {"data": data_of(place, "influence")}, []
+    for seed in (2, 0):
         memlib.run(INFLUENCE, store=place, changes={"training.seed": seed}, quiet=True)
-        run = memlib.run(dossier, store=place, quiet=True)
-        failed.append([row["title"] for row in run.tables["audits"].to_pylist() if row["state"] == "failed"])
-    assert failed == [["seeds: seed=1"], []]
+        failed.append(failed_of(place, about))
+    assert failed == [["seeds: seed=0"], []]
 
 
 def test_the_command_line_writes_the_document_the_list_and_json(
