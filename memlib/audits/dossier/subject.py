@@ -94,7 +94,8 @@ def failed_in(
     found = [(f"run {run}", f"its manifest cannot be read ({problem})") for run, problem in listed.damaged.items() if is_wide]
     for entry in listed.entries:
         name, lost = entry["run"], [cell for cell, run in entry["cells"].items() if run not in told]
-        if audit_of(entry["audit"]) not in AUDITS and is_wide and entry["ledger"]["data"].startswith(subject.data):
+        is_meant = name in named or (is_wide and entry["ledger"]["data"].startswith(subject.data))
+        if audit_of(entry["audit"]) not in AUDITS and is_meant:
             found.append((f"run {name}", f"this version of memlib has no audit {entry['audit']}"))
         if not lost or entry["asks"] == asks or not (name in named or (is_wide and current[name]["current"])):
             continue
@@ -103,10 +104,11 @@ def failed_in(
             cells = _cells(run)
             beside = [(one, data[other]) for cell, other in run.cells.items() if other in data and (one := cells.get(cell))]
             lost = [cell for cell in lost if _belongs(cells.get(cell), known, beside, subject.data)]
+        others = {title for title, _ in found}
         for cell in lost:
             title = f"{run.title}: {cell}"
             problem = run.problems.get(cell, "its manifest is missing or cannot be read")
-            found.append((f"{title} (run {name})" if title in dict(found) else title, problem))
+            found.append((f"{title} (run {name})" if title in others else title, problem))
     return found
 
 
@@ -134,7 +136,7 @@ class _Stated:
             stated = {key: value for key, value in content.items() if key != "resources"}
             recipe = audit.schema(content).model_validate(stated).model_dump(mode="json")
             return cls(asks_digest(recipe), recipe["data"], without_whereabouts(recipe["data"]))
-        except (ValueError, KeyError):  # written by another version, or not by memlib
+        except (ValueError, TypeError, KeyError):  # written by another version, or not by memlib
             return None
 
     @classmethod
@@ -142,7 +144,7 @@ class _Stated:
         """Read the recipe of a finished run, which may be of another version."""
         try:
             return cls(run.asks, run.recipe["data"], without_whereabouts(run.recipe["data"]))
-        except (UserError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError):
             return None
 
 
@@ -152,7 +154,7 @@ def _cells(run: RunRecord) -> dict[str, _Stated | None]:
         recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
         cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
         return {name: _Stated.of(changed_content(base, change)) for name, base, change in cells if not isinstance(base, str)}
-    except (ValueError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return {}
 
 
@@ -171,7 +173,8 @@ def _belongs(
     if cell is None or len(known) < len(members):
         return True
     there = {data for one, data in (*known, *beside) if _agree(one.data, cell.data)}  # what was found where the cell looked
-    if any(one.asks == cell.asks and data.startswith(subject) and (data in there or not there) for one, data in known):
+    answers = {data for one, data in known if one.asks == cell.asks}
+    if answers and (there == answers or any(one.startswith(subject) and (one in there or not there) for one in answers)):
         return False
     return any(data in there if there else _agree(one.described, cell.described) for one, data in known)
 

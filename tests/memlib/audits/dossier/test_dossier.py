@@ -230,6 +230,7 @@ def stated(data: dict[str, Any], asks: str = "another question") -> Any:
         (stated(UNNORMALIZED, "q"), [(stated(HERE), "d1")], [], True),
         (stated(HERE, "q"), [(stated(HERE, "q"), "d1")], [], False),
         (stated(HERE, "q"), [(stated(HERE, "q"), "d2"), (stated(HERE), "d1")], [], True),  # of other data
+        (stated(THERE, "q"), [(stated(THERE, "q"), "d2"), (stated(HERE), "d1")], [], False),
         (stated(THERE, "q"), [(stated(HERE, "q"), "d1")], [], False),
         (stated(THERE, "q"), [(stated(HERE, "q"), "d1"), (stated(HERE), "d2")], [(stated(THERE), "d2")], True),
         (stated({"source": {"kind": "breast_cancer"}}), [(stated(HERE), "d1")], [], False),
