@@ -136,11 +136,12 @@ def _run(command: str, folder: Path, statuses: set[int], *, python: bool) -> Non
 
 def _environment() -> dict[str, str]:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "XDG_CONFIG_HOME": str(_shared() / "config"), "BROWSER": "true"}
+    homes = {"XDG_CONFIG_HOME": str(_shared() / "config"), "PREFECT_HOME": str(_shared() / "prefect")}
+    return {**os.environ, "PATH": path, **homes, "BROWSER": "true"}
 
 
 def _shared() -> Path:
-    """The folder of this session, which documents share: their runs are in one store."""
+    """The folder of this process, which its documents share: their runs are in one store."""
     if not _made:
         _made.append(Path(tempfile.mkdtemp(prefix="docs-test-")))
         for name in (".venv", "benchmarks", "docs"):
