@@ -47,7 +47,7 @@ test: .venv/$(FAISS)-test  # types are checked beside the tests
 	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
 suite: .venv/$(FAISS)-test  # more processes than two cores: tests of whole audits wait for servers that start
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow

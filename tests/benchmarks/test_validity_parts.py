@@ -13,7 +13,8 @@ LONG = ("smoke",)  # a whole audit, which the README's first command runs
 SLOW = {  # whose first unit takes more than ten seconds
     "exposure-documents", "exposure-intervals", "unique-feature-coverage", "own-model", "declared-sets", "words",
     "reconstruction-null", "reconstruction-plant", "forgetting-innocent", "forgetting-guilty", "forgetting-forgotten",
-    "forgetting-bought", "persons-trained-views",
+    "forgetting-bought", "persons-trained-views", "deja-vu-alone-plant", "exposure-file", "exposure-recurring",
+    "exposure-epsilon", "unique-feature-null",
 }  # fmt: skip
 TINY = {  # scenes and trainings of reconstructions, which draw nothing that could be told from noise
     "data.source.num_examples": 400, "split.train_per_class": 3, "split.public_per_class": 12, "training.epochs": 2,

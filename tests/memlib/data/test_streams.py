@@ -54,7 +54,7 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 
 @pytest.mark.pinned
-@pytest.mark.parametrize("size", [1, 7, 10**6])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 10**6])
 @pytest.mark.parametrize(
     ("text", "spec", "canaries", "known", "expected"),
     [
