@@ -67,7 +67,7 @@ docs: .venv/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 docs-test: .venv/$(FAISS)-test docs
-	@$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py tests/docs/test_evidence.py & others=$$!; \
+	@$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py & others=$$!; \
 	$(BIN)/pytest -p commands --numprocesses 2 --dist loadfile --no-loadscope-reorder -rs README.md docs/quick-start.md docs/tutorials docs/how-to; status=$$?; \
 	wait $$others && exit $$status
 

@@ -34,7 +34,7 @@ def test_the_documents_print_commands_of_each_benchmark() -> None:
     assert named == scripts - {"imagenet"}  # which scale.py imagenet runs
 
 
-@pytest.mark.docs
+@pytest.mark.slow
 @pytest.mark.parametrize("command", printed_commands())
 def test_commands_printed_in_documents_start_without_error(command: str) -> None:
     words = shlex.split(command)
