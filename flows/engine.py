@@ -3,7 +3,6 @@
 import contextvars
 import functools
 import inspect
-import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, 
 from memlib.pipeline.tables import Tables
 from memlib.report.format import finding_rows
 from memlib.running import eviction
-from memlib.running.cells import finished_cells
+from memlib.running.cells import finished_cells, problem_of
 from memlib.runs.index import page_path, results_path
 from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
@@ -42,7 +41,6 @@ from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner
 
 TAG = "memlib"  # on flow runs; deployments/automations.yaml acts on runs with this tag
-log = logging.getLogger("memlib")
 _finished: ContextVar[list[RunRecord] | None] = ContextVar("finished", default=None)
 _shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
 
@@ -234,11 +232,8 @@ class CellsRunner(StageRunner):
                 context.resources,
                 replace(context.options, quiet=True, force=self._forced(cell), plan=""),
             )
-        except (UserError, RunError, OSError) as error:
-            return str(error)
         except Exception as error:
-            log.exception("cell %s", name)
-            return f"{type(error).__name__}: {error}"
+            return problem_of(name, error)
 
 
 def _run_of(found: Any) -> RunRecord:

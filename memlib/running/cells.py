@@ -15,6 +15,7 @@ from memlib.recipes.cells import cells_of
 from memlib.recipes.request import AuditRequest
 from memlib.running.planning import Plan, PlanRunner
 from memlib.runs.index import list_runs, read_run
+from memlib.runs.journal import log
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
@@ -84,6 +85,14 @@ def cell_of(request: AuditRequest, number: int, store: Store) -> tuple[AuditRequ
     stages = {name: needs for name, needs in resources.stages.items() if name.rpartition("/")[2] in own}
     machines = resources.model_copy(update={"stages": stages})
     return AuditRequest(AUDITS[cell.audit], cell.recipe, machines), looking.look
+
+
+def problem_of(cell: str, error: Exception) -> str:
+    """Return the text of the error that ended a cell, for the run that compares cells; an unexpected error is logged."""
+    if isinstance(error, UserError | RunError | OSError):
+        return str(error)
+    log.error("cell %s", cell, exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 class _Looking(PlanRunner):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
-from memlib.errors import RunError, UserError
+from memlib.errors import RunError
 from memlib.pipeline.stage import (
     NO_CELLS,
     AnyArtifact,
@@ -25,10 +25,9 @@ from memlib.pipeline.stage import (
     in_words,
 )
 from memlib.pipeline.tables import Tables
-from memlib.running.cells import finished_cells
+from memlib.running.cells import finished_cells, problem_of
 from memlib.running.precision import be_exact
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
-from memlib.runs.journal import log
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
@@ -172,11 +171,8 @@ class PlainRunner:
                     run = body_of(AUDITS[cell.audit])(inner, cell.recipe)
                     assert run is not None
                     done[name] = run
-                except (UserError, RunError, OSError) as error:
-                    done[name] = str(error)
                 except Exception as error:
-                    log.exception("cell %s", name)
-                    done[name] = f"{type(error).__name__}: {error}"
+                    done[name] = problem_of(name, error)
                 self._work.computed += inner.computed
         return {name: done[name] for name in cells}
 

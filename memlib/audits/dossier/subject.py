@@ -72,7 +72,7 @@ def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> l
 
 
 def failed_in(
-    store: Store, subject: SubjectSpec, listed: Runs, members: Sequence[RunRecord], asks: str = ""
+    store: Store, subject: SubjectSpec, listed: Runs, members: Sequence[RunRecord], asks: str
 ) -> list[tuple[str, str]]:
     """Return the titles and problems of cells that failed, and of runs that cannot be read, among the runs of a dossier.
 
