@@ -1,10 +1,8 @@
-import subprocess
-import sys
-
 import pytest
 
 from memlib.identity import canonical_json, content_key, derive_seed
 from memlib.specs import DataSpec, ScenesSource
+from tests.pairs import run_code
 
 
 def test_canonical_json_ignores_the_order_of_keys_and_the_type_of_sequences() -> None:
@@ -41,8 +39,8 @@ def test_a_key_is_the_same_in_another_process() -> None:
         "from memlib.identity import content_key; from memlib.specs import *;"
         "print(content_key('decode', version=1, spec=DataSpec(source=ScenesSource(num_examples=50)), inputs={}))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == key
+    found = run_code(code)
+    assert found.stdout.strip() == key, found.stderr
 
 
 def test_derived_seeds_are_fixed_and_differ_by_name() -> None:

@@ -1,8 +1,7 @@
 """Collectives between workers exchange bytes alone, so that no data from the network are unpickled."""
 
-import multiprocessing
+import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,19 @@ import torch.distributed as dist
 from memlib.errors import RunError
 from memlib.models import collectives
 from memlib.models.collectives import share, share_files
+from tests.pairs import together
 
 ROOT = Path(__file__).parents[3]
 VALUES: list[Any] = [None, True, 7, -1, 0.1, float("inf"), "a proböem", [1, "x"], {"a": None}]
 
 
-def _worker(rank: int, meeting: str, folders: list[str], found: Any) -> None:
+def _worker(rank: int, meeting: str, folders: list[str]) -> None:
     collectives.PIECE = 1000
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     cpu = torch.device("cpu")
     values = [share(value if rank == 0 else "of the second", None, cpu) for value in VALUES]
     share_files(Path(folders[rank]), None, cpu)
-    found.put((rank, values))
+    Path(f"{meeting}.{rank}").write_text(json.dumps(values))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -37,17 +37,8 @@ def test_values_and_files_of_the_first_worker_reach_the_others(tmp_path: Path) -
     contents = {"a.bin": bytes(range(256)) * 10, "sub/b.txt": b"text", "empty": b"", "whole": b"x" * 2000}
     for name, content in contents.items():
         (folders[0] / name).write_bytes(content)
-    context = multiprocessing.get_context("spawn")
-    found = context.Queue()
-    with tempfile.TemporaryDirectory() as meeting:
-        where = (f"{meeting}/store", [str(folder) for folder in folders], found)
-        workers = [context.Process(target=_worker, args=(rank, *where)) for rank in range(2)]
-        for worker in workers:
-            worker.start()
-        answers = dict(found.get(timeout=300) for _ in workers)
-        for worker in workers:
-            worker.join(timeout=300)
-    assert answers == {0: VALUES, 1: VALUES}
+    together(_worker, str(tmp_path / "store"), [str(folder) for folder in folders])
+    assert [json.loads((tmp_path / f"store.{rank}").read_text()) for rank in range(2)] == [VALUES, VALUES]
     assert {name: (folders[1] / name).read_bytes() for name in contents} == contents
 
 

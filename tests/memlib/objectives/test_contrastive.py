@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from memlib.objectives.contrastive import pair_loss
 from memlib.specs import ContrastiveSpec, ImageTextSpec, OptimizerSpec, PairTrainingSpec
 from memlib.specs.captions import PADDING, UNKNOWN
 from memlib.training.loop import Training, TrainingSet, Worker
+from tests.pairs import together
 
 SIDE, WORDS, LENGTH, SHARED_STEPS = 16, 12, 5, 2
 IMAGE = {"backbone": "small_vit", "patch_size": 8, "width": 4, "input_size": SIDE, "projector": [8]}
@@ -152,8 +151,7 @@ def train_shared(rank: int, folder: str) -> None:
 @pytest.mark.long
 def test_two_workers_train_the_same_model_as_one(tmp_path: Path) -> None:
     """Each caption is compared with the images of the global batch, not with those of its worker alone."""
-    workers = [subprocess.Popen([sys.executable, __file__, str(tmp_path), str(rank)]) for rank in range(2)]
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    together(train_shared, str(tmp_path))
     alone = make_training(objective={"masked": 0.3})
     before = {name: tensor.clone() for name, tensor in alone.model.state_dict().items()}
     alone.run(stop_after=SHARED_STEPS)
@@ -161,7 +159,3 @@ def test_two_workers_train_the_same_model_as_one(tmp_path: Path) -> None:
     assert all(not torch.equal(before[name], shared[name]) for name in ("log_scale", "text.words.weight"))
     for name, tensor in alone.model.state_dict().items():
         assert torch.allclose(tensor, shared[name], rtol=0, atol=1e-5), name
-
-
-if __name__ == "__main__":
-    train_shared(int(sys.argv[2]), sys.argv[1])

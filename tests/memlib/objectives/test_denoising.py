@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from memlib.objectives.denoising import draw_noise
 from memlib.specs import DecoderSpec, DenoiserSpec, DenoisingSpec, GeneratorTrainingSpec, OptimizerSpec
 from memlib.training.augment import normalize
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker
+from tests.pairs import together
 
 SIDE, DIM = 8, 2
 MODEL = DenoiserSpec(channels=(16, 16), input_size=SIDE, attention_side=4)
@@ -193,7 +192,6 @@ def test_too_few_images_for_a_batch_are_refused() -> None:
 
 
 def train_shared(rank: int, folder: str, kind: str) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     worker = Worker(rank, 2, torch.device("cpu"), dist.new_group([0, 1]))
     training = make_training(kind, worker=worker, optimizer=PLAIN)
@@ -206,8 +204,7 @@ def train_shared(rank: int, folder: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["denoising", "decoding"])
 @pytest.mark.long
 def test_two_workers_train_the_same_generator_as_one(kind: str, tmp_path: Path) -> None:
-    workers = [subprocess.Popen([sys.executable, __file__, str(tmp_path), kind, str(rank)]) for rank in range(2)]
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    together(train_shared, str(tmp_path), kind)
     alone = make_training(kind, optimizer=PLAIN)
     before = {name: tensor.clone() for name, tensor in alone.model.state_dict().items()}
     alone.run(stop_after=SHARED_STEPS)
@@ -215,7 +212,3 @@ def test_two_workers_train_the_same_generator_as_one(kind: str, tmp_path: Path) 
     assert any(not torch.equal(before[name], tensor) for name, tensor in shared.items())
     for name, tensor in alone.model.state_dict().items():
         assert torch.allclose(tensor, shared[name], rtol=0, atol=1e-6), name
-
-
-if __name__ == "__main__":
-    train_shared(int(sys.argv[3]), *sys.argv[1:3])

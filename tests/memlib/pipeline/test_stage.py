@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from memlib.running.verification import check_artifacts
 from memlib.specs import DataSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
+from tests.pairs import run_code
 
 computed: list[str] = []
 
@@ -250,14 +249,14 @@ assert len(first.computed) == len(again.reused) and not again.computed, again.co
 assert again.run == first.run
 assert first.verdict.sentence.startswith("The most influential of 40 training examples accounts for")
 assert not {"prefect", "ray"} & set(sys.modules)
+
+from flows.cli.app import main
+sys.exit(main(["verify", "--store", sys.argv[1]]))
 """
 
 
 @pytest.mark.long
 def test_a_notebook_runs_a_whole_audit_without_prefect_and_ray(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", NOTEBOOK, str(tmp_path / "store")], check=True, timeout=300)
-    shown = subprocess.run(
-        [sys.executable, "-m", "flows.cli.entry", "verify", "--store", str(tmp_path / "store")], capture_output=True, text=True,
-        check=True, timeout=300,
-    )  # fmt: skip
-    assert "are unchanged since they were committed" in shown.stdout
+    done = run_code(NOTEBOOK, str(tmp_path / "store"))
+    assert done.returncode == 0, done.stderr
+    assert "are unchanged since they were committed" in done.stdout

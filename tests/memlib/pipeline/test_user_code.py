@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from memlib.pipeline.stage import Artifact, Stage
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, ExternalClassifierSpec
 from memlib.store import Attempt, Store
+from tests.pairs import run_code
 
 MODULE = """from pathlib import Path
 Path({mark!r}).write_text("run")
@@ -130,15 +129,20 @@ def test_allowing_a_module_does_not_allow_the_functions_it_imports(tmp_path: Pat
     assert user_code.load("acme_guard.models:wipe")() == "wiped"
 
 
+RESUME = """import sys
+from flows.cli.app import main
+sys.path.insert(0, sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
+
+
 @pytest.mark.long
 def test_resume_does_not_run_user_code_that_only_the_store_names(mark: Path, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
-    command = [sys.executable, "-m", "flows.cli.entry", "resume", "000", "--store", store.uri]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "code"), *sys.path])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = run_code(RESUME, str(tmp_path / "code"), "resume", "000", "--store", store.uri)
     assert done.returncode == 2
     assert "planted:make, which this machine does not allow" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,13 @@ from memlib.store.local import Local
 from memlib.store.records import sealed
 
 LOADED = """
-import sys
+import contextlib, io, json, sys
 from flows.cli.app import main
-status = main(sys.argv[1:])
-heavy = [name for name in ("torch", "prefect", "ray", "scipy.stats", "matplotlib", "faiss", "sklearn") if name in sys.modules]
-print(status, *heavy, file=sys.stderr)
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = main(arguments)
+    heavy = {"torch", "prefect", "ray", "scipy.stats", "matplotlib", "faiss", "sklearn"} & set(sys.modules)
+    print(json.dumps([status, sorted(heavy), printed.getvalue()]))
 """
 
 
@@ -64,11 +67,11 @@ def publish_again(recipe: Path, store: Store, *settings: str) -> RunRecord | Non
     return finished(audit, spec, store, Resources(), say=lambda line: None)
 
 
-def in_a_process(*arguments: str, folder: Path) -> tuple[str, str]:
-    """Return the output of a command, and its exit status with the heavy libraries that it loaded."""
-    command = [sys.executable, "-c", LOADED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    return done.stdout, done.stderr.splitlines()[-1]
+def in_a_process(*commands: Sequence[str], folder: Path) -> list[tuple[int, set[str], str]]:
+    """Carry out commands in one new process; return of each its exit status, the heavy libraries loaded so far, and its output."""
+    called = [sys.executable, "-c", LOADED, json.dumps(commands)]
+    done = subprocess.run(called, capture_output=True, text=True, cwd=folder, check=True)
+    return [(status, set(heavy), printed) for status, heavy, printed in map(json.loads, done.stdout.splitlines())]
 
 
 def test_requesting_a_finished_run_again_leaves_signed_files_unchanged(again: tuple[Path, Store]) -> None:
@@ -264,22 +267,30 @@ def test_a_cell_without_its_page_is_run(again: tuple[Path, Store]) -> None:
     assert as_a_cell(recipe, store, "title=another") is None
 
 
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_plan_and_run_of_a_finished_audit_load_no_heavy_library(again: tuple[Path, Store], command: str) -> None:
+def test_plan_and_run_of_a_finished_audit_and_planning_in_an_empty_store_load_no_heavy_library(
+    again: tuple[Path, Store], tmp_path: Path
+) -> None:
     recipe, store = again
-    asked = (command, "self-influence", "--recipe", str(recipe), "--store", str(store.root), "--json")
-    printed, loaded = in_a_process(*asked, folder=Path(store.root).parent)
-    assert loaded == "0"
-    told = json.loads(printed)
-    assert all(part["hit"] for part in told["parts"]) if command == "plan" else told["computed"] == []
-
-
-@pytest.mark.parametrize("recipe", ["smoke", "exposure_smoke", "forgetting_smoke", "two_moons"])
-def test_planning_in_an_empty_store_loads_no_heavy_library(recipe: str, tmp_path: Path) -> None:
-    audit = str(load_recipe(recipe)[0]["audit"]).replace("_", "-")
-    _, loaded = in_a_process("plan", audit, "--recipe", recipe, "--store", str(tmp_path / "s"), folder=tmp_path)
-    assert loaded.split()[0] == "0"
-    assert not {"torch", "prefect", "ray", "faiss"} & set(loaded.split())
+    known = ("self-influence", "--recipe", str(recipe), "--store", str(store.root), "--json")
+    new = [
+        (
+            "plan",
+            str(load_recipe(name)[0]["audit"]).replace("_", "-"),
+            "--recipe",
+            name,
+            "--store",
+            str(tmp_path / f"new-{name}"),
+        )
+        for name in ("smoke", "exposure_smoke", "forgetting_smoke", "two_moons")
+    ]
+    planned, done, *others = in_a_process(("plan", *known), ("run", *known), *new, folder=tmp_path)
+    assert planned[:2] == done[:2] == (0, set())
+    assert all(part["hit"] for part in json.loads(planned[2])["parts"])
+    assert json.loads(done[2])["computed"] == []
+    assert len(others) == len(new)
+    for command, (status, heavy, _) in zip(new, others, strict=True):
+        assert status == 0, command
+        assert not heavy & {"torch", "prefect", "ray", "faiss"}, command
 
 
 @pytest.mark.parametrize(

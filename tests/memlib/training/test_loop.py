@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from memlib.objectives import Objective, build_objective
 from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from memlib.training import loop
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker, epoch_order
+from tests.pairs import together
 
 CRITERIA = ["barlow_twins", "simclr", "byol", "dino"]
 OPTIONS = {"dino": {"prototypes": 12, "local_views": 2, "local_side": 10}}
@@ -224,7 +223,6 @@ def test_training_refuses_too_large_batches_and_float16_without_a_gpu(changes: d
 
 
 def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     worker = Worker(rank, 2, torch.device("cpu"), dist.new_group([0, 1]))
     training = make_training(kind, optimizer="lars", worker=worker, epochs=2, precision=precision)
@@ -237,17 +235,13 @@ def train_shared(rank: int, folder: str, kind: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "precision", "tolerance"),
     [
-        ("supervised", "float32", 0.1),  # over five seeds at most .02
-        ("dino", "float32", 0.1),
-        *[pytest.param(kind, "float32", 0.1, marks=pytest.mark.slow) for kind in ("vicreg", *CRITERIA) if kind != "dino"],
-        pytest.param("vicreg", "bfloat16", 0.5, marks=pytest.mark.slow),
+        *[(kind, "float32", 0.1) for kind in ("supervised", "vicreg", *CRITERIA)],  # over five seeds at most .02
+        ("vicreg", "bfloat16", 0.5),
     ],
 )
 @pytest.mark.long
 def test_two_workers_train_the_same_model_as_one(kind: str, precision: str, tolerance: float, tmp_path: Path) -> None:
-    command = [sys.executable, __file__, str(tmp_path), kind, precision]
-    workers = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    together(train_shared, str(tmp_path), kind, precision)
     alone = make_training(kind, optimizer="lars", epochs=2, precision=precision)
     before = [module.state_dict() for module in (alone.model, alone.objective)]
     before = [{name: tensor.clone() for name, tensor in state.items()} for state in before]
@@ -257,7 +251,3 @@ def test_two_workers_train_the_same_model_as_one(kind: str, precision: str, tole
         for name, tensor in module.state_dict().items():
             change, other = (state.double() - start[name].double() for state in (tensor, found[name]))
             assert (change - other).norm() <= tolerance * (change.norm() + 4e-4), name
-
-
-if __name__ == "__main__":
-    train_shared(int(sys.argv[4]), *sys.argv[1:4])
