@@ -31,7 +31,14 @@ def flipped_p(differences: NDArray[np.float64], *, permutations: int, seed: int)
     return two_sided_p(float(scaled.sum()), exchanges(len(scaled), permutations, seed=seed) @ scaled)
 
 
-def welch_p(first: NDArray[np.float64], second: NDArray[np.float64], *, permutations: int, seed: int) -> float:
+def welch_p(
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    *,
+    permutations: int,
+    seed: int,
+    orders: NDArray[np.int64] | None = None,
+) -> float:
     """Return the two-sided permutation p-value of Welch's t of two independent samples; 1 if all values are equal.
 
     It is exact where the samples have one distribution, and holds for many units that share only their mean (Janssen 1997).
@@ -40,6 +47,7 @@ def welch_p(first: NDArray[np.float64], second: NDArray[np.float64], *, permutat
         first, second: values of the units, at least two each.
         permutations: number of random exchanges of units between the samples.
         seed: seed of the exchanges.
+        orders: (num_exchanges, num_units) orders of all units, first sample first, to use instead of random exchanges.
 
     Example:
         >>> import numpy as np
@@ -50,7 +58,8 @@ def welch_p(first: NDArray[np.float64], second: NDArray[np.float64], *, permutat
     if not np.ptp(pooled):
         return 1.0
     pooled = (pooled - pooled.mean()) / np.ptp(pooled)
-    null = np.concatenate([_welch_t(values, len(first)) for values in _exchanged(pooled, permutations, seed=seed)])
+    exchanged = _exchanged(pooled, permutations, seed=seed) if orders is None else (pooled[orders],)
+    null = np.concatenate([_welch_t(values, len(first)) for values in exchanged])
     return two_sided_p(float(_welch_t(pooled[None], len(first))[0]), null)
 
 

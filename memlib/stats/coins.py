@@ -55,6 +55,7 @@ def coin_test(
     *,
     redraws: int,
     seed: int,
+    given: NDArray[np.bool_] | None = None,
 ) -> CoinTest:
     """Test, by redrawing the coins, if all or a few of the members score higher than non-members.
 
@@ -64,6 +65,7 @@ def coin_test(
         strata: (num_units,); coins are redrawn within strata, given the number of members of each.
         redraws: number of redraws.
         seed: seed of the redraws.
+        given: (num_redraws, num_units) bool, redraws of the coins to use instead of random ones, as in `Design`.
 
     Example:
         >>> import numpy as np
@@ -72,7 +74,7 @@ def coin_test(
         >>> result.auc, result.p_value
         (1.0, 0.005)
     """
-    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed)[0]
+    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed, given=given)[0]
 
 
 def coin_tests(
@@ -82,12 +84,13 @@ def coin_tests(
     *,
     redraws: int,
     seed: int,
+    given: NDArray[np.bool_] | None = None,
 ) -> list[CoinTest]:
     """Test several attacks on one target under the same redraws, adjusted for their number by max-T.
 
     Args:
         scores: (num_attacks, num_units).
-        member, strata, redraws, seed: as in `coin_test`.
+        member, strata, redraws, seed, given: as in `coin_test`.
 
     Returns:
         the result of each attack, in the order of `scores`.
@@ -101,12 +104,12 @@ def coin_tests(
         (0.005, True)
     """
     assert scores.shape[1] == len(member), "one score for each unit"
-    design = Design(member, strata, np.arange(len(member)))
+    design = Design(member, strata, np.arange(len(member)), given=given)
     columns = np.stack([statistics(row) for row in scores], axis=1)  # (num_units, num_attacks, num_statistics)
     flat = columns.reshape(len(member), -1)
     observed, null = flat[member].sum(axis=0), design.redrawn_sums(flat, redraws, seed=seed)
     adjusted = max_t_p(observed, null).reshape(len(scores), -1).min(axis=1)
-    parts = zip(observed.reshape(len(scores), -1), null.reshape(redraws, len(scores), -1).swapaxes(0, 1), strict=True)
+    parts = zip(observed.reshape(len(scores), -1), null.reshape(len(null), len(scores), -1).swapaxes(0, 1), strict=True)
     return [
         CoinTest(
             auc=auc(row, member),

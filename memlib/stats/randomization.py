@@ -39,6 +39,8 @@ class Design:
         first: (num_units,) bool, the units on the first side.
         stratum: (num_units,) int, constant within a group.
         group: (num_units,) int; units of one group are always on the same side.
+        given: (num_redraws, num_units) bool, redraws to use instead of random ones, whatever their number and seed; if all
+            draws but the observed one are given, every test by redraws is exact. None: redraws are random.
 
     Example:
         >>> import numpy as np
@@ -54,6 +56,7 @@ class Design:
     first: NDArray[np.bool_]
     stratum: NDArray[np.int64]
     group: NDArray[np.int64]
+    given: NDArray[np.bool_] | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, first: NDArray[np.bool_], labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None) -> "Design":
@@ -130,11 +133,11 @@ class Design:
             seed: seed of the draws.
 
         Returns:
-            (count,) or (count, num_statistics).
+            (num_redraws,) or (num_redraws, num_statistics).
         """
         table = values.reshape(len(values), -1)
         by_group = np.stack([np.bincount(self.number, weights=column) for column in table.T], axis=1).astype(np.float64)
-        return self._redrawn(by_group, count, seed=seed).reshape(count, *values.shape[1:])
+        return self._redrawn(by_group, count, seed=seed).reshape(-1, *values.shape[1:])
 
     def _redrawn(self, by_group: NDArray[np.float64], count: int, *, seed: int) -> NDArray[np.float64]:
         return np.concatenate([sides.astype(np.float64) @ by_group for sides in self._group_redraws(count, seed=seed)])
@@ -168,7 +171,7 @@ class Design:
         return float(self._centred(values)[self.first_of_groups].sum() / self.balance) if self.balance else 0.0
 
     def redrawn_differences(self, values: NDArray[np.floating | np.integer], count: int, *, seed: int) -> NDArray[np.float64]:
-        """Return `difference` under redraws, each with its own numbers of units on the sides: (count,).
+        """Return `difference` under redraws, each with its own numbers of units on the sides: (num_redraws,).
 
         Args:
             values: (num_units,).
@@ -229,8 +232,7 @@ class Design:
         by_group = np.rint(np.bincount(self.number, weights=values)).astype(np.int64)
         strata = [(by_group[members], chosen) for members, chosen in self._strata]
         if sum(_work(own, chosen) for own, chosen in strata) > MOST_WORK:
-            null = self._null_of(by_group, permutations, seed=seed)
-            return (1 + int((null >= observed - 1e-9).sum())) / (1 + permutations)
+            return permutation_p(observed - 1e-9, self._null_of(by_group, permutations, seed=seed))
         total, lowest = _convolved([_distribution(own, chosen) for own, chosen in strata])
         return float(min(1.0, total[max(0, observed - lowest) :].sum()))
 
@@ -245,7 +247,7 @@ class Design:
 
     def _null_of(self, by_group: NDArray[np.int64], permutations: int, *, seed: int) -> NDArray[np.float64]:
         """Return sums of integers on the first side under redraws; for many groups, draw only the count of each integer."""
-        if permutations * self.num_groups <= MOST_REDRAWN:
+        if self.given is not None or permutations * self.num_groups <= MOST_REDRAWN:
             return self._redrawn(by_group[:, None].astype(np.float64), permutations, seed=seed)[:, 0]
         rng, null = np.random.default_rng(seed), np.zeros(permutations)
         for members, chosen in self._strata:
@@ -308,6 +310,10 @@ class Design:
         return tuple(zip(members, chosen, strict=True))
 
     def _group_redraws(self, count: int, *, seed: int) -> Iterator[NDArray[np.bool_]]:
+        """Yield (some redraws, num_groups) bool, the groups on the first side in each redraw."""
+        if self.given is not None:
+            yield self.given[:, self._start]
+            return
         rng = np.random.default_rng(seed)
         strata, total = self._strata, self.num_groups
         size = max(1, _CELLS // max(1, total))
