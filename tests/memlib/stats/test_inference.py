@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from memlib.stats.inference import (
     TopShare,
     accuracy_curve,
     bootstrap_weights,
+    difference_interval,
     exact_interval,
     exceedance_p,
     exchanges,
@@ -28,9 +30,11 @@ from memlib.stats.inference import (
     permutation_p,
     threshold_rank,
     widened_interval,
+    widened_p,
 )
 from memlib.stats.probe import Rows, probe_accuracies
-from tests.chance import CHANCE, least_of
+from tests.assignments import assert_exact
+from tests.chance import CHANCE
 
 
 def slow_top_share(confidences: np.ndarray, hits: np.ndarray, share: float, rng: np.random.Generator) -> float:
@@ -141,15 +145,44 @@ def test_intervals_hold_the_estimate_and_widen_with_variation_of_repeats() -> No
     assert wide[1] > narrow[1]
 
 
-def test_the_widened_interval_covers_training() -> None:
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(400):
-        repeats = 0.3 + rng.normal(size=4) * 0.05  # true mean .3, spread between trainings .05
-        replicates = repeats.mean() + rng.normal(size=500) * 0.01
-        low, high = widened_interval(replicates, repeats)
-        covered += low <= 0.3 <= high
-    assert covered >= least_of(400, 0.95)
+@pytest.mark.parametrize(("freedom", "examples"), [(math.inf, 1.959964), (7.0, 2.364624)])
+def test_the_widened_interval_adds_examples_and_trainings_in_quadrature(freedom: float, examples: float) -> None:
+    """Trainings 1, 2, 3: deviation 1, error 1 / sqrt 3, Student's quantile for 2 degrees of freedom 4.302653."""
+    replicates, repeats = np.array([1.7, 2.0, 2.3]), np.array([1.0, 2.0, 3.0])  # the deviation of the replicates is .3
+    half = math.hypot(examples * 0.3, 4.302653 / math.sqrt(3))
+    low, high = widened_interval(replicates, repeats, freedom=freedom)
+    assert (low, high) == (pytest.approx(2 - half, abs=1e-5), pytest.approx(2 + half, abs=1e-5))
+
+
+@pytest.mark.parametrize("freedom", [math.inf, 5.0])
+def test_the_p_value_of_a_widened_interval_is_the_level_that_just_excludes_0(freedom: float) -> None:
+    replicates, repeats = np.array([1.7, 2.0, 2.3]), np.array([1.0, 2.0, 3.0])
+    p = widened_p(replicates, repeats, freedom=freedom)
+    assert 0 < p < 1
+    assert widened_interval(replicates, repeats, level=1 - p, freedom=freedom)[0] == pytest.approx(0, abs=1e-6)
+    assert widened_p(-replicates, -repeats, freedom=freedom) == pytest.approx(p)
+    assert widened_p(np.array([-1.0, 0.0, 1.0]), np.array([-1.0, 0.0, 1.0])) == 1.0
+
+
+def test_the_interval_of_paired_differences_adds_half_a_win_and_half_a_loss_by_hand() -> None:
+    """Four gains of 1, 0, 0, 1 and two units of +-1 / sqrt 2: mean 2 / 6, squares 3, variance (3 - 4 / 6) / 36."""
+    half = 1.959964 * math.sqrt(3 - 4 / 6) / 6
+    assert paired_interval(np.array([1.0, 0, 0, 1])) == pytest.approx((2 / 6 - half, 2 / 6 + half), abs=1e-5)
+    assert paired_interval(np.array([1.0, 0, 0, 1]), level=0.5)[1] == pytest.approx(
+        2 / 6 + half * 0.674490 / 1.959964, abs=1e-5
+    )
+    assert paired_interval(np.ones(2))[1] == 1.0
+    assert paired_interval(-np.ones(2))[0] == -1.0
+
+
+def test_the_interval_of_a_difference_of_means_combines_the_distances_of_the_ends() -> None:
+    first, second = np.array([1.0, 0, 0, 1]), np.array([0.0, 0, -1, 0, 0])
+    (low_1, high_1), (low_2, high_2) = paired_interval(first), paired_interval(second)
+    expected = 0.7 - math.hypot(0.5 - low_1, high_2 + 0.2), 0.7 + math.hypot(high_1 - 0.5, -0.2 - low_2)
+    assert difference_interval(first, second) == pytest.approx(expected)
+    assert difference_interval(np.ones(1), -np.ones(1))[1] == 2.0
+    mirrored = difference_interval(second, first)
+    assert mirrored == pytest.approx((-expected[1], -expected[0]))
 
 
 def test_the_probe_is_logistic_regression() -> None:
@@ -198,15 +231,14 @@ def test_resamples_too_large_to_keep_are_the_same(monkeypatch: pytest.MonkeyPatc
     assert mean_interval(values, replicates=200, seed=0) == kept
 
 
-@pytest.mark.parametrize("count", [5, 10, 30])
-def test_the_mean_interval_covers_with_few_units(count: int) -> None:
-    rng = np.random.default_rng(count)
-    held = 0
-    for draw in range(300):
-        values = rng.normal(1.0, 1.0, count)
-        low, high = mean_interval(values, replicates=400, seed=draw)
-        held += low <= 1 <= high
-    assert held >= least_of(300, 0.94)
+def test_the_mean_interval_of_fewer_than_ten_units_is_students() -> None:
+    """Five values 1 to 5: mean 3, variance 2.5, quantile for 4 degrees of freedom 2.776445."""
+    half = 2.776445 * math.sqrt(2.5 / 5)
+    assert mean_interval(np.arange(1.0, 6), replicates=1, seed=0) == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert mean_interval(np.full(5, 0.3), replicates=1, seed=0) == (0.3, 0.3)
+    nine, ten = (mean_interval(np.arange(float(count)), replicates=50, seed=0) for count in (9, 10))
+    assert nine == pytest.approx(scipy.stats.t.interval(0.95, 8, 4.0, scipy.stats.sem(np.arange(9))))
+    assert ten != pytest.approx(scipy.stats.t.interval(0.95, 9, 4.5, scipy.stats.sem(np.arange(10))), abs=1e-3)
 
 
 def test_few_units_are_exchanged_in_every_way() -> None:
@@ -224,22 +256,58 @@ def test_the_threshold_leaves_alpha_to_a_new_score(controls: int, rank: int) -> 
     assert threshold_rank(controls, 0.05) == rank
 
 
-@pytest.mark.parametrize(("count", "controls"), [(20, 19), (20, 99), (100, 40)])
-def test_counts_beyond_an_estimated_threshold_hold_their_level(count: int, controls: int) -> None:
-    rng = np.random.default_rng(0)
-    rank = threshold_rank(controls, 0.05)
-    null, new = rng.normal(size=(4000, controls)), rng.normal(size=(4000, count))
-    hits = (new > np.sort(null, axis=1)[:, -rank][:, None]).sum(axis=1)
-    p = np.array([exceedance_p(int(h), count, rank=rank, num_controls=controls) for h in hits])
-    for alpha in (0.05, 0.2):
-        assert (p <= alpha).mean() < alpha + 4 * np.sqrt(alpha * (1 - alpha) / 4000)
-    binomial = scipy.stats.binom.sf(hits - 1, count, rank / (controls + 1))
-    assert (binomial <= 0.05).mean() >= (p <= 0.05).mean()  # the threshold's own error counts
-    assert exceedance_p(count, count, rank=rank, num_controls=controls) < 0.01
+@pytest.mark.parametrize(("controls", "rank"), [(9, 1), (9, 9), (19, 1), (99, 5), (400, 3)])
+def test_one_new_score_exceeds_the_kth_largest_of_n_controls_with_probability_k_of_n_plus_1(controls: int, rank: int) -> None:
+    assert exceedance_p(1, 1, rank=rank, num_controls=controls) == pytest.approx(rank / (controls + 1), rel=1e-12)
+    assert exceedance_p(0, 1, rank=rank, num_controls=controls) == 1.0
+
+
+@pytest.mark.parametrize(("count", "controls"), [(3, 4), (4, 3), (2, 6), (5, 4)])
+def test_counts_beyond_an_estimated_threshold_are_exact_over_all_orders(count: int, controls: int) -> None:
+    """All orders of exchangeable scores are equally likely; only the places of the new scores among them matter."""
+    for rank in range(1, controls + 1):
+        hits = []
+        for new in itertools.combinations(range(count + controls), count):
+            threshold = sorted(set(range(count + controls)) - set(new), reverse=True)[rank - 1]
+            hits.append(sum(place > threshold for place in new))
+        found = [exceedance_p(hit, count, rank=rank, num_controls=controls) for hit in hits]
+        assert_exact(found)
+        assert found == pytest.approx([sum(other >= hit for other in hits) / len(hits) for hit in hits])
 
 
 def test_exact_interval_of_zero_successes_equals_clopper_pearson() -> None:
     assert exact_interval(0, 20) == pytest.approx((0, 0.1684), abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 7, 30])
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_exact_intervals_end_where_a_tail_of_all_outcomes_is_half_of_the_error(count: int, level: float) -> None:
+    tail = (1 - level) / 2
+    ends = [exact_interval(hits, count, level=level) for hits in range(count + 1)]
+    for hits, (low, high) in enumerate(ends):
+        law = [(math.comb(count, k) * p**k * (1 - p) ** (count - k), k) for p in (low, high) for k in range(count + 1)]
+        if hits:
+            assert sum(share for share, k in law[: count + 1] if k >= hits) == pytest.approx(tail, abs=1e-9)
+        if hits < count:
+            assert sum(share for share, k in law[count + 1 :] if k <= hits) == pytest.approx(tail, abs=1e-9)
+    for truth in np.linspace(0, 1, 101):
+        covered = [k for k, (low, high) in enumerate(ends) if low <= truth <= high]
+        assert sum(math.comb(count, k) * truth**k * (1 - truth) ** (count - k) for k in covered) >= level - 1e-9
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 30])
+@pytest.mark.parametrize("level", [0.05, 0.2])
+def test_largest_mean_covers_over_all_outcomes_of_values_that_are_0_or_1(count: int, level: float) -> None:
+    """Binary values vary most; at the bound itself the divergence from the mean is ln(1 / level) / n."""
+    bounds = [largest_mean(np.arange(count) < hits, level=level) for hits in range(count + 1)]
+    for truth in np.linspace(0, 1, 101):
+        missed = [k for k, bound in enumerate(bounds) if bound < truth - 1e-7]
+        assert sum(math.comb(count, k) * truth**k * (1 - truth) ** (count - k) for k in missed) <= level
+    for hits, bound in list(enumerate(bounds))[1:-1]:
+        mean = hits / count
+        divergence = mean * math.log(mean / bound) + (1 - mean) * math.log((1 - mean) / (1 - bound))
+        assert divergence == pytest.approx(math.log(1 / level) / count, rel=1e-5)
+        assert bound > mean
 
 
 @pytest.mark.parametrize("count", [5, 10, 60])
