@@ -1,5 +1,6 @@
 """AUC, its interval, and operating points against pairs counted one by one, and against exchangeable scores."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,8 +9,16 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
-from memlib.stats.operating import above_all, auc, auc_interval, operating_point, roc
-from tests.chance import least_of, most_of
+from memlib.stats.operating import (
+    _clustered_variance,
+    _influence,
+    _score_interval,
+    above_all,
+    auc,
+    auc_interval,
+    operating_point,
+    roc,
+)
 
 
 def tied_scores(seed: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -28,14 +37,6 @@ def test_auc_is_the_share_of_pairs_won_with_ties_half(seed: int) -> None:
     scores, member = tied_scores(seed)
     assert auc(scores, member) == pytest.approx(pairs_won(scores, member).mean(), abs=1e-12)
     assert auc(-scores, member) == pytest.approx(1 - auc(scores, member), abs=1e-12)
-
-
-def test_auc_interval_covers_the_true_auc_of_shifted_normal_scores() -> None:
-    rng, member, truth, covered = np.random.default_rng(0), np.arange(120) < 50, scipy.stats.norm.cdf(1 / np.sqrt(2)), 0
-    for _ in range(400):
-        low, high = auc_interval(rng.normal(size=120) + member, member)
-        covered += low < truth < high
-    assert covered >= least_of(400, 0.93)
 
 
 def pairs_of(scores: NDArray[np.float64], member: NDArray[np.bool_], blocks: NDArray[np.int64]) -> float:
@@ -68,23 +69,81 @@ def test_auc_interval_is_delongs_for_many_units() -> None:
     assert high - low < 2.3 * 1.96 * error
 
 
-@pytest.mark.parametrize("size", [1, 12])
-def test_auc_interval_covers_the_auc_of_single_units_and_of_persons(size: int) -> None:
-    shift, covered, naive = 1.0, 0, 0
-    truth = 0.7602  # P(N(1, 1) > N(0, 1))
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        person = np.arange(40).repeat(size)
-        member = person < 20
-        own = rng.normal(size=40)[person] * 0.9 + rng.normal(size=len(person)) * np.sqrt(1 - 0.81)
-        scores = own + shift * member
-        low, high = auc_interval(scores, member, groups=person)
-        covered += low <= truth <= high
-        low, high = auc_interval(scores, member)
-        naive += low <= truth <= high
-    assert covered >= least_of(200, 0.93)
-    if size > 1:
-        assert naive < 150  # rows alone make the interval too narrow
+def plain_variances(scores: np.ndarray, member: np.ndarray, groups: np.ndarray) -> tuple[float, float]:
+    """The variance of an AUC over single units, and over groups, written out (DeLong et al. 1988; Obuchowski 1997)."""
+    own, others = np.flatnonzero(member), np.flatnonzero(~member)
+    won = pairs_won(scores, member)
+    alone, by_group = 0.0, dict.fromkeys(groups.tolist(), 0.0)
+    for side, placed in ((own, won.mean(axis=1)), (others, won.mean(axis=0))):
+        for unit, error in zip(side.tolist(), placed - placed.mean(), strict=True):
+            alone += error**2 / (len(side) - 1) / len(side)
+            by_group[int(groups[unit])] += error / math.sqrt((len(side) - 1) * len(side))
+    count = len(by_group)
+    return alone, sum(total**2 for total in by_group.values()) * (count / (count - 1) if count < len(groups) else 1)
+
+
+def test_the_variance_of_two_clusters_is_twice_the_sum_of_their_squared_sums() -> None:
+    influence, pairs = np.array([0.1, 0.2, -0.4, 0.3]), np.array([7, 7, 2, 2])
+    assert _clustered_variance(influence, pairs) == pytest.approx((0.3**2 + 0.1**2) * 2 / 1)
+    assert _clustered_variance(influence, np.array([0, 0, 1, 2])) == pytest.approx((0.3**2 + 0.4**2 + 0.3**2) * 3 / 2)
+    assert _clustered_variance(influence, np.arange(4)) == pytest.approx(0.01 + 0.04 + 0.16 + 0.09)  # no clusters: as it is
+    assert _clustered_variance(influence, np.zeros(4, dtype=np.int64)) == pytest.approx(0.2**2)  # one: no factor
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auc_interval_of_groups_has_the_variance_written_out(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(10), 4)
+    member = groups % 2 == 0
+    scores = np.round(rng.normal(size=10)[groups] + rng.normal(size=40) + 0.5 * member, 1)
+    alone, together = plain_variances(scores, member, groups)
+    assert _clustered_variance(_influence(scores, member, None), np.arange(40)) == pytest.approx(alone)
+    assert _clustered_variance(_influence(scores, member, None), groups) == pytest.approx(together)
+    value, quantile = auc(scores, member), 1.959964
+    for inflation in (1.0, 2.0):
+        size = 20 / max(1.0, together / alone) / inflation
+        inverse = _score_interval(value, size, size, quantile)
+        half = quantile * math.sqrt(together * inflation)
+        expected = max(0.0, min(inverse[0], value - half)), min(1.0, max(inverse[1], value + half))
+        assert auc_interval(scores, member, groups=groups, inflation=inflation) == pytest.approx(expected, abs=1e-6)
+
+
+def test_auc_interval_of_identical_copies_is_that_of_as_many_units_as_groups() -> None:
+    """Five equal rows of each person tell no more than one: their variance is that of ten single units with 10 / 9."""
+    rng, member = np.random.default_rng(0), np.arange(10) < 5
+    scores, copies = rng.normal(size=10), np.arange(10).repeat(5)
+    once, many = plain_variances(scores, member, np.arange(10))[0], plain_variances(scores[copies], member[copies], copies)[1]
+    assert many == pytest.approx(once * (4 * 5) / 24 * 10 / 9)  # 24 of 25 rows are free, not 4 of 5
+    narrow, wide = (auc_interval(scores[copies], member[copies], groups=groups) for groups in (None, copies))
+    assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("sizes", [(10.0, 10.0), (4.0, 25.0)])
+def test_score_intervals_end_where_hanley_and_mcneils_law_reaches_the_estimate(
+    value: float, sizes: tuple[float, float]
+) -> None:
+    """Q1 = theta / (2 - theta), Q2 = 2 theta^2 / (1 + theta), each side with the mean of both numbers (Newcombe's method 5)."""
+    low, high = _score_interval(value, *sizes, 1.96)
+    middle = sum(sizes) / 2
+    for theta in (low, high):
+        if 0 < theta < 1:
+            one, two = theta / (2 - theta), 2 * theta**2 / (1 + theta)
+            variance = theta * (1 - theta) + (middle - 1) * (one - theta**2) + (middle - 1) * (two - theta**2)
+            assert abs(theta - value) == pytest.approx(1.96 * math.sqrt(variance / (sizes[0] * sizes[1])), abs=1e-6)
+    assert (low == 0) == (value == 0)
+    assert (high == 1) == (value == 1)
+    mirrored = _score_interval(1 - value, *sizes, 1.96)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-6)
+
+
+def test_blocks_count_in_the_influence_by_their_pairs() -> None:
+    """Two of three pairs of units lie in the second block, whose own influence counts two thirds."""
+    scores, member = np.array([3.0, 1.0, 2.0, 1.0, 5.0, 4.0]), np.array([True, False, True, False, False, False])
+    blocks = np.array([0, 0, 1, 1, 1, 2])
+    second = _influence(scores[2:5], member[2:5], None)
+    assert _influence(scores, member, blocks) == pytest.approx(np.concatenate([[0, 0], second * 2 / 3, [0]]))
+    assert second == pytest.approx([0, 0.5 * math.sqrt(2) / 2, -0.5 * math.sqrt(2) / 2])
 
 
 def test_auc_interval_of_a_perfect_order_is_not_a_point() -> None:
@@ -141,13 +200,20 @@ def test_above_all_takes_the_largest_nonmember() -> None:
     assert point.expected_fpr == 1 / ((~member).sum() + 1)
 
 
-def test_operating_point_of_exchangeable_scores_flags_the_nominal_share() -> None:
-    """In 95 %, the Beta interval also holds the true false positive rate, which is known for uniform scores."""
-    rng, member, flagged, covered = np.random.default_rng(1), np.arange(139) >= 99, 0, 0
-    for _ in range(500):
-        scores = rng.random(139)
-        point = operating_point(scores, member, 0.05)
-        flagged += point.hits
-        covered += point.fpr_interval[0] < 1 - point.threshold < point.fpr_interval[1]
-    assert 0.04 < flagged / (500 * 40) < 0.06
-    assert least_of(500, 0.95) <= covered <= most_of(500, 0.95)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_operating_points_flag_the_expected_share_of_members_over_all_orders(rank: int) -> None:
+    """All orders of 4 members among 5 non-members are equally likely; a member is above the k-th largest in k / 6."""
+    tpr = []
+    for members in itertools.combinations(range(9), 4):
+        point = operating_point(np.arange(9.0), np.isin(np.arange(9), members), rank / 6)
+        assert (point.rank, point.expected_fpr) == (rank, pytest.approx(rank / 6))
+        tpr.append(point.tpr)
+    assert np.mean(tpr) == pytest.approx(rank / 6)
+
+
+def test_the_interval_of_the_true_false_positive_rate_leaves_a_fortieth_on_each_side() -> None:
+    """The k-th largest of n uniform scores lies above 1 - rate if at least k of n do: a binomial tail."""
+    point = operating_point(np.arange(30.0), np.arange(30) >= 20, 3 / 21)
+    low, high = point.fpr_interval
+    assert scipy.stats.binom.sf(point.rank - 1, 20, low) == pytest.approx(0.025)
+    assert scipy.stats.binom.cdf(point.rank - 1, 20, high) == pytest.approx(0.025)
