@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from memlib.runs.journal import LOG_VARIABLE
 from memlib.settings import waiting
 from memlib.specs.cores import cores
 from memlib.store.permissions import scratch
+from tasks.news import NEWS_SECONDS, hearing
+from tasks.progress import Bars
 from tasks.runtime import Context
 
 RAY_SETTINGS = {
@@ -167,13 +170,14 @@ def _check_address(address: str | None) -> None:
         raise RunError(f"cannot reach the Ray cluster at {address} ({error}); check resources.ray_address") from error
 
 
-def needs_of(ray: Any, context: Context, stage: str, *, gpu: bool = True) -> dict[str, float]:
+def needs_of(ray: Any, context: Context, stage: str, parts: int, *, gpu: bool = True) -> dict[str, float]:
     """Return the resources that a part of a stage needs, as Ray counts them: CPU, GPU, memory in bytes, custom resources.
 
     Args:
         ray: the ray module, connected to the cluster.
         context: context of the run.
         stage: name of the stage.
+        parts: number of parts of the step, committed ones included.
         gpu: whether the part can use a GPU.
     """
     configured, resources = context.resources.of(stage), context.resources
@@ -181,7 +185,7 @@ def needs_of(ray: Any, context: Context, stage: str, *, gpu: bool = True) -> dic
     if gpus is None:
         wanted = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
         gpus = 1.0 if wanted and gpu else 0.0
-    needs: dict[str, float] = {"CPU": float(configured.cpus or resources.threads_per_worker or 1)}
+    needs: dict[str, float] = {"CPU": float(resources.cpus(stage, parts))}
     needs |= {"GPU": gpus} if gpus else {}
     needs |= {"memory": configured.memory_gb * 2**30} if configured.memory_gb else {}
     needs |= {f"accelerator_type:{configured.accelerator_type}": 0.001} if configured.accelerator_type else {}
@@ -206,7 +210,7 @@ def demand(needs: Mapping[str, float], parts: int) -> Iterator[None]:
         request_resources(bundles=[])
 
 
-def in_words(needs: Mapping[str, float]) -> str:
+def needs_in_words(needs: Mapping[str, float]) -> str:
     """Return the needs of a part in words, for a message."""
     shown = {name: f"{amount / 2**30:g} GiB" if name == "memory" else f"{amount:g}" for name, amount in needs.items()}
     return " and ".join(
@@ -238,91 +242,141 @@ class Watch:
         has_room = places(self._ray, self._needs) >= self._parts
         if has_room is self._is_waiting:
             self._is_waiting = not has_room
-            waits = "" if has_room else f"a node with room for {self._parts} x {in_words(self._needs)}"
+            waits = "" if has_room else f"a node with room for {self._parts} x {needs_in_words(self._needs)}"
             self._journal.note("waiting", self._stage, waits=waits)
         if has_room:
             self._had_room = now
         elif now - self._had_room > self._patience:
             raise RunError(
                 f"for {self._patience:g} s (resources.room_timeout) the Ray cluster has had no room for {self._parts} x "
-                f"{in_words(self._needs)}, which {self._stage} needs; add nodes and run the same command again"
+                f"{needs_in_words(self._needs)}, which {self._stage} needs; add nodes and run the same command again"
             )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step, computed by one call on a worker.
+
+    Attributes:
+        name: name in the display of the progress, unique within the step.
+        arguments: arguments of the call.
+        near: id of the node that holds a copy of what the call reads, or None; the call goes there if there is room.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    near: str | None = None
 
 
 def map_on_ray(
     context: Context,
     stage: str,
-    function: Callable[..., Any],
-    calls: Sequence[tuple[Any, ...]],
-    progress: Callable[[int, int], None],
-    near: Sequence[str | None] = (),
+    function: Callable[..., tuple[list[str], float]],
+    parts: Sequence[Part],
+    of: int,
+    bars: Bars,
     *,
     gpu: bool = True,
 ) -> list[str]:
-    """Call a function once for each tuple of arguments, in Ray tasks with the resources that the stage needs.
-
-    The function gets its number of threads as its last argument. Calls survive killed workers and lost nodes by retries. Only
-    as many tasks are submitted at a time as keep the cluster busy and let it grow.
-
-    Args:
-        context: context of the run.
-        stage: stage that determines the resources of the calls.
-        function: function that returns warnings and the seconds that it took.
-        calls: arguments of each call.
-        progress: called with (number of completed calls, number of all calls).
-        near: id of the node that holds a copy of what each call reads, or None; the call goes there if there is room.
-        gpu: whether the calls can use a GPU.
+    """Compute the parts of a step by Ray tasks, see `calls_on_ray`; lost workers are replaced up to three times a part.
 
     Returns:
         the warnings, without duplicates.
 
     Raises:
-        UserError, RunError: the first error of a call, after all calls have ended, with the number of failures; or
-            immediately if the stage's time limit has passed or the cluster has lost all nodes that could run it.
+        UserError, RunError: the first error of a part, after all parts have ended, with the number of failures.
+    """
+    warnings, failures = calls_on_ray(context, stage, function, parts, of, bars, gpu=gpu)
+    if failures:
+        raise _joined(list(failures.values()), len(parts))
+    return warnings
+
+
+def calls_on_ray(
+    context: Context,
+    stage: str,
+    function: Callable[..., tuple[list[str], float]],
+    parts: Sequence[Part],
+    of: int,
+    bars: Bars,
+    *,
+    gpu: bool = True,
+    may_repeat: Callable[[int], bool] | None = None,
+) -> tuple[list[str], dict[int, Exception]]:
+    """Call a function once for each part, in Ray tasks with the resources that the stage needs.
+
+    The function gets a `Told` for its progress and its number of threads as its last arguments. A part that fails does not
+    stop the others. Only as many tasks are submitted at a time as keep the cluster busy and let it grow.
+
+    Args:
+        context: context of the run.
+        stage: stage that determines the resources of the calls.
+        function: function that returns warnings and the seconds that it took.
+        parts: the parts to compute.
+        of: number of parts of the whole step, committed ones included.
+        bars: display of the progress.
+        gpu: whether the calls can use a GPU.
+        may_repeat: called with the number of a part whose worker was lost; returns whether the part is tried again. By
+            default Ray tries it three more times.
+
+    Returns:
+        the warnings, without duplicates, and the errors by the number of the part.
+
+    Raises:
+        RunError: immediately if a time limit has passed or the cluster has lost all nodes that could run the parts.
     """
     ray = start_ray(context)
-    needs = needs_of(ray, context, stage, gpu=gpu)
+    needs = needs_of(ray, context, stage, of, gpu=gpu)
     _refuse_without_room(ray, context, stage, needs)
-    threads = int(needs["CPU"])
-    configured = context.resources.of(stage)
-    options: dict[str, Any] = {"num_cpus": threads, "num_gpus": needs.get("GPU", 0), "resources": dict(configured.custom)}
+    configured, threads = context.resources.of(stage), context.resources.threads(stage, of)
+    options: dict[str, Any] = {
+        "num_cpus": needs["CPU"],
+        "num_gpus": needs.get("GPU", 0),
+        "resources": dict(configured.custom),
+    }
     options |= {"memory": needs["memory"]} if "memory" in needs else {}
     options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
-    remote = ray.remote(**options, max_retries=3, runtime_env=runtime_env(context.resources.ray_address))(function)
+    retries = 3 if may_repeat is None else 0
+    remote = ray.remote(**options, max_retries=retries, runtime_env=runtime_env(context.resources.ray_address))(function)
     watch, limit = Watch(ray, context, stage, needs), configured.parallel
-    waiting = list(zip(calls, near or [None] * len(calls), strict=True))[::-1]
-    running: list[Any] = []
-    failures: list[Exception] = []
+    waiting = list(range(len(parts)))[::-1]
+    running: dict[Any, int] = {}
+    failures: dict[int, Exception] = {}
     warnings: list[str] = []
     looked, slots = -LOOK_SECONDS, 1
     queued = MOST_ASKED if context.resources.ray_address is not None else 1  # an autoscaling cluster grows for queued tasks
-    try:
-        while waiting or running:
-            if time.monotonic() - looked >= LOOK_SECONDS:
-                context.check_going()
-                watch.look()
-                room = max(2 * places(ray, needs), queued, 2)  # keep further parts queued behind the running ones
-                looked, slots = time.monotonic(), min(room, limit or room)
-            while waiting and len(running) < slots:
-                call, node = waiting.pop()
-                running.append(_near(remote, node).remote(*call, threads))
-            finished, running = ray.wait(running, num_returns=1, timeout=LOOK_SECONDS)
-            for done in finished:
-                try:
-                    lines, seconds = ray.get(done)
-                    warnings += lines
-                    context.spend(1, seconds)
-                except ray.exceptions.RayError as error:
-                    failures.append(_cause(ray, error))
-            progress(len(calls) - len(waiting) - len(running), len(calls))
-    except BaseException:
-        with contextlib.suppress(Exception):  # Ray may be gone
-            for task in running:
-                ray.cancel(task, force=True)
-        raise
-    if failures:
-        raise _joined(failures, len(calls))
-    return list(dict.fromkeys(warnings))
+    bars.expect(len(parts))
+    with hearing([part.name for part in parts], bars, context.spend) as news:
+        try:
+            while waiting or running:
+                if time.monotonic() - looked >= LOOK_SECONDS:
+                    context.check_going()
+                    watch.look()
+                    room = max(2 * places(ray, needs), queued, 2)  # keep further parts queued behind the running ones
+                    looked, slots = time.monotonic(), min(room, limit or room)
+                while waiting and len(running) < slots:
+                    number = waiting.pop()
+                    called = _near(remote, parts[number].near).remote(*parts[number].arguments, news.of(number), threads)
+                    running[called] = number
+                finished, _ = ray.wait(list(running), num_returns=1, timeout=NEWS_SECONDS)
+                for done in finished:
+                    number = running.pop(done)
+                    try:
+                        lines, seconds = ray.get(done)
+                        warnings += lines
+                        news.end(number, seconds)
+                    except ray.exceptions.RayError as error:
+                        if may_repeat is not None and is_loss(ray, error) and may_repeat(number):
+                            waiting.append(number)
+                        else:
+                            failures[number] = _cause(ray, error)
+                news.look(running.values())
+        except BaseException:
+            with contextlib.suppress(Exception):  # Ray may be gone
+                for task in running:
+                    ray.cancel(task, force=True)
+            raise
+    return list(dict.fromkeys(warnings)), failures
 
 
 def worker_environment(address: str | None) -> dict[str, str]:
@@ -354,8 +408,14 @@ def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[
     """Check that a part fits on this machine if Ray runs only here, where no node can join later."""
     if context.resources.ray_address is None and places(ray, needs) < 1:
         raise ResourcesError(
-            f"each part of {stage} needs {in_words(needs)}, which this machine does not have; lower resources.stages.{stage}"
+            f"each part of {stage} needs {needs_in_words(needs)}, which this machine does not have; lower "
+            f"resources.stages.{stage}"
         )
+
+
+def is_loss(ray: Any, error: Exception) -> bool:
+    """Return whether an error of a task means that its worker was lost, by a signal, for lack of memory, or with its node."""
+    return not isinstance(error, ray.exceptions.RayTaskError | ray.exceptions.TaskCancelledError)
 
 
 def _cause(ray: Any, error: Exception) -> Exception:

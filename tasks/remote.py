@@ -1,6 +1,7 @@
 """Work of a stage inside a Ray task; a separate module, so that the task's process loads neither Prefect nor FAISS."""
 
 import contextlib
+import errno
 import os
 import time
 import traceback
@@ -11,16 +12,25 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.running.precision import be_exact
+from memlib.running.precision import exact
 from memlib.runs.journal import log, log_as_asked
 from memlib.store import Attempt, Ref, Store
 from memlib.store.logs import recorded, recording
+from memlib.training.fit import Train, train_into_store
+from memlib.training.loop import Worker
+from tasks.news import Told
 
 REACH_SECONDS = 10.0  # time within which a store must answer
+FREE_SPACE = "free some space and run the same command again to resume"
 
 
 def compute_there(
-    store: Store, ref: Ref, record: Mapping[str, Any], compute: Callable[[Attempt, torch.device], None], threads: int
+    store: Store,
+    ref: Ref,
+    record: Mapping[str, Any],
+    compute: Callable[[Attempt, torch.device], None],
+    told: Told,
+    threads: int,
 ) -> tuple[list[str], float]:
     """Compute an artifact that the store lacks, on this worker; its files and its printed output go to the store.
 
@@ -31,16 +41,56 @@ def compute_there(
     if store.artifacts.has(ref):
         return warnings, 0.0  # computed meanwhile by another driver, or by a worker that was lost before it could report
     started = time.monotonic()
+    with exact(threads), telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
+        attempt.facts["worker"], attempt.warn, attempt.progress = whereabouts(), warnings.append, told.reporter()
+        attempt.facts["threads"] = threads
+        compute(attempt, granted_device())
+    return warnings, time.monotonic() - started
+
+
+def train_there(job: Train, resume_seconds: float, told: Told, threads: int) -> tuple[list[str], float]:
+    """Train a model that the store lacks with this worker alone; it resumes where an earlier worker left it.
+
+    Returns:
+        no warnings, and the seconds that it took.
+    """
+    started, tell, epochs = time.monotonic(), told.reporter(), job.training.epochs
+
+    def progress(news: Mapping[str, Any]) -> None:
+        tell(news["epoch"], epochs, in_words(news))
+
+    try:
+        with exact(threads), telling(job.identity.ref), log_kept(job.store, job.identity.ref):
+            worker = Worker(device=granted_device())
+            train_into_store(job, worker=worker, resume_seconds=resume_seconds, progress=progress, where=whereabouts())
+    except OSError as error:
+        if is_full(error):
+            raise RunError(f"OSError: {error}; {FREE_SPACE}") from error
+        raise
+    return [], time.monotonic() - started
+
+
+def saved_step(job: Train) -> int:
+    """Return the step at which a model would resume; 0 if nothing is saved."""
+    return max((int(name.partition("-")[0]) for name in job.store.names(f"resume/{job.identity.ref.key}")), default=0)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error means that a disk or a quota is full, so that a retry would not help."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def in_words(news: Mapping[str, Any]) -> str:
+    """Return the speed and the loss of an epoch as a note beside a progress bar."""
+    return f"{news['images_per_second']:.0f} images/s, loss {news['loss']:.3g}"
+
+
+def granted_device() -> torch.device:
+    """Return the device that Ray has granted to this task; it hides no GPU from tasks that need none."""
     import ray  # imported late: importers of this module may still have to configure Ray's start
 
-    granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))  # Ray hides no GPU from tasks that need none
-    device = torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(threads)
-    be_exact()
-    with telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
-        attempt.facts["worker"], attempt.warn = whereabouts(), warnings.append
-        compute(attempt, device)
-    return warnings, time.monotonic() - started
+    granted = bool(ray.get_runtime_context().get_accelerator_ids().get("GPU"))
+    return torch.device("cuda" if granted and torch.cuda.is_available() else "cpu")
 
 
 @contextlib.contextmanager

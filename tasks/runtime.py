@@ -34,6 +34,7 @@ class Shared:
     renewed: set[Ref] = field(default_factory=set)
     old_code: OldCode = field(default_factory=OldCode)
     stages: dict[Ref, AnyStage] = field(default_factory=dict)  # stages whose files may be evicted
+    parts: dict[Ref, int] = field(default_factory=dict)  # of the steps of these stages
     transient: list[AnyArtifact] = field(default_factory=list)
     look: str = ""  # id of the sweep
     spent: float = 0.0  # worker seconds

@@ -18,12 +18,13 @@ from prefect.states import Completed
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage, in_words
 from memlib.pipeline.tables import Tables
-from memlib.running.precision import be_exact
+from memlib.running.precision import exact
 from memlib.running.publishing import publish_audit, said_of_erased
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
+from memlib.specs.cores import threads as own_threads
 from memlib.store import Making, Ref, Store
-from tasks.cluster import map_on_ray
+from tasks.cluster import Part, map_on_ray
 from tasks.display import shown
 from tasks.progress import Bars, duration
 from tasks.remote import compute_there
@@ -146,7 +147,7 @@ def _refs_of(context: Context, stages: Sequence[AnyStage]) -> Refs:
     for ref, stage in zip(refs, stages, strict=True):
         context.shared.known.add(ref)
         if stage.transient:
-            context.shared.stages[ref] = stage
+            context.shared.stages[ref], context.shared.parts[ref] = stage, len(set(refs))
     return refs
 
 
@@ -165,7 +166,7 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
         if missing:
             _make_again(context, list(missing.values()))
             with _at_work(context, missing) as bars:
-                _compute(context, kind, missing, bars)
+                _compute(context, kind, missing, len(set(refs)), bars)
         context.work.reused += [str(ref) for ref in reused]
         for ref in reused:
             context.journal.note("cached", ref.stage, ref.key)
@@ -208,23 +209,26 @@ def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
     return False
 
 
-def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage], bars: Bars) -> None:
+def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage], of: int, bars: Bars) -> None:
+    """Compute the missing parts of a step that has `of` parts."""
     (where,) = {stage.where for stage in missing.values()}
     warn = functools.partial(context.warn, names_data=True)
     if where == "fleet":
-        train_missing(context, missing, bars)
+        train_missing(context, missing, of, bars)
     elif where in ("anywhere", "cores") and (len(missing) > 1 or context.resources.ray_address is not None):
-        calls = [(context.store, ref, record_of(context, stage), stage.fill) for ref, stage in missing.items()]
-        progress, near = functools.partial(bars.move, kind.title), _nodes_near(context, list(missing.values()))
-        gpu = where == "anywhere"
-        for line in map_on_ray(context, kind.declared.name, compute_there, calls, progress, near, gpu=gpu):
+        near = _nodes_near(context, list(missing.values()))
+        parts = [
+            Part(f"{stage.label or 'part'} {number}", (context.store, ref, record_of(context, stage), stage.fill), node)
+            for number, ((ref, stage), node) in enumerate(zip(missing.items(), near, strict=True), start=1)
+        ]
+        for line in map_on_ray(context, kind.declared.name, compute_there, parts, of, bars, gpu=where == "anywhere"):
             warn(line)
     else:
-        be_exact()
         bars.expect(len(missing))
+        threads = own_threads() if where == "driver" else context.resources.threads(kind.declared.name, of)
         for number, (ref, stage) in enumerate(missing.items(), start=1):
             record, started = record_of(context, stage), time.monotonic()
-            with context.store.artifacts.write(ref, **record) as attempt:
+            with exact(threads), context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = functools.partial(bars.move, stage.label or f"part {number}"), warn
                 stage.fill(attempt, context.device)
             context.spend(1, time.monotonic() - started)
@@ -245,8 +249,9 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             for ref in evicted:
                 if not context.store.artifacts.is_complete(ref):  # another driver may have recomputed it meanwhile
                     context.discard(ref, evicted=True)
+            first, kind = next((ref, type(stage)) for ref, stage in evicted.items())
             with _at_work(context, evicted) as bars:
-                _compute(context, type(next(iter(evicted.values()))), evicted, bars)
+                _compute(context, kind, evicted, context.shared.parts[first], bars)
 
 
 def record_of(context: Context, stage: AnyStage) -> Making:

@@ -1,4 +1,8 @@
-"""Training on Ray: in one fit, groups of workers train many models side by side; each model is committed when it is done."""
+"""Training on Ray, many models side by side; each model is committed when it is done.
+
+A model that one CPU worker of this machine trains is a task like any other part. Groups of workers, GPUs and clusters are
+Ray Train's, which trains all models in one fit.
+"""
 
 import contextvars
 import threading
@@ -10,16 +14,27 @@ from typing import Any
 
 import torch
 
-from memlib.errors import CorruptArtifact, ResourcesError, RunError
+from memlib.errors import CorruptArtifact, ResourcesError, RunError, UserError
 from memlib.pipeline.stage import AnyStage
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
-from tasks.cluster import LOOK_SECONDS, Watch, demand, in_words, needs_of, places, runtime_env, start_ray
+from tasks.cluster import (
+    LOOK_SECONDS,
+    Part,
+    Watch,
+    calls_on_ray,
+    demand,
+    needs_in_words,
+    needs_of,
+    places,
+    runtime_env,
+    start_ray,
+)
 from tasks.progress import Bars
-from tasks.remote import reach
+from tasks.remote import in_words, reach, saved_step, train_there
 from tasks.runtime import Context
 from tasks.training_queue import LONGEST_SECONDS, Board
 
@@ -30,8 +45,14 @@ MOST_STARTS = 10  # starts of all workers for each failure that a model may have
 ENDING_SECONDS = 30.0  # wait for a fit to end after it was stopped
 
 
-def train_missing(context: Context, missing: Mapping[Ref, AnyStage], bars: Bars) -> None:
+def train_missing(context: Context, missing: Mapping[Ref, AnyStage], of: int, bars: Bars) -> None:
     """Train models that are missing from the store.
+
+    Args:
+        context: context of the run.
+        missing: the models to train.
+        of: number of models of the step, committed ones included.
+        bars: display of the progress.
 
     Raises:
         RunError: if training ended before all models were trained.
@@ -41,7 +62,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage], bars: Bars)
     # whether workers have GPUs is not known yet, unless the resources exclude them
     device = torch.device("cpu" if context.resources.gpu is False else "cuda")
     check_jobs(jobs, Worker(world_size=context.resources.workers_per_model, device=device))
-    train_on_ray(context, jobs, bars)
+    train_on_ray(context, jobs, of, bars)
     untrained = [
         job.name for ref, job in zip(missing, jobs, strict=True) if context.store.artifacts.lookup(ref.stage, ref.key) is None
     ]
@@ -49,7 +70,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage], bars: Bars)
         raise RunError(f"training ended before all models were trained ({', '.join(untrained)}); run the same command again")
 
 
-def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
+def train_on_ray(context: Context, jobs: Sequence[Train], of: int, bars: Bars) -> None:
     """Train the jobs, as many side by side as the cluster has room for, and wait for all of them.
 
     Raises:
@@ -59,15 +80,71 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     ray = start_ray(context)
     resources = context.resources
     stage = settings_of(resources, jobs)
-    needs = needs_of(ray, context, stage)
+    needs = needs_of(ray, context, stage, of * resources.workers_per_model)
     if 0 < needs.get("GPU", 0) < 1 < resources.workers_per_model:
         raise ResourcesError(
             f"resources.stages.{stage}.gpus is {needs['GPU']:g}; workers that train one model together need whole GPUs"
         )
-    groups = min(_groups(ray, context, needs, len(jobs), stage), len(jobs))
     _check_reach(ray, context, stage)
-    if resources.of(stage).cpus is None and resources.threads_per_worker is None:
-        needs["CPU"] = _threads(ray.cluster_resources(), resources, groups)
+    train = _by_tasks if uses_tasks(resources, needs) else _by_ray_train
+    problems = train(ray, context, jobs, of, bars, needs, stage)
+    if problems:
+        damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
+        message = _in_a_line([(name, problem) for name, (problem, _) in problems])
+        raise RunError(message) if damaged is None else CorruptArtifact(message, damaged)
+
+
+Problems = list[tuple[str, tuple[str, Any]]]
+
+
+def uses_tasks(resources: Resources, needs: Mapping[str, float]) -> bool:
+    """Return whether each model is trained by one Ray task, and not by Ray Train.
+
+    Raises:
+        ResourcesError: if tasks are asked for, but a model has several workers.
+    """
+    if resources.trainer == "tasks" and resources.workers_per_model > 1:
+        raise ResourcesError(
+            f"resources.workers_per_model is {resources.workers_per_model}, but a task trains a model alone; set "
+            "resources.trainer to train, or leave it out"
+        )
+    if resources.trainer != "auto":
+        return resources.trainer == "tasks"
+    alone = resources.workers_per_model == 1 and not needs.get("GPU")
+    return alone and resources.ray_address is None and not resources.elastic
+
+
+def _by_tasks(
+    ray: Any, context: Context, jobs: Sequence[Train], of: int, bars: Bars, needs: Mapping[str, float], stage: str
+) -> Problems:
+    """Train each model by a task; one whose worker was lost resumes, unless that happened too often without any progress."""
+    context.say(f"training {', '.join(job.name for job in jobs)}")
+    board = Board([job.name for job in jobs], context.resources.max_failures)
+    for number, job in enumerate(jobs):
+        board.may_start(number, saved_step(job))
+
+    def may_repeat(number: int) -> bool:
+        board.lose(number)
+        return board.may_start(number, saved_step(jobs[number]))
+
+    parts = [Part(job.name, (job, context.resources.resume_seconds)) for job in jobs]
+    _, failures = calls_on_ray(context, stage, train_there, parts, of, bars, may_repeat=may_repeat)
+    problems = board.problems()
+    for number, error in failures.items():
+        if not isinstance(error, RunError | UserError):
+            raise error
+        if jobs[number].name not in problems:
+            board.object_to(jobs[number].name, str(error), error.ref if isinstance(error, CorruptArtifact) else None)
+    return list(problems.items())
+
+
+def _by_ray_train(
+    ray: Any, context: Context, jobs: Sequence[Train], of: int, bars: Bars, needs: dict[str, float], stage: str
+) -> Problems:
+    """Train all models in one fit of Ray Train."""
+    resources = context.resources
+    groups = min(_groups(ray, context, needs, len(jobs), stage), len(jobs))
+    threads = resources.threads(stage, of * resources.workers_per_model)
     context.say(f"training {', '.join(job.name for job in jobs)}: {groups} in parallel")
     board = _board(ray, [job.name for job in jobs], resources.max_failures)
     done = threading.Event()
@@ -75,7 +152,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
     copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
     watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
     watcher.start()
-    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs, stage)
+    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs, threads, stage)
     watch = Watch(ray, context, stage, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
     try:
         looked = time.monotonic()
@@ -92,15 +169,12 @@ def train_on_ray(context: Context, jobs: Sequence[Train], bars: Bars) -> None:
         ray.shutdown()
         wait([fit], timeout=ENDING_SECONDS)  # Ray sometimes waits forever for workers that it has ended itself
         raise
-    problems = list(ray.get(board.problems.remote()).items())
+    problems: Problems = list(ray.get(board.problems.remote()).items())
     done.set()
     watcher.join()
-    if problems:
-        damaged = next((ref for _, (_, ref) in problems if ref is not None), None)
-        message = _in_a_line([(name, problem) for name, (problem, _) in problems])
-        raise RunError(message) if damaged is None else CorruptArtifact(message, damaged)
-    if fit.result():
+    if not problems and fit.result():
         raise RunError(str(fit.result()))
+    return problems
 
 
 def settings_of(resources: Resources, jobs: Sequence[Train]) -> str:
@@ -165,7 +239,7 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, 
     size = context.resources.workers_per_model
     if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
         wanted, room, grown = size * _most(context.resources, count, stage), 0, time.monotonic()
-        context.journal.note("waiting", stage, waits=f"nodes with room for {wanted} x {in_words(needs)}")
+        context.journal.note("waiting", stage, waits=f"nodes with room for {wanted} x {needs_in_words(needs)}")
         with demand(needs, wanted):
             while room < wanted:
                 context.check_going()
@@ -179,8 +253,8 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, 
     workers = places(ray, needs)
     if workers < size:
         raise RunError(
-            f"one model needs {size} workers of {in_words(needs)} each, but the Ray cluster has room for {workers}; lower "
-            f"resources.workers_per_model, resources.threads_per_worker or resources.stages.{stage}"
+            f"one model needs {size} workers of {needs_in_words(needs)} each, but the Ray cluster has room for "
+            f"{workers}; lower resources.workers_per_model, resources.threads_per_worker or resources.stages.{stage}"
         )
     return min(workers // size, context.resources.of(stage).parallel or workers)
 
@@ -190,15 +264,15 @@ def _most(resources: Resources, count: int, stage: str) -> int:
     return min(count, resources.of(stage).parallel or count)
 
 
-def _threads(cluster: dict[str, float], resources: Resources, groups: int) -> int:
-    """Return the cores per worker: an even share of this machine's, or 1 on a cluster, whose nodes may differ."""
-    if resources.ray_address is not None:
-        return 1
-    return max(1, int(cluster["CPU"]) // (groups * resources.workers_per_model))
-
-
 def _fit(
-    store: Store, resources: Resources, jobs: list[Train], groups: int, board: Any, needs: Mapping[str, float], stage: str
+    store: Store,
+    resources: Resources,
+    jobs: list[Train],
+    groups: int,
+    board: Any,
+    needs: Mapping[str, float],
+    threads: int,
+    stage: str,
 ) -> str | None:
     """Run one TorchTrainer.fit over all jobs; return an error message, or None."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -221,7 +295,7 @@ def _fit(
                 "resources": resources,
                 "board": board,
                 "use_gpu": use_gpu,
-                "threads": int(needs["CPU"]),
+                "threads": threads,
             },
             scaling_config=ScalingConfig(
                 # Ray's type hints describe an earlier version than the one that RAY_TRAIN_V2_ENABLED selects
@@ -270,5 +344,4 @@ def _watch(ray: Any, board: Any, bars: Bars, jobs: Sequence[Train], done: thread
             time.sleep(1)
             continue
         for name, state in news.items():
-            note = f"{state['images_per_second']:.0f} images/s, loss {state['loss']:.3g}"
-            bars.move(name, state["epoch"], epochs[name], note)
+            bars.move(name, state["epoch"], epochs[name], in_words(state))

@@ -39,7 +39,11 @@ class Board:
         self._under_way.clear()
         self._waiting = lost + self._waiting
         for number in lost:
-            self._failures[number] = self._failures.get(number, 0) + 1
+            self.lose(number)
+
+    def lose(self, number: int) -> None:
+        """Count a loss of a model's workers."""
+        self._failures[number] = self._failures.get(number, 0) + 1
 
     def take(self, group: int) -> int | None:
         """Return the number of the model that a group is to train next, or None if none is left."""

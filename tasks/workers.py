@@ -1,6 +1,5 @@
 """Code that runs inside Ray's training workers; a separate module, so that workers load neither Prefect nor FAISS."""
 
-import errno
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -13,14 +12,12 @@ import torch.distributed as dist
 
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.models.collectives import share
-from memlib.running.precision import be_exact
+from memlib.running.precision import exact
 from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
-from tasks.remote import log_kept, telling, whereabouts
+from tasks.remote import FREE_SPACE, is_full, log_kept, saved_step, telling, whereabouts
 from tasks.training_queue import LONGEST_SECONDS
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a retry would not help
 
 
 def train_worker(config: dict[str, Any]) -> None:
@@ -30,15 +27,19 @@ def train_worker(config: dict[str, Any]) -> None:
     resume from their latest saved states.
     """
     context = ray.train.get_context()
+    with exact(config["threads"]):
+        _train_all(config, context.get_world_rank(), context.get_world_size())
+
+
+def _train_all(config: dict[str, Any], world_rank: int, world_size: int) -> None:
+    """Train the jobs that the board gives to this worker's group."""
     resources: Resources = config["resources"]
-    torch.set_num_threads(config["threads"])
-    be_exact()
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
-    number, rank = divmod(context.get_world_rank(), size)
-    groups = max(1, context.get_world_size() // size)  # after a cluster has shrunk, some workers may be left over
+    number, rank = divmod(world_rank, size)
+    groups = max(1, world_size // size)  # after a cluster has shrunk, some workers may be left over
     ranks = [list(range(group * size, (group + 1) * size)) for group in range(groups)] if size > 1 else []
-    members = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
+    members: list[Any] = [dist.new_group(group, timeout=timedelta(seconds=LONGEST_SECONDS)) for group in ranks]
     worker = Worker(rank, size, device, members[number] if number < len(members) else None)
     board = config["board"]
     meeting = device if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -57,8 +58,7 @@ def _take(board: Any, group: int, worker: Worker, config: dict[str, Any]) -> int
         taken = ray.get(board.take.remote(group))
         if taken is not None:
             job = config["jobs"][taken]
-            step = max((int(name.partition("-")[0]) for name in job.store.names(f"resume/{job.identity.ref.key}")), default=0)
-            taken = taken if ray.get(board.may_start.remote(taken, step)) else -1
+            taken = taken if ray.get(board.may_start.remote(taken, saved_step(job))) else -1
     shared: int | None = worker.share(taken)
     return shared
 
@@ -79,7 +79,6 @@ def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
     except (RunError, UserError) as error:
         ray.get(config["board"].object_to.remote(job.name, str(error)))
     except OSError as error:
-        if error.errno not in FULL or worker.world_size > 1:  # the rest of its group waits for this worker
+        if not is_full(error) or worker.world_size > 1:  # the rest of its group waits for this worker
             raise
-        problem = f"OSError: {error}; free some space and run the same command again to resume"
-        ray.get(config["board"].object_to.remote(job.name, problem))
+        ray.get(config["board"].object_to.remote(job.name, f"OSError: {error}; {FREE_SPACE}"))

@@ -1,4 +1,7 @@
-"""Full float32 precision on GPUs."""
+"""The arithmetic of stages in this process: float32 as such on GPUs, and a stated number of threads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def be_exact() -> None:
@@ -7,3 +10,17 @@ def be_exact() -> None:
 
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@contextmanager
+def exact(threads: int) -> Iterator[None]:
+    """Compute with a number of threads in the block, and with full float32 precision; the threads are restored afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    be_exact()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

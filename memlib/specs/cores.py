@@ -1,10 +1,11 @@
-"""The number of CPU cores that this process may use, which is often smaller than that of the machine."""
+"""The numbers of CPU cores and threads that this process may use, which are often smaller than that of the machine."""
 
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+LIMIT_OF_THREADS = "OMP_NUM_THREADS"  # environment variable that limits the threads of numerical libraries
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -22,6 +23,13 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     slurm = [int(granted)] if granted.isdigit() else []
     return max(1, min([affinity, *slurm, *(math.floor(quota) for quota in _quotas(cgroups, own))]))
+
+
+def threads(granted: int | None = None) -> int:
+    """Return the threads to compute with: all cores, or those granted, limited by OMP_NUM_THREADS where it is set."""
+    limit = os.environ.get(LIMIT_OF_THREADS, "")
+    most = cores() if granted is None else granted
+    return min(most, int(limit)) if limit.isdigit() and int(limit) else most
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:

@@ -1,11 +1,12 @@
 """Computing resources of a run, which are not part of any key."""
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from memlib.specs.base import Spec
+from memlib.specs.cores import cores, threads
 from memlib.specs.limits import MOST_MODELS, MOST_NUMBER
 
 OWN = ("cpu", "gpu", "memory", "object_store_memory")  # resources with built-in names in Ray
@@ -15,7 +16,7 @@ class Needs(Spec):
     """Resources of one part of a stage: a worker that trains a model, a chunk of small nets, a shard of scores."""
 
     cpus: int | None = Field(default=None, ge=1, le=MOST_MODELS)
-    """CPU cores; by default resources.threads_per_worker."""
+    """CPU cores, and with them threads; by default resources.threads_per_worker."""
     gpus: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
     """Number of GPUs, possibly a fraction; by default 1 if the cluster has any (see resources.gpu)."""
     memory_gb: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
@@ -46,10 +47,14 @@ class Resources(Spec):
     """Address of an existing cluster (auto, host:port); by default Ray is started on this machine, on loopback."""
     workers_per_model: int = Field(default=1, ge=1, le=MOST_MODELS)
     """Workers that train one model together (data parallel)."""
+    trainer: Literal["auto", "tasks", "train"] = "auto"
+    """How Ray trains models: tasks, one worker per model; train (Ray Train), groups of workers. By default tasks for models
+    that a single CPU worker of this machine trains, and Ray Train for GPUs, clusters and models with several workers."""
     gpu: bool | None = None
     """true: each worker uses one GPU; false: workers use no GPUs. By default true if the cluster has any."""
     threads_per_worker: int | None = Field(default=None, ge=1, le=MOST_MODELS)
-    """CPU cores per worker; by default an even share of the machine's cores, or 1 on an existing cluster."""
+    """CPU cores per worker, and with them threads; by default the machine's cores divided by the number of parts of the step
+    (at most all cores), whether or not some of them are already in the store; 1 on an existing cluster."""
     stages: Mapping[str, Needs] = {}
     """Resources of one part of a stage, by the stage's name (see memlib plan), as in {train: {gpus: 1, accelerator_type:
     A100}, score_nets: {memory_gb: 8}}."""
@@ -74,3 +79,18 @@ class Resources(Spec):
     def of(self, stage: str) -> Needs:
         """Return the resources of one part of a stage; a stage in a folder is looked up by the last part of its name."""
         return self.stages.get(stage.rpartition("/")[2], Needs())
+
+    def cpus(self, stage: str, parts: int) -> int:
+        """Return the CPU cores of each part of a step: the same whatever the store already holds.
+
+        Args:
+            stage: name of the stage.
+            parts: number of parts of the step, committed ones included; several workers of one model count as parts.
+        """
+        if granted := self.of(stage).cpus or self.threads_per_worker:
+            return granted
+        return 1 if self.ray_address is not None else cores() // min(cores(), parts)
+
+    def threads(self, stage: str, parts: int) -> int:
+        """Return the threads of each part of a step: its cores, or the limit that OMP_NUM_THREADS sets in the driver."""
+        return threads(self.cpus(stage, parts))

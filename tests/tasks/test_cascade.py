@@ -135,7 +135,7 @@ def test_plan_counts_stages_after_an_already_changed_artifact_as_misses(store: S
     ]
 
 
-def trained_here(context: Context, missing: dict[Ref, Step], bars: object) -> None:
+def trained_here(context: Context, missing: dict[Ref, Step], of: int, bars: object) -> None:
     for ref, stage in missing.items():
         with context.store.artifacts.write(ref, **record_of(context, stage)) as attempt:
             stage.write(attempt, torch.device("cpu"))

@@ -16,7 +16,7 @@ from memlib.recipes.files import validate
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training
-from tasks.cluster import Watch, in_words, needs_of, places
+from tasks.cluster import Watch, needs_in_words, needs_of, places
 from tasks.runtime import Context
 from tasks.training_queue import Board
 
@@ -142,19 +142,19 @@ print(init.call_args.kwargs["num_cpus"], Encoded._threads.func(None), next(_look
 
 def test_a_part_requests_a_core_and_a_gpu_if_the_cluster_has_gpus(context: Any) -> None:
     cpus, gpus = FakeRay({"CPU": 4}), FakeRay({"CPU": 4}, {"CPU": 8, "GPU": 2})
-    assert needs_of(cpus, context(), "score_nets") == {"CPU": 1}
-    assert needs_of(gpus, context(), "score_nets") == {"CPU": 1, "GPU": 1}
-    assert needs_of(gpus, context(gpu=False), "score_nets") == {"CPU": 1}
-    assert needs_of(cpus, context(threads_per_worker=3), "score_nets") == {"CPU": 3}
+    assert needs_of(cpus, context(), "score_nets", 1000) == {"CPU": 1}
+    assert needs_of(gpus, context(), "score_nets", 1000) == {"CPU": 1, "GPU": 1}
+    assert needs_of(gpus, context(gpu=False), "score_nets", 1000) == {"CPU": 1}
+    assert needs_of(cpus, context(threads_per_worker=3), "score_nets", 1000) == {"CPU": 3}
 
 
 def test_a_stage_can_request_its_own_resources(context: Any) -> None:
     asked = {"cpus": 2, "gpus": 0.5, "memory_gb": 4, "accelerator_type": "A100", "custom": {"licence": 1}}
     mine = context(stages={"corpus": asked})
-    needs = needs_of(FakeRay({"CPU": 4}), mine, "secret/corpus")
+    needs = needs_of(FakeRay({"CPU": 4}), mine, "secret/corpus", 1000)
     assert needs == {"CPU": 2, "GPU": 0.5, "memory": 4 * 2**30, "accelerator_type:A100": 0.001, "licence": 1}
-    assert in_words(needs) == "2 CPU and 0.5 GPU and 4 GiB memory and A100 and 1 licence"
-    assert needs_of(FakeRay({"CPU": 4}), mine, "train") == {"CPU": 1}
+    assert needs_in_words(needs) == "2 CPU and 0.5 GPU and 4 GiB memory and A100 and 1 licence"
+    assert needs_of(FakeRay({"CPU": 4}), mine, "train", 1000) == {"CPU": 1}
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_models_of_one_worker_share_a_gpu_and_others_do_not(context: Any, monkey
     ray = FakeRay({"CPU": 8, "GPU": 1})
     monkeypatch.setattr(training, "start_ray", lambda context: ray)
     half = {"train": {"gpus": 0.5}}
-    assert training._groups(ray, context(stages=half), needs_of(ray, context(stages=half), "train"), 10) == 2
+    assert training._groups(ray, context(stages=half), needs_of(ray, context(stages=half), "train", 1000), 10) == 2
     with pytest.raises(UserError, match="train one model together need whole GPUs"):
-        training.train_on_ray(context(stages=half, workers_per_model=2), [], bars=None)
+        training.train_on_ray(context(stages=half, workers_per_model=2), [], 1, bars=None)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_an_autoscaling_cluster_is_asked_for_nodes_and_waited_for(context: Any, 
 
     monkeypatch.setattr(training.time, "sleep", sleep)
     mine = context(ray_address="auto", gpu=True, workers_per_model=4)
-    needs = needs_of(ray, mine, "train")
+    needs = needs_of(ray, mine, "train", 50)
     assert training._groups(ray, mine, needs, 1) == 2
     assert asked == [[{"CPU": 1, "GPU": 1}] * 4, []]  # and nothing more is asked for once it is there
     ray.found = []
@@ -261,11 +261,11 @@ def test_an_autoscaling_cluster_is_asked_for_all_models_at_once(
 
     monkeypatch.setattr(training.time, "sleep", sleep)
     mine = context(ray_address="auto", gpu=False)
-    assert training._groups(ray, mine, needs_of(ray, mine, "train"), 50) == 12  # as far as it grew
+    assert training._groups(ray, mine, needs_of(ray, mine, "train", 50), 50) == 12  # as far as it grew
     assert asked == [50, 0]
     assert training.GROWING_SECONDS < clock[0] < 2 * training.GROWING_SECONDS
     before = clock[0]
-    assert training._groups(ray, mine, needs_of(ray, mine, "train"), 50) == 12  # what has room is not waited for
+    assert training._groups(ray, mine, needs_of(ray, mine, "train", 50), 50) == 12  # what has room is not waited for
     assert clock[0] == before
 
 

@@ -22,6 +22,7 @@ from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.store.logs import LONGEST, recorded, recording
 from tasks import remote
+from tasks.news import Told
 from tasks.remote import compute_there, log_kept
 from tasks.runtime import Context, Shared
 from tasks.stage import StageRunner, _at_work, _label, _nodes_near, committed
@@ -96,7 +97,7 @@ def test_compute_there_skips_an_artifact_that_is_already_committed(tmp_path: Pat
     with store.artifacts.write(MODEL) as attempt:
         attempt.path("a").write_text("a")
     made, computed = store.artifacts.manifest(MODEL), []
-    compute_there(store, MODEL, {}, lambda attempt, device: computed.append(attempt), 1)
+    compute_there(store, MODEL, {}, lambda attempt, device: computed.append(attempt), Told(b"part"), 1)
     assert computed == []
     assert store.artifacts.manifest(MODEL) == made
 
