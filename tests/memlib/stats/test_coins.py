@@ -7,7 +7,7 @@ from memlib.stats.coins import all_targets_p, coin_test, coin_tests, cuts, stati
 from memlib.stats.inference import permutation_p
 from memlib.stats.operating import auc
 from memlib.stats.randomization import Design
-from tests.chance import most_of
+from tests.assignments import assert_exact, each_observed
 
 
 def coins_of(seed: int, count: int) -> np.ndarray:
@@ -37,26 +37,49 @@ def test_auc_p_is_the_permutation_p_of_the_auc_itself() -> None:
     assert result.auc_p == permutation_p(result.auc, np.array([auc(scores, side) for side in sides]))
 
 
-def test_level_is_kept_for_skewed_scores_of_rare_members() -> None:
-    """Members are one fifth in one stratum and half in the other, where scores are higher: no redraw crosses strata."""
-    rng, rejected, strata = np.random.default_rng(2), np.zeros(3, dtype=int), np.repeat([0, 1], 60)
-    for seed in range(300):
-        member = rng.random(120) < np.where(strata == 0, 0.2, 0.5)
-        scores = rng.standard_exponential(120) ** 3 + 5 * strata
-        result = coin_test(scores, member, strata, redraws=99, seed=seed)
-        rejected += np.array([result.auc_p, result.tail_p, result.p_value]) <= 0.05
-    assert rejected.max() <= most_of(300, 0.05)
+DESIGNS = {
+    "4 of 8": Design.of(np.arange(8) < 4, np.zeros(8, dtype=int)),
+    "2 of 8": Design.of(np.arange(8) < 2, np.zeros(8, dtype=int)),
+    "2 of 4 twice": Design.of(np.arange(8) % 4 < 2, np.arange(8) // 4),
+    "1 of 5 and 2 of 4": Design.of(np.isin(np.arange(9), [0, 5, 6]), np.arange(9) // 5),
+}
+SCORES = {
+    "distinct": np.array([0.1, 0.5, 2.0, 3.3, 7.0, 4.2, 9.0, 1e6, -1.0]),
+    "tied": np.array([0.0, 0, 1, 1, 1, 2, 3, 3, 2]),
+    "of two values": np.array([0.0, 0, 0, 0, 0, 1, 1, 1, 0]),
+}
 
 
-def test_several_attacks_keep_the_level_of_the_family() -> None:
-    rng, rejected = np.random.default_rng(3), 0
-    for seed in range(200):
-        member, base = coins_of(seed, 80), rng.normal(size=80)
-        scores = np.stack([base, base + 0.1 * rng.normal(size=80), rng.normal(size=80)])
-        results = coin_tests(scores, member, np.zeros(80, dtype=int), redraws=99, seed=seed)
-        rejected += min(result.adjusted_p for result in results) <= 0.05
-        assert all(result.adjusted_p >= result.p_value - 1e-12 for result in results)
-    assert rejected <= most_of(200, 0.05)
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("scores", SCORES)
+def test_p_values_are_exact_for_every_assignment_of_the_coins(design: str, scores: str) -> None:
+    """The AUC alone, the top alone, both together, and attacks that rank alike, which need no adjustment."""
+    found = []
+    for one in each_observed(DESIGNS[design]):
+        mine = SCORES[scores][: len(one.first)]
+        copies = np.stack([mine, np.cbrt(mine), mine])
+        single = coin_test(mine, one.first, one.stratum, redraws=1, seed=0, given=one.given)
+        assert coin_tests(copies, one.first, one.stratum, redraws=1, seed=0, given=one.given) == [single] * 3
+        found.append(single)
+    for p_values in ([one.auc_p for one in found], [one.tail_p for one in found], [one.p_value for one in found]):
+        assert_exact(p_values)
+
+
+def test_several_attacks_are_adjusted_by_the_largest_standardized_statistic() -> None:
+    """Written out: the rank and the one cut of each attack, over 199 redraws."""
+    rng, member = np.random.default_rng(3), coins_of(3, 80)
+    scores = np.stack([rng.normal(size=80) + member, rng.normal(size=80)])
+    sides = np.concatenate([member[None], *Design.of(member, np.zeros(80, dtype=int)).redraws(199, seed=4)])
+    sums = np.concatenate([sides @ statistics(row) for row in scores], axis=1)
+    standard = (sums - sums[1:].mean(axis=0)) / sums[1:].std(axis=0)
+    expected = [
+        [(1 + (standard[1:, columns].max(axis=1) >= standard[0, column] - 1e-9).sum()) / 200 for column in columns]
+        for columns in ([0, 1, 2, 3], [0, 1], [2, 3], [1], [3])
+    ]
+    first, second = coin_tests(scores, member, np.zeros(80, dtype=int), redraws=199, seed=4)
+    assert (first.adjusted_p, second.adjusted_p) == (min(expected[0][:2]), min(expected[0][2:]))
+    assert (first.p_value, second.p_value) == (min(expected[1]), min(expected[2]))
+    assert (first.tail_p, second.tail_p) == (expected[3][0], expected[4][0])
 
 
 def test_rare_and_strong_memory_is_found_at_the_top_but_not_by_the_auc() -> None:

@@ -1,5 +1,6 @@
 """Exposure by hand, its null, its methods compared with each other, and the text of the page."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from memlib.audits.exposure.curves import curves
 from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_p
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import compose, pareto_front
-from memlib.audits.exposure.scores import Scored, canary_p, choose_method, exposure_by_sampling, exposure_of_rank, score
+from memlib.audits.exposure.scores import (
+    Scored,
+    canary_p,
+    choose_method,
+    exposure_by_sampling,
+    exposure_of_rank,
+    sampled_p,
+    score,
+    upper_exposure,
+)
 from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.audits.exposure.verdict import verdict
@@ -23,7 +33,8 @@ from memlib.findings import Finding, Findings, estimate
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.report.page import Page, TableView, render
 from memlib.stats.tails import goodness_of_fit
-from tests.chance import least_of, most_of
+from tests.assignments import assert_exact
+from tests.chance import most_of
 
 RECIPE = {
     "data": {"source": {"kind": "topics"}},
@@ -114,14 +125,46 @@ def test_exposure_by_sampling_counts_the_canary_itself() -> None:
         exposure_by_sampling(5, 4)
 
 
-def test_the_interval_of_exposure_by_sampling_covers_the_true_exposure() -> None:
-    rng = np.random.default_rng(0)
-    for share in (0.5, 0.01):
-        hits = 0
-        for below in rng.binomial(1000, share, size=300):
-            _, low, high = exposure_by_sampling(int(below), 1000)
-            hits += high is not None and low <= -math.log2(share) <= high
-        assert hits >= least_of(300, 0.95)
+@pytest.mark.parametrize("level", [0.025, 0.05, 0.3])
+def test_the_upper_exposure_is_the_share_of_which_so_many_references_are_just_likely_enough(level: float) -> None:
+    """At the bound, c or more of n references lie at or below the canary with the probability of the level."""
+    assert upper_exposure(0, 20, level=level) is None
+    assert upper_exposure(1, 1, level=level) == pytest.approx(-math.log2(level))
+    assert upper_exposure(20, 20, level=level) == pytest.approx(-math.log2(level) / 20)  # all of 20: share^20 is the level
+    assert upper_exposure(1, 20, level=level) == pytest.approx(-math.log2(1 - (1 - level) ** (1 / 20)))
+    for below in range(1, 21):
+        bits = upper_exposure(below, 20, level=level)
+        assert bits is not None
+        assert binom.sf(below - 1, 20, 2**-bits) == pytest.approx(level)
+
+
+def test_the_interval_of_exposure_by_sampling_covers_the_true_exposure_over_all_outcomes() -> None:
+    found = [exposure_by_sampling(below, 30) for below in range(31)]
+    for below, (_, low, high) in enumerate(found):
+        assert binom.cdf(below, 30, 2**-low) == pytest.approx(0.025 if below < 30 else 1.0)
+        assert high == upper_exposure(below, 30, level=0.025)
+    for share in np.linspace(0.01, 1, 100):
+        bits = -math.log2(share)
+        held = [below for below, (_, low, high) in enumerate(found) if low <= bits <= (math.inf if high is None else high)]
+        assert binom.pmf(held, 30, share).sum() >= 0.95
+
+
+def test_p_values_of_canaries_drawn_like_the_references_are_exact_over_all_draws() -> None:
+    """Four candidates and two references: all 4 x 4^2 draws; ranks at or below the canary's."""
+    draws = list(itertools.product(range(1, 5), repeat=3))
+    counts = [sum(reference <= rank for reference in references) for rank, *references in draws]
+    for completed in range(5):  # walks to a rank of at most this are completed
+        found = [
+            canary_p(below, 2, size=4, exact=("pruned", rank, 1) if rank <= completed else None)
+            for below, (rank, *_) in zip(counts, draws, strict=True)
+        ]
+        for p in set(found):
+            assert sum(one <= p for one in found) <= p * len(draws) + 1e-9
+    assert_exact(
+        [canary_p(below, 2, size=4, exact=("enumerated", rank, 1)) for below, (rank, *_) in zip(counts, draws, strict=True)]
+    )
+    orders = [sum(other < rank for other in others) for rank, *others in itertools.permutations(range(5), 4)]
+    assert_exact([sampled_p(below, 3) for below in orders])  # without ties
 
 
 def test_auto_chooses_the_cheapest_method_that_is_precise_enough() -> None:
