@@ -12,6 +12,8 @@ from memlib.report.figures import draw_interval, new_figure, percent_axis, save_
 from memlib.report.hover import APART, as_number
 from memlib.report.page import Content, FigureView, Page, Section, render
 
+pytestmark = pytest.mark.page
+
 
 class Titles(HTMLParser):
     """The titles of the shapes that show values, each with the shape's tag and attributes, as a browser reads them."""

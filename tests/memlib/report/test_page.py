@@ -35,6 +35,8 @@ from memlib.report.page import (
 )
 from memlib.report.page import _columns as page_columns
 
+pytestmark = pytest.mark.page
+
 EVIL = "<script>alert('x')</script>"
 
 

@@ -17,6 +17,8 @@ from memlib.pipeline.stage import Artifact
 from memlib.specs import changed_content
 from memlib.training.fit import Train
 
+pytestmark = pytest.mark.page
+
 TINY: dict[str, Any] = {
     "audit": "captions", "title": "tiny",
     "data": {"source": {"kind": "captioned_scenes", "num_examples": 220, "size": 16}, "image_size": 16},

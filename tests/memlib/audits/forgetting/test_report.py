@@ -17,6 +17,8 @@ from memlib.findings import Finding, Findings, Interval, Verdict, diagnostic, es
 from memlib.report.page import STYLES, Page, render
 from memlib.tables import CURVES
 
+pytestmark = pytest.mark.page
+
 
 def recipe(**changes: Any) -> Recipe:
     base: dict[str, Any] = {

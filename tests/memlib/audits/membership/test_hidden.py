@@ -120,6 +120,7 @@ def test_structure_findings_count_training_rows_alone() -> None:
     assert {row.n for row in found.all("structure")} == {member.sum()}
 
 
+@pytest.mark.page
 def test_the_page_of_a_forest_on_a_table_has_all_sections(tmp_path: Path) -> None:
     recipe: dict[str, Any] = {
         "audit": "membership", "data": write_table(tmp_path / "a.csv", rows_of(300)), "model": {"kind": "forest", "trees": 20},

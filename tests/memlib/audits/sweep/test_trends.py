@@ -16,6 +16,8 @@ from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
+pytestmark = pytest.mark.page
+
 
 def outcome(changes: dict[str, Any], value: float, *, model: str = "", count: int = 9) -> Outcome:
     name = " ".join(f"{key}={v}" for key, v in changes.items())

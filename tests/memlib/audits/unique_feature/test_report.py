@@ -20,6 +20,8 @@ from memlib.findings import Finding, Interval, Verdict, settle, tested
 from memlib.report.page import Page, render
 from memlib.tables import CURVES
 
+pytestmark = pytest.mark.page
+
 PARAMS = {
     "metric": "m_white",
     "setting": "white",
