@@ -7,7 +7,9 @@ import pytest
 
 from memlib.errors import UserError
 from memlib.stats.canaries import CanaryAudit, audit_canaries
-from memlib.stats.epsilon import one_run_p
+from memlib.stats.coins import coin_test
+from memlib.stats.epsilon import audit_one_run, one_run_p
+from memlib.stats.operating import auc_interval
 
 COINS = np.random.default_rng(1).integers(0, 2, 200).astype(bool)
 GUESSES = (20, 60, 160)
@@ -17,15 +19,14 @@ def audit(scores: np.ndarray, coins: np.ndarray = COINS, **settings: object) -> 
     return audit_canaries(scores, coins, **{"guesses": GUESSES, "redraws": 199, **settings})  # type: ignore[arg-type]
 
 
-def test_scores_independent_of_the_coins_are_significant_at_most_at_the_level() -> None:
-    """300 worlds: 15 false alarms of the test are expected, and at most 15 of the bound (which is conservative)."""
-    rng = np.random.default_rng(0)
-    shown, bounded = 0, 0
-    for _ in range(300):
-        result = audit(rng.normal(size=60), rng.integers(0, 2, 60).astype(bool), guesses=(6, 18, 48), redraws=99)
-        shown, bounded = shown + (result.test.p_value <= 0.05), bounded + (result.bound.epsilon > 0)
-    assert 3 <= shown <= 29  # 1 of 1,000 worlds each
-    assert bounded <= 29
+def test_an_audit_is_the_coin_test_and_the_bound_of_one_run_of_its_scores() -> None:
+    """Both are exact, see the tests of coins and of epsilon; nothing is added to them here."""
+    scores = np.random.default_rng(0).normal(size=200) + 0.5 * COINS
+    result = audit(scores, seed=3, level=0.1, delta=1e-6)
+    assert result.test == coin_test(scores, COINS, np.zeros(200, dtype=int), redraws=199, seed=3)
+    assert result.bound == audit_one_run(scores, COINS, guesses=GUESSES, delta=1e-6, level=0.1, seed=3)
+    assert result.auc_interval == auc_interval(scores, COINS)
+    assert result.epsilon_per_record == result.bound.epsilon
 
 
 def test_known_canaries_reach_the_ceiling() -> None:
@@ -53,6 +54,9 @@ def test_copies_at_a_positive_delta_are_not_compared() -> None:
     assert audit(COINS * 1.0, claimed=0.5, delta=1e-5).claim is not None
 
 
-def test_nearly_equal_coins_are_refused() -> None:
+def test_nearly_equal_coins_and_few_redraws_are_refused() -> None:
+    with pytest.raises(UserError, match="18 redraws are too few"):
+        audit(COINS * 1.0, redraws=18)
+    assert audit(COINS * 1.0, redraws=19).test.p_value == 1 / 20
     with pytest.raises(UserError, match="1 of 30 canaries were inserted; draw more"):
         audit(np.zeros(30), np.arange(30) == 0, guesses=(3,))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from memlib.errors import UserError
 from memlib.stats.likeness import BINS, Likeness, is_out, likeness, utility
+from tests.assignments import assert_exact
 from tests.chance import most_of
 
 
@@ -94,6 +95,14 @@ def test_a_target_with_sharper_confidences_is_unlike_its_shadows(shadows: int) -
         row = by_name["confidence, members"]
         assert not row.low <= row.value <= row.high
         assert max(abs(row.distance) for row in rows) > 4
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_ranks_are_exact_if_each_of_a_number_of_models_is_the_target(count: int) -> None:
+    values = 2.0 ** np.arange(count)
+    rows = [likeness({"loss, all": np.delete(values, place)}, {"loss, all": value})[0] for place, value in enumerate(values)]
+    assert_exact([row.p_value for row in rows])
+    assert rows[0].p_value == rows[-1].p_value == 2 / count
 
 
 def test_likeness_is_decided_by_rank_with_many_shadows() -> None:

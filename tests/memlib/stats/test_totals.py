@@ -10,8 +10,10 @@ from memlib.stats import totals
 from memlib.stats.inference import bootstrap_weights
 from memlib.stats.randomization import Design
 from memlib.stats.totals import (
+    effective_groups,
     freedom_of,
     grouped_interval,
+    groups_on_smaller_side,
     redrawn_totals,
     resampled_by_group,
     resampled_differences,
@@ -121,21 +123,46 @@ def test_one_person_on_a_side_gives_no_finite_interval_and_no_nan() -> None:
     assert grouped_interval(resampled_differences(values, one, 200, seed=0)[:, 0], one) == (-np.inf, np.inf)
 
 
-def test_intervals_of_means_of_one_side_cover_where_some_units_form_groups() -> None:
+@pytest.mark.parametrize(("persons", "freedom"), [(8, 3.0), (40, 19.0)])
+def test_grouped_intervals_have_students_quantiles(persons: int, freedom: float) -> None:
+    """Quantiles of 95 %: 3.182446 for 3 degrees of freedom and 2.093024 for 19, which the normal law reaches at 1.8173 %."""
+    groups = np.repeat(np.arange(persons), 5)
+    design = Design.of(groups < persons // 2, np.zeros(len(groups), dtype=np.int64), groups)
+    replicates = np.random.default_rng(0).normal(0.2, 0.3, 2000)
+    assert freedom_of(design) == pytest.approx(freedom)
+    low, high = grouped_interval(replicates, design)
+    if freedom < 10:
+        half = 3.182446 * replicates.std()
+        expected = replicates.mean() - half, replicates.mean() + half
+    else:
+        expected = tuple(np.quantile(replicates, [0.018173, 1 - 0.018173]))
+    assert (low, high) == pytest.approx(expected, abs=1e-4)
+    narrow = grouped_interval(replicates, design, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+
+
+def test_intervals_of_means_of_one_side_are_finite_where_some_units_form_groups() -> None:
     """A few equal captions made the interval of the paper's gap, a mean over the pairs of one side, infinite."""
-    rng, persons, covered = np.random.default_rng(0), np.minimum(np.arange(60), 55), 0
+    persons = np.minimum(np.arange(60), 55)  # one group of 5: 60^2 / (55 + 25) groups of equal weight
     design = Design.of(np.ones(60, dtype=np.bool_), np.zeros(60, dtype=np.int64), persons)
-    for draw in range(100):
-        values = rng.normal(0.4, 1.0, 56)[persons]
-        columns = scipy.sparse.csr_array(np.stack([values, np.ones(60)], axis=1).astype(np.float32))
-        totals = resampled_by_group(columns, design, 200, seed=draw)
-        low, high = grouped_interval(totals[:, 0] / totals[:, 1], design, of_mean=True)
-        assert high - low < 1
-        covered += low <= 0.4 <= high
-    assert covered >= least_of(100, 0.9)
+    assert freedom_of(design) == pytest.approx(45 - 1)
+    replicates = np.random.default_rng(0).normal(size=2000)
+    tail = scipy.stats.norm.sf(scipy.stats.t.isf(0.025, 44))
+    assert grouped_interval(replicates, design, of_mean=True) == pytest.approx(
+        tuple(np.quantile(replicates, [tail, 1 - tail]))
+    )
     alone = Design.of(np.ones(3, dtype=np.bool_), np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
     assert grouped_interval(np.ones(200), alone, of_mean=True) == (-np.inf, np.inf)
     assert grouped_interval(np.zeros(200), design) == (-np.inf, np.inf)  # of a difference: the other side is empty
+
+
+def test_groups_count_on_the_smaller_side_and_by_their_sizes() -> None:
+    groups = np.repeat(np.arange(5), [4, 1, 1, 2, 2])
+    design = Design.of(groups < 2, np.zeros(10, dtype=np.int64), groups)
+    assert groups_on_smaller_side(design) == 2
+    assert groups_on_smaller_side(Design.of(groups > 0, np.zeros(10, dtype=np.int64), groups)) == 1
+    assert effective_groups(design) == pytest.approx(100 / 26)
+    assert effective_groups(design, np.arange(5) > 1) == pytest.approx(25 / 9)
 
 
 @pytest.mark.parametrize("numbered", ["in order", "by name"])
