@@ -1,8 +1,9 @@
 """Run every command of the documents: `make docs-test` (pytest -p commands README.md docs/...).
 
 Blocks of sh and python run, blocks of yaml are parsed, blocks of text are written where a name is given, in order, each document in
-a folder of its own. An HTML comment before a block
-says what is special about it:
+a folder of its own. Commands of memlib and blocks of python run in this process, runs without Prefect and Ray; what needs a shell or
+another program is given to bash, and so is everything in the documents of PROCESSES, which run as a reader runs them. An HTML comment
+before a block says what is special about it:
 
     <!-- docs-test: skip: REASON -->            the block is skipped, and counted with its reason
     <!-- docs-test: with KEY=VALUE, ... -->     every `memlib run` and `memlib plan` gets these --set, so that it ends soon
@@ -30,15 +31,18 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from in_process import call, execute, split
 from PIL import Image
 from sybil import Sybil
 from sybil.example import Example
 from sybil.parsers.markdown import CodeBlockParser
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: threads that wait for each other cost more than they give
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("MEMLIB_DATA", ROOT.parent / "shared/data"))
 BIN = Path(sys.executable).parent
 DOCUMENTS = ("README.md", "docs/quick-start.md", "docs/tutorials/*.md", "docs/how-to/*.md")
+PROCESSES = ("README.md", "docs/how-to/share.md")
 DIRECTIVE = re.compile(r"<!-- docs-test: (\w+)(?::? (.*?))? -->\n")
 SECONDS = 900
 
@@ -85,9 +89,8 @@ def last_run(folder: Path) -> str:
     """Return the name of the run that a command named last, or of the newest one."""
     if _named:
         return _named[-1]
-    listed = subprocess.run(
-        ["memlib", "runs", "--json"], cwd=folder, env=_environment(), capture_output=True, text=True, check=True
-    )
+    listed = call(["runs", "--json"], folder, _environment())
+    assert listed.returncode == 0, listed.stderr
     return str(json.loads(listed.stdout)[0]["run"])
 
 
@@ -119,18 +122,33 @@ def evaluate(example: Example, language: str) -> None:
         assert isinstance(yaml.safe_load(block), dict)
     elif language != "text" and all(name != "file" for name, _ in said):
         commands = [block] if language == "python" else [shrunk(command, settings) for command in commands_of(block)]
+        apart = Path(example.path).relative_to(ROOT).as_posix() in PROCESSES
         for command in commands:
-            _run(command, folder, statuses, python=language == "python")
+            _run(command, folder, statuses, python=language == "python", apart=apart)
 
 
-def _run(command: str, folder: Path, statuses: set[int], *, python: bool) -> None:
+def _run(command: str, folder: Path, statuses: set[int], *, python: bool = False, apart: bool = False) -> None:
+    """Run a command or a block of Python, which must end with one of the statuses.
+
+    Args:
+        command: the command, in which RUN stands for a run.
+        folder: where it runs.
+        statuses: the exit statuses that it may have.
+        python: whether it is a block of Python.
+        apart: whether it has a process of its own, whatever it is.
+    """
     if not python and re.search(r"\bRUN\b", command):
         command = re.sub(r"\bRUN\b", last_run(folder), command)
-    arguments = [sys.executable, "-c", command] if python else ["bash", "-c", command]
-    ended = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
-    assert ended.returncode in statuses, (
-        f"{command}\nended with {ended.returncode}\n{ended.stdout[-2000:]}\n{ended.stderr[-3000:]}"
-    )
+    if python and not apart:
+        ended = execute(command, folder, _environment())
+    elif not apart and not python and (parts := split(command)) is not None:
+        ended = call(parts[1], folder, _environment() | parts[0])
+    else:
+        arguments = [sys.executable, "-c", command] if python else ["bash", "-c", command]
+        ended = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
+    if ended.returncode not in statuses:
+        said = f"{ended.stdout[-2000:]}\n{ended.stderr[-3000:]}"
+        pytest.fail(f"{command}\nended with {ended.returncode}\n{said}", pytrace=False)
     _named.extend(re.findall(r"^run ([0-9a-f]{12}):", ended.stdout, re.MULTILINE))
 
 
@@ -187,7 +205,7 @@ def make_photos(folder: Path) -> None:
 def make_run(folder: Path) -> None:
     """Run the smallest déjà vu audit."""
     settings = ["split.train_per_class=12", "split.public_per_class=40", "training.epochs=3", "decode.k=[10]"]
-    _run(shrunk("memlib run deja-vu --recipe smoke", settings), folder, {0}, python=False)
+    _run(shrunk("memlib run deja-vu --recipe smoke", settings), folder, {0})
 
 
 def make_language_model(folder: Path) -> None:
