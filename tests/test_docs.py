@@ -3,21 +3,19 @@
 import re
 from pathlib import Path
 
-import pytest
 from commands import settings_of
 
 from flows.reference import pages
 from memlib.audits import AUDITS
-from memlib.audits.arrangement import audit_of, resolved, stages_of
+from memlib.audits.arrangement import resolved, stages_of
 from memlib.recipes.files import load_recipe, shipped_recipes, validate
-from memlib.specs import Resources
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("path", "text"), pages())
-def test_reference_pages_are_up_to_date(path: str, text: str) -> None:
-    assert (ROOT / path).read_text() == text, "run python -m flows.reference"
+def test_reference_pages_are_up_to_date() -> None:
+    stale = [path for path, text in pages() if (ROOT / path).read_text() != text]
+    assert stale == [], "run python -m flows.reference"
 
 
 def test_every_recipe_is_in_a_tutorial() -> None:
@@ -26,13 +24,11 @@ def test_every_recipe_is_in_a_tutorial() -> None:
         assert f"`{name}`" in tutorials, f"{name}: say in docs/tutorials what this recipe shows"
 
 
-@pytest.mark.parametrize("path", ["README.md", "CONTRIBUTING.md", *map(str, (ROOT / "docs").rglob("*.md"))])
-def test_relative_links_of_documents_exist(path: str) -> None:
-    page = ROOT / path
-    if "_build" in page.parts:
-        return
-    for target in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_relative_links_of_documents_exist() -> None:
+    written = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written):
+        for target in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
 
 
 def test_every_audit_has_a_recipe_for_fault_injection() -> None:
@@ -97,15 +93,6 @@ def test_every_shipped_recipe_has_a_line_in_results() -> None:
 def test_recipes_of_claims_exist() -> None:
     for name in re.findall(r"--recipe ([\w-]+)", (ROOT / "docs/claims.md").read_text()):
         assert name in shipped_recipes(), name
-
-
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_every_shipped_recipe_is_valid_as_it_stands(name: str) -> None:
-    content, machines = load_recipe(name)
-    spec = validate(AUDITS[audit_of(content["audit"])].recipe, content)
-    validate(Resources, machines)
-    if content["audit"] == "unique_feature" and content.get("variants"):
-        assert len(spec.cells) >= len(content["variants"])  # every variant is a recipe
 
 
 def test_every_column_and_key_of_the_reference_has_a_description() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from semantic import PLANNED, REFUSED, fuzz
 
-RECIPES = 100
+RECIPES = 30
 
 
 @pytest.mark.long

@@ -54,12 +54,13 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "optimizer", "precision"),
-    [("vicreg", "adamw", "float32"), ("vicreg", "lars", "bfloat16"), ("supervised", "adamw", "float32")]
-    + [("supervised", optimizer, "float32") for optimizer in ("adagrad", "adadelta")]
-    + [(kind, "adamw", "bfloat16") for kind in CRITERIA],
-)
-@pytest.mark.parametrize("stop", [1, 5, 9])
+    ("kind", "optimizer", "precision", "stop"),  # every criterion, optimizer, and each precision with each place to stop
+    [
+        ("vicreg", "adamw", "float32", 1), ("vicreg", "lars", "bfloat16", 5), ("supervised", "adamw", "float32", 9),
+        ("supervised", "adagrad", "float32", 5), ("supervised", "adadelta", "float32", 1), ("barlow_twins", "adamw", "bfloat16", 9),
+        ("simclr", "adamw", "bfloat16", 1), ("byol", "adamw", "bfloat16", 5), ("dino", "adamw", "bfloat16", 9),
+    ],
+)  # fmt: skip
 def test_stopping_and_resuming_changes_no_bit(kind: str, optimizer: str, precision: str, stop: int) -> None:
     whole = make_training(kind, optimizer=optimizer, precision=precision)
     means: list[dict[str, float]] = []
