@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
 from memlib.specs import Spec
+from memlib.specs.asks import PageSpec
 from memlib.store import Attempt
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class ScoresStage(Stage[Tables]):
 
 
 class PageStage(Stage[Path]):
-    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and *.png.
+    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and, if the recipe asks for it, *.png.
 
     Attributes:
         recipe: recipe of the run.
@@ -71,7 +73,8 @@ class PageStage(Stage[Path]):
         from memlib.report.read import what_was_read
 
         audit = AUDITS[audit_of(self.recipe.model_dump()["audit"])]
-        content, findings = self.compose(attempt), Findings.read(self.scores.content["summary"])
+        with self._figures_as_asked():
+            content, findings = self.compose(attempt), Findings.read(self.scores.content["summary"])
         page = signed(
             replace(content, sections=(*content.sections, what_was_read(self.read))),
             findings.verdict,
@@ -79,6 +82,15 @@ class PageStage(Stage[Path]):
             run=self.run, store=self.scores.store, read=self.read,
         )  # fmt: skip
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
+
+    def _figures_as_asked(self) -> AbstractContextManager[None]:
+        """Return a block in which figures are written as PNG, too, if the recipe asks for it."""
+        asked = getattr(self.recipe, "report", None)
+        if not isinstance(asked, PageSpec) or not asked.png:
+            return nullcontext()
+        from memlib.report.figures import also_png
+
+        return also_png()
 
     @classmethod
     def open(cls, artifact: Artifact[Path]) -> Path:

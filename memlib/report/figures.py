@@ -1,27 +1,32 @@
-"""Figures as SVG, for the page, and PNG, for other uses."""
+"""Figures as SVG, for the page, and as PNG where the recipe asks for it (report.png)."""
 
 import base64
+import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.cbook import STEP_LOOKUP_MAP
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from memlib.report.format import percent
-from memlib.report.hover import as_number, hover_marks, note
+from memlib.report.hover import as_number, has_markers, hover_marks, note
 
 matplotlib.use("Agg")
 
 INK, TARGET, REFERENCE, MUTED, ACCENT = "#1f2933", "#b3262e", "#33658a", "#9aa5b1", "#d9a441"
 
 LONG = 1000  # characters of a tag that draws a curve of many points
+_PNG = ContextVar("png", default=False)  # whether figures are written as PNG, too
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -62,18 +67,67 @@ def panels_for(names: Sequence[str]) -> Figure:
     return new_panels(len(names)) if len(names) > 1 else new_figure()
 
 
+@contextlib.contextmanager
+def also_png() -> Iterator[None]:
+    """Let `save_figure` write PNG files beside the SVG within this block."""
+    before = _PNG.set(True)
+    try:
+        yield
+    finally:
+        _PNG.reset(before)
+
+
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
-    """Write <name>.svg, which shows values on hover, and <name>.png; return the SVG markup for the page."""
+    """Write <name>.svg, which shows values on hover, and within `also_png` <name>.png; return the SVG markup for the page."""
     folder.mkdir(parents=True, exist_ok=True)
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     drawn = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):  # element ids must differ between the figures of a page
-        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        markup = slim(drawn.getvalue()).replace("</svg>", f"{hover_marks(figure)}</svg>")
-        figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}), _thinned(figure):  # ids differ between the figures of a page
+        canvas: Any = FigureCanvasSVG(figure)  # savefig would arrange and draw the figure twice
+        canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        if _PNG.get():
+            figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+    markup = slim(drawn.getvalue()).replace("</svg>", f"{hover_marks(figure)}</svg>")
     (folder / f"{name}.svg").write_text(markup, encoding="utf-8")
     return markup
+
+
+@contextlib.contextmanager
+def _thinned(figure: Figure) -> Iterator[None]:
+    """Draw curves and steps without markers through their corners alone within this block."""
+    with contextlib.ExitStack() as undone:
+        for line in (line for axes in figure.axes for line in axes.lines):
+            axes: Any = line.axes
+            if all(line.get_transform().contains_branch_seperately(axes.transData)) and not has_markers(line):
+                undone.callback(line.set, data=line.get_data(), drawstyle=line.get_drawstyle())
+                ends = np.ma.filled(line.get_xydata(), np.nan).T
+                path = np.column_stack(STEP_LOOKUP_MAP[line.get_drawstyle()](*ends))
+                line.set(data=corners(path).T, drawstyle="default")
+        yield
+
+
+def corners(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the points of a path that it cannot do without: its ends, corners, turns, and the ends of its gaps.
+
+    Left out are repeated points and those within level and upright lines, which are nearly all of a curve of steps.
+
+    Args:
+        points: the path (num_points, 2), with NaN in its gaps.
+
+    Example:
+        >>> corners(np.array([[0, 0], [1, 0], [1, 0], [2, 0], [2, 1], [2, 3], [2, 2]])).tolist()
+        [[0, 0], [2, 0], [2, 3], [2, 2]]
+    """
+    if len(points) < 3:
+        return points
+    points = points[np.append(True, (points[1:] != points[:-1]).any(axis=1))]
+    kept, steps = np.ones(len(points), dtype=bool), np.diff(points, axis=0)
+    for along, across in ((0, 1), (1, 0)):
+        before, after = steps[:-1], steps[1:]
+        straight = (before[:, across] == 0) & (after[:, across] == 0) & (before[:, along] * after[:, along] > 0)
+        kept[1:-1] &= ~straight
+    return points[kept]
 
 
 def slim(svg: str) -> str:

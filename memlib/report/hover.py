@@ -4,8 +4,9 @@ Names come from the labels of axes and artists. A label that begins with "_" nam
 Artists without a label are left out where the axes have no labels either, and so are unlabelled lines across the axes.
 """
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,10 +19,12 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter
+from numpy.typing import NDArray
 
 POINTS = 72  # per inch, the unit of an SVG
 REACH = 5  # distance in points at which a value is shown
 APART = 18  # least distance in points between the values of a curve without markers
+MOST = 400  # largest number of points of one curve, or of markers of one kind, whose values are shown
 STACKED = 2  # the same for markers, as those that lie on each other cannot be pointed at one by one
 _NOTE = "memlib_note"  # attribute of artists
 _DEFAULTS = ("_child", "_container", "_nolegend_")  # beginnings of matplotlib's own labels
@@ -66,6 +69,18 @@ def as_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def evenly(count: int, most: int) -> Sequence[int]:
+    """Return at most `most` of the places 0 to count - 1, evenly spaced, the first and the last among them.
+
+    Example:
+        >>> list(evenly(9, 4)), list(evenly(3, 4))
+        ([0, 3, 5, 8], [0, 1, 2])
+    """
+    if count <= most:
+        return range(count)
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
 @dataclass(frozen=True)
 class _Panel:
     """The axes of one panel of a figure."""
@@ -81,7 +96,7 @@ class _Panel:
         for container in axes.containers:
             if isinstance(container, BarContainer):
                 yield from self._bars(container)
-        for line in sorted(lines, key=_has_markers):
+        for line in sorted(lines, key=has_markers):
             if all(self._scaled(line)):
                 yield from self._points(line, line.get_xydata())
         for dots in axes.collections:
@@ -119,17 +134,22 @@ class _Panel:
             yield from self._spot((x0, x1), (y0, y1), _joined(*texts))
 
     def _points(self, artist: Any, points: Any) -> Iterator[Spot]:
-        """Yield the values of a curve or of markers, without those that cannot be told apart by pointing."""
-        label, noted, is_curve = _label(artist), getattr(artist, _NOTE, ""), not _has_markers(artist)
-        if not (label or noted or self._name("x") or self._name("y")):
+        """Yield the values of a curve or of markers, at most MOST, without those that cannot be told apart by pointing."""
+        label, noted, is_curve = _label(artist), getattr(artist, _NOTE, ""), not has_markers(artist)
+        if not (label or noted or any(self._names.values())):
             return
         apart, last = APART if is_curve else STACKED, (-math.inf, -math.inf)
-        found = np.ma.filled(np.ma.asarray(points, dtype=float), np.nan).tolist()
-        for x, y in found if is_curve else sorted(found):
-            for spot in self._spot((x, x), (y, y), _joined(label, self._said("x", x), self._said("y", y), noted)):
-                if math.dist(last, place := (spot.x0, spot.y0)) >= apart:
-                    last = place
-                    yield spot
+        found: NDArray[np.float64] = np.ma.filled(np.ma.asarray(points, dtype=float), np.nan)
+        if not is_curve:
+            found = found[np.lexsort(found.T[::-1])]
+        kept = []
+        for point, place in zip(found.tolist(), self._placed(found).tolist(), strict=True):
+            if math.dist(last, place) >= apart:  # never for a place that is NaN
+                last = place
+                kept.append((*point, *place))
+        for x, y, across, down in (kept[place] for place in evenly(len(kept), MOST)):
+            if text := _joined(label, self._said("x", x), self._said("y", y), noted):
+                yield Spot(across, down, across, down, text)
 
     def _segments(self, lines: LineCollection) -> Iterator[Spot]:
         for ends in lines.get_segments():
@@ -150,33 +170,54 @@ class _Panel:
             yield from self._spot((x, x), (y, y), _joined(_label(container), *said))
 
     def _spot(self, xs: tuple[float, float], ys: tuple[float, float], text: str) -> Iterator[Spot]:
-        """Yield the spot between two corners in data coordinates, unless it lies outside of the axes."""
-        figure, window = self.axes.get_figure(root=True), self.axes.get_window_extent()
+        """Yield the spot between two corners in data coordinates, as far as it lies within the axes."""
+        point = xs[0] == xs[1] and ys[0] == ys[1]
+        (x0, y0), (x1, y1) = self._placed(np.column_stack([xs, ys]), clipped=not point).tolist()
+        if text and all(map(math.isfinite, (x0, y0, x1, y1))):
+            yield Spot(x0, y0, x1, y1, text)
+
+    def _placed(self, points: NDArray[np.float64], *, clipped: bool = False) -> NDArray[np.float64]:
+        """Return the places of points in the SVG, (num_points, 2); those outside of the axes are NaN, or clipped."""
+        figure = self.axes.get_figure(root=True)
         assert figure is not None
-        corners = self.axes.transData.transform(np.column_stack([xs, ys]))
-        box = window.padded(1)
-        inside = np.clip(corners, (box.x0, box.y0), (box.x1, box.y1))
-        if not np.isfinite(corners).all() or not text or (xs[0] == xs[1] and ys[0] == ys[1] and (inside != corners).any()):
-            return
-        (x0, y0), (x1, y1) = inside * POINTS / figure.dpi
-        height = figure.bbox.height * POINTS / figure.dpi
-        yield Spot(float(x0), float(height - y0), float(x1), float(height - y1), text)
+        box = self.axes.get_window_extent().padded(1)
+        found = self.axes.transData.transform(points)
+        inside = np.where(np.isfinite(found), np.clip(found, (box.x0, box.y0), (box.x1, box.y1)), np.nan)
+        if not clipped:
+            inside[(inside != found).any(axis=1)] = np.nan
+        places: NDArray[np.float64] = (inside - (0, figure.bbox.height)) * (POINTS / figure.dpi) * (1, -1)
+        return places
 
     def _said(self, which: str, value: float, end: float | None = None) -> str:
         """Return name and value, or the range to `end`; "" for an axis without numbers and names."""
-        axis, shown = self._axis(which), self._format(which)
-        if isinstance(axis.get_major_formatter(), NullFormatter) or not len(axis.get_majorticklocs()):
+        if which in self._silent:
             return ""
+        shown = self._format(which)
         said = shown(value) if end is None or end == value else f"{shown(value)} to {shown(end)}"
-        return f"{name}: {said}" if (name := self._name(which)) else said
+        return f"{name}: {said}" if (name := self._names[which]) else said
 
     def _said_of_base(self, which: str, start: float, end: float) -> str:
         """Return name and range of the base of a bar; its name alone where the ticks have names."""
         middle = (start + end) / 2
-        return self._said(which, middle) if self._named(which).get(middle) else self._said(which, start, end)
+        return self._said(which, middle) if self._named[which].get(middle) else self._said(which, start, end)
+
+    @functools.cached_property
+    def _silent(self) -> frozenset[str]:
+        """The axes without numbers and names at their ticks."""
+        axes = {which: self._axis(which) for which in "xy"}
+        return frozenset(
+            which
+            for which, axis in axes.items()
+            if isinstance(axis.get_major_formatter(), NullFormatter) or not len(axis.get_majorticklocs())
+        )
 
     def _axis(self, which: str) -> Any:
         return self.axes.xaxis if which == "x" else self.axes.yaxis
+
+    @functools.cached_property
+    def _names(self) -> Mapping[str, str]:
+        """The names of both axes."""
+        return {which: self._name(which) for which in "xy"}
 
     def _name(self, which: str) -> str:
         """Return the name of an axis, which one of two axes that share it may have."""
@@ -184,21 +225,25 @@ class _Panel:
         names = [getattr(axes, f"get_{which}label")() for axes in (self.axes, *shared.get_siblings(self.axes))]
         return next((str(name).partition(" (")[0] for name in names if name), "")
 
-    def _named(self, which: str) -> dict[float, str]:
-        """Return the names of ticks that were set one by one."""
-        axis = self._axis(which)
-        if not isinstance(axis.get_major_locator(), FixedLocator):
-            return {}
-        places = axis.get_majorticklocs()
-        return dict(zip(map(float, places), axis.get_major_formatter().format_ticks(places), strict=True))
+    @functools.cached_property
+    def _named(self) -> Mapping[str, Mapping[float, str]]:
+        """The names of ticks that were set one by one, by axis."""
+        found: dict[str, Mapping[float, str]] = {"x": {}, "y": {}}
+        for which in found:
+            axis = self._axis(which)
+            if isinstance(axis.get_major_locator(), FixedLocator):
+                places = axis.get_majorticklocs()
+                found[which] = dict(zip(map(float, places), axis.get_major_formatter().format_ticks(places), strict=True))
+        return found
 
     def _format(self, which: str) -> Callable[[float], str]:
         """Return the format of values: by the axes' fmt_xdata or fmt_ydata, and as ticks that were set one by one."""
-        names, shown = self._named(which), getattr(self.axes, f"fmt_{which}data") or as_number
+        names, shown = self._named[which], getattr(self.axes, f"fmt_{which}data") or as_number
         return lambda value: names.get(float(value)) or ("" if math.isnan(value) else shown(value))
 
 
-def _has_markers(artist: Any) -> bool:
+def has_markers(artist: Any) -> bool:
+    """Return whether an artist draws a marker at each of its points."""
     return isinstance(artist, PathCollection) or artist.get_marker() not in (None, "", " ", "None", "none")
 
 

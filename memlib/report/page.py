@@ -3,6 +3,7 @@
 A new kind of block needs a class here, with `kind` and `words`, and a macro of that kind in page.html.j2, listed in `macros`.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -270,6 +271,7 @@ def render(page: Page) -> str:
     return template.render(page=page, content=page.content, terms=_used(page), columns=_columns(len(page.content.numbers)))
 
 
+@functools.cache
 def environment() -> Environment:
     """Return the environment of this package's templates, in which all text is escaped."""
     loader = PackageLoader("memlib.report", "")

@@ -1,15 +1,24 @@
-"""The question that a recipe asks, without the places of its data and its presentation, and the run's name."""
+"""The question that a recipe asks, without the places of its data and its presentation, and the run's name; its figures."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from memlib.identity import canonical_json, content_key
-from memlib.specs.base import whereabouts_of
+from memlib.specs.base import Spec, whereabouts_of
 
 PRESENTATION = ("title", "report")  # keys of a recipe that affect no numbers
 NAME_LENGTH = 12
+
+
+class PageSpec(Spec):
+    """Contents of the page."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"png"})
+
+    png: bool = False
+    """Write the figures as PNG files, too; of a finished run, only the page is drawn again."""
 
 
 def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs import DataSpec, ImageTextSpec, PairTrainingSpec, Spec, SplitSpec
+from memlib.specs.asks import PageSpec
 from memlib.specs.captions import CaptionSpec, DoseSpec, PairModels
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
@@ -40,7 +41,7 @@ class Config(LevelSpec):
         return tuple(dict.fromkeys(value))
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the report page."""
 
     gallery: int = Field(default=6, ge=0, le=MOST_DRAWS)

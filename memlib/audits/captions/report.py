@@ -32,7 +32,7 @@ _ADVICE_NOT_SHOWN = (
 
 
 def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path) -> Content:
-    """Compose the content of a run's page, and save its figure to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figure to `folder`.
 
     Args:
         recipe: recipe of the run.

@@ -20,6 +20,7 @@ from memlib.specs import (
     StagedTrainingSpec,
     Tie,
 )
+from memlib.specs.asks import PageSpec
 from memlib.specs.attributes import AttributeOrigin
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.encoders import EncoderPair
@@ -137,7 +138,7 @@ class BeyondSpec(Spec):
         return value
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the report page."""
 
     gallery: int = Field(default=10, ge=0, le=MOST_DRAWS)

@@ -82,7 +82,7 @@ def compose(
     *,
     reconstructed: Reconstructed | None = None,
 ) -> Content:
-    """Return the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Return the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: recipe of the run.

@@ -17,6 +17,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.asks import PageSpec
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
@@ -121,7 +122,7 @@ class SanitizeSpec(Spec):
     """Seed of the division into halves."""
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the page."""
 
     histogram_bins: int = Field(default=60, ge=10, le=MOST_DRAWS)

@@ -37,7 +37,7 @@ _TERMS = ("canary", "candidate", "log-perplexity", "exposure", "extraction", "va
 
 
 def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, str], folder: Path) -> Content:
-    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: the recipe of the run.

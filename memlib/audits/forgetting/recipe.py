@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainingSpec
+from memlib.specs.asks import PageSpec
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
@@ -97,7 +98,7 @@ class Config(Spec):
     """Seed of the bootstrap and the redraws."""
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the page."""
 
     gallery: int = Field(default=8, ge=0, le=MOST_DRAWS)

@@ -67,7 +67,7 @@ def compose(
     show: Callable[[str], NDArray[np.uint8] | None],
     folder: Path,
 ) -> Content:
-    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: the recipe of the run.

@@ -16,6 +16,7 @@ from memlib.specs import (
     TableSource,
     TrainingSpec,
 )
+from memlib.specs.asks import PageSpec
 from memlib.specs.base import source_of
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
@@ -178,7 +179,7 @@ class ClaimSpec(Spec):
     the choice."""
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the page."""
 
     gallery: int = Field(default=12, ge=0, le=MOST_DRAWS)

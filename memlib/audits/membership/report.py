@@ -67,7 +67,7 @@ def compose(
     sizes: Mapping[str, int],
     folder: Path,
 ) -> Content:
-    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: the recipe of the run.

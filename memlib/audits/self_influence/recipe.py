@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, InfluenceSpec, Spec, TrainingSpec
+from memlib.specs.asks import PageSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER
 from memlib.specs.observing import check_numbers
 from memlib.specs.subject import TrainIt
@@ -19,7 +20,7 @@ class CheckpointSpec(Spec):
     """Learning rate of the optimizer at this checkpoint."""
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the report page."""
 
     gallery: int = Field(default=12, ge=0, le=MOST_DRAWS)

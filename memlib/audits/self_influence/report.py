@@ -35,7 +35,7 @@ def compose(
     facts: Mapping[str, str],
     folder: Path,
 ) -> Content:
-    """Compose the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: recipe of the run.

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from memlib.audits.cells import CellsSpec
 from memlib.identity import content_key
-from memlib.specs.asks import NAME_LENGTH
+from memlib.specs.asks import NAME_LENGTH, PageSpec
 
 EQUAL_UTILITY = 0.05
 
@@ -14,7 +14,7 @@ EQUAL_UTILITY = 0.05
 class Recipe(CellsSpec):
     """A sweep of audits."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"equal_utility"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"equal_utility", "report"})
 
     audit: Literal["sweep"] = "sweep"
     title: str = "Sweep"
@@ -22,6 +22,7 @@ class Recipe(CellsSpec):
     equal_utility: float = Field(default=EQUAL_UTILITY, gt=0, lt=1)
     """Difference in utility, as a fraction of 1, within which cells are equally useful: the whole interval must lie
     within it. Fix it in advance."""
+    report: PageSpec = PageSpec()
 
     @model_validator(mode="after")
     def _has_cells(self) -> "Recipe":
@@ -32,5 +33,5 @@ class Recipe(CellsSpec):
 
 def run_of(recipe: Recipe) -> str:
     """Return the id of a sweep's run."""
-    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells"})
+    spec = recipe.model_dump(mode="json", exclude={"concurrent_cells", "report"})
     return content_key("sweep", version=1, spec=spec, inputs={})[:NAME_LENGTH]

@@ -42,7 +42,7 @@ def compose(
     *,
     margin: float = EQUAL_UTILITY,
 ) -> Content:
-    """Compose the content of a sweep's page, and save its figures to `folder` as SVG and PNG.
+    """Compose the content of a sweep's page, and save its figures to `folder`.
 
     Args:
         outcomes: outcome of each cell.

@@ -19,6 +19,7 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
+from memlib.specs.asks import PageSpec
 from memlib.specs.level import LevelSpec
 from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.observing import WEIGHTLESS, check_numbers
@@ -84,7 +85,7 @@ class Config(LevelSpec):
         return self
 
 
-class ReportSpec(Spec):
+class ReportSpec(PageSpec):
     """Contents of the page."""
 
     examples: int = Field(default=4, ge=0, le=MOST_DRAWS)

@@ -215,7 +215,7 @@ def test_page_of_an_audit_is_self_contained_and_escaped_and_shows_the_headline(
     assert "Content-Security-Policy" in html
     assert "viewport" in html
     assert "@media print" in html
-    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg"}
     excess = json.loads(summary["params"][0].as_py())
     assert excess["direction"] == "both"
     assert f"{100 * summary['value'][0].as_py():.1f}" in html

@@ -66,7 +66,7 @@ _BOUNDED_OF_MANY = (
 def compose(
     recipe: Recipe, units: pa.Table, summary: pa.Table, curves: pa.Table, material: Material, folder: Path
 ) -> Content:
-    """Return the content of a run's page, and save its figures to `folder` as SVG and PNG.
+    """Return the content of a run's page, and save its figures to `folder`.
 
     Args:
         recipe: recipe of the run.

@@ -164,4 +164,4 @@ def test_a_page_of_unique_feature_is_complete_and_escaped(tmp_path: Path) -> Non
     for raw in ("<b>names", "<i>v", "<script>", "<u>"):
         assert raw not in html
     assert "Decision boundaries" in html
-    assert sorted(path.name for path in tmp_path.iterdir())[:2] == ["boundaries.png", "boundaries.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir())[:1] == ["boundaries.svg"]
