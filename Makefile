@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test suite test-slow test-rounding docs docs-test notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
+.PHONY: audit check test suite test-slow test-rounding docs docs-test docs-pages docs-cells notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
@@ -66,10 +66,14 @@ docs: .venv/docs
 	$(BIN)/python -m flows.reference
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-docs-test: .venv/$(FAISS)-test docs
-	@$(BIN)/pytest -p commands -o testpaths= -m docs -rs tests/docs/test_notebooks.py & others=$$!; \
-	$(BIN)/pytest -p commands --numprocesses 2 --dist loadfile --no-loadscope-reorder -rs README.md docs/quick-start.md docs/tutorials docs/how-to; status=$$?; \
-	wait $$others && exit $$status
+docs-test: .venv/docs  # the site and the notebooks beside the pages
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going docs-pages docs docs-cells
+
+docs-pages: .venv/$(FAISS)-test
+	$(BIN)/pytest -p commands -rs README.md docs/quick-start.md docs/tutorials docs/how-to
+
+docs-cells: .venv/$(FAISS)-test
+	$(BIN)/pytest -o testpaths= -m docs tests/docs/test_notebooks.py
 
 notebooks: .venv/$(FAISS)-test
 	$(BIN)/python tests/docs/test_notebooks.py
