@@ -164,9 +164,9 @@ def redrawn_totals(columns: scipy.sparse.csr_array, design: Design, count: int, 
         seed: seed of the draws.
 
     Returns:
-        (count, num_columns).
+        (num_redraws, num_columns).
     """
-    if count * len(design.first) <= KEPT:
+    if design.given is not None or count * len(design.first) <= KEPT:
         sides = (part.T.astype(np.float32) for part in design.redraws(count, seed=seed))
         return np.concatenate([np.asarray((columns.T @ part).T, dtype=np.float64) for part in sides])
     by_group = design.membership.T @ columns

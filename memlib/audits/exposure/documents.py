@@ -28,7 +28,9 @@ GAP, SHARE, GREEDY, NEAR = "document_bits", "discoverable", "discoverable_greedy
 PERMUTATIONS = 9_999
 
 
-def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -> Iterator[Finding]:
+def document_rows(
+    documents: pa.Table, how: DiscoverableSpec, *, alpha: float, given: NDArray[np.int64] | None = None
+) -> Iterator[Finding]:
     """Yield the findings of each variant: a test, and the shares reproduced among trained and held-out documents.
 
     Args:
@@ -36,6 +38,8 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -
         how: the numbers of tries n, the probability p of at least one reproduction in n tries, and the settings of near
             samples.
         alpha: family-wise level; the power of each variant's test is computed at an equal part of it (Bonferroni).
+        given: (num_redraws, num_held_out) places of held-out documents, in the order of their numbers, to use instead of
+            random ones.
     """
     frame = documents.to_pandas()
     variants = list(dict.fromkeys(frame["variant"]))
@@ -44,29 +48,36 @@ def document_rows(documents: pa.Table, how: DiscoverableSpec, *, alpha: float) -
         group = frame[frame["variant"] == variant]
         bits = group.groupby("document")["bits"].mean()
         held_out = group.groupby("document")["held_out"].first().to_numpy(dtype=bool)
-        yield _test(at, bits.to_numpy(), held_out, level=alpha / len(variants))
+        yield _test(at, bits.to_numpy(), held_out, level=alpha / len(variants), given=given)
         for side, part in (("trained", group[~group["held_out"]]), ("held_out", group[group["held_out"]])):
             yield from _shares({**at, "side": side}, part, how)
 
 
-def _test(at: Mapping[str, Any], bits: NDArray[np.float64], held_out: NDArray[np.bool_], *, level: float) -> Finding:
+def _test(
+    at: Mapping[str, Any],
+    bits: NDArray[np.float64],
+    held_out: NDArray[np.bool_],
+    *,
+    level: float,
+    given: NDArray[np.int64] | None = None,
+) -> Finding:
     """Test how many fewer bits suffixes of trained documents cost, by permuting which documents were held out."""
     value = float(bits[held_out].mean() - bits[~held_out].mean())
     rng = np.random.default_rng(derive_seed(0, "documents"))
     second = int(held_out.sum())
-    null = np.empty(PERMUTATIONS)
-    for draw in range(PERMUTATIONS):
-        out = rng.permutation(len(bits))[:second]
+    redraws = (rng.permutation(len(bits))[:second] for _ in range(PERMUTATIONS)) if given is None else given
+    null = np.empty(PERMUTATIONS if given is None else len(given))
+    for draw, out in enumerate(redraws):
         total = float(bits[out].sum())
         null[draw] = total / second - (float(bits.sum()) - total) / (len(bits) - second)
     above = int((null >= value - 1e-9 * max(1.0, abs(value))).sum())
     welch = scipy.stats.ttest_ind(bits[held_out], bits[~held_out], equal_var=False).confidence_interval(0.95)
     design = Design.of(held_out, np.zeros(len(bits), dtype=np.int64))
     return tested(
-        GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + PERMUTATIONS), family=DOCUMENTS,
+        GAP, at, value, n=len(bits), p_value=(1 + above) / (1 + len(null)), family=DOCUMENTS,
         interval=Interval(welch.low, welch.high, "documents"),
         detectable=detectable_shift(design, bits, alpha=level, seed=derive_seed(0, "power of documents")),
-        smallest_p=max(1 / (1 + PERMUTATIONS), 1 / math.comb(len(bits), min(second, 1000))),
+        smallest_p=max(1 / (1 + len(null)), 1 / math.comb(len(bits), min(second, 1000))),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Votes, recovered objects, likelihoods from words, and findings: by hand, against slow twins, under nulls and with plants."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from memlib.audits.captions.summary import curves, summarize
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
 from memlib.findings import Findings, settle
+from tests.assignments import assert_exact, redraw_exactly
 
 QUICK = Config(replicates=100, permutations=199)
 
@@ -175,20 +177,25 @@ def test_the_sentence_names_the_models_that_were_compared(alone: bool) -> None:
     assert ("on pairs that were trained on" in said.explanation) == alone
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.parametrize("groups", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-def test_without_memory_the_test_keeps_its_level(groups: bool, alone: bool, without_power: None) -> None:
-    """Models of different quality, and persons with ten pairs each that are easy or hard together."""
-    config, rejected, rounds = Config(replicates=100, permutations=100), 0, 120
-    for seed in range(rounds):
-        rng = np.random.default_rng(seed)
-        hard = np.repeat(rng.random(8), 10) if groups else rng.random(80)
-        a, b = rng.binomial(3, 0.2 + 0.6 * hard), rng.binomial(3, 0.1 + 0.4 * hard)
-        of_a = np.repeat(rng.permutation(8) < 4, 10) if groups else rng.permutation(80) < 40
-        names = [f"person {place // 10}" for place in range(80)] if groups else None
-        table = units(a, None if alone else b, direction=np.where(of_a, "A", "B").tolist(), groups=names)
-        rejected += found(table, config).head.verdict == "shown"
-    assert scipy.stats.binom.sf(rejected - 1, rounds, 0.05) > 1e-3
+def test_without_memory_the_test_is_exact_for_every_draw(groups: bool, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of different quality, and persons with several pairs that are easy or hard together: 3 of 6 were drawn."""
+    redraw_exactly(monkeypatch)
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(6), [1, 3, 2, 2, 4, 1] if groups else 1)
+    hard = rng.random(6)[person]
+    a, b = rng.binomial(3, 0.2 + 0.6 * hard), rng.binomial(3, 0.1 + 0.4 * hard)
+    names, p_values = [f"person {number}" for number in person] if groups else None, []
+    for first in itertools.combinations(range(6), 3):
+        of_a = np.where(np.isin(person, first), "A", "B").tolist()
+        head = found(
+            units(a, None if alone else b, direction=of_a, groups=names), Config(replicates=100, permutations=100)
+        ).head
+        assert head.p_value is not None
+        p_values.append(head.p_value)
+    assert_exact(p_values)
 
 
 def test_a_planted_memory_is_shown_and_grows_with_the_dose() -> None:

@@ -1,5 +1,6 @@
 """Documents in the training set and held-out ones: the test's level, its power, and its wording."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import UserError
 from memlib.findings import INCONCLUSIVE, SHOWN, Findings, settle
-from tests.chance import most_of
+from tests.assignments import assert_exact
 
 HOW = DiscoverableSpec(tries=(1, 100), samples=10)
 
@@ -42,11 +43,22 @@ def settled(table: pa.Table) -> Findings:
 
 
 @pytest.mark.usefixtures("without_power")
-def test_document_test_keeps_its_level_for_several_models_without_memory() -> None:
-    rng = np.random.default_rng(0)
-    tests = (next(document_rows(documents_of(rng, seeds=3), HOW, alpha=0.05)) for _ in range(200))
-    accused = sum(test.p_value is not None and test.p_value <= 0.05 for test in tests)
-    assert accused <= most_of(200, 0.05)
+@pytest.mark.parametrize("bits", [[1.0, 2, 4, 8, 16, 32], [0.0, 0, 1, 1, 2, 3]])
+def test_document_test_is_exact_for_every_held_out_set_of_several_models(bits: list[float]) -> None:
+    """2 of 6 documents are held out; three trainings differ, and their bits are averaged."""
+    sets = list(itertools.combinations(range(6), 2))
+    p_values = []
+    for chosen in sets:
+        rows = documents_of(np.random.default_rng(0), seeds=3, count=6).to_pylist()
+        for row in rows:
+            row["held_out"], row["bits"] = row["document"] in chosen, bits[row["document"]] * (1 + row["seed"])
+        table = pa.Table.from_pylist(rows, schema=DOCUMENTS.arrow)
+        test = next(document_rows(table, HOW, alpha=0.05, given=np.array([one for one in sets if one != chosen])))
+        others = [bits[place] for place in range(6) if place not in chosen]
+        assert test.value == pytest.approx(2 * (sum(bits[place] for place in chosen) / 2 - sum(others) / 4))
+        assert test.p_value is not None
+        p_values.append(test.p_value)
+    assert_exact(p_values)
 
 
 def test_verdict_reports_remembered_documents_with_their_reproduced_share() -> None:
