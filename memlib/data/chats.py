@@ -165,7 +165,7 @@ def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.datetime = _Calendar  # type: ignore[attr-defined]
+    chat_template_utils.datetime = _Calendar
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
