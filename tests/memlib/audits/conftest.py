@@ -1,5 +1,7 @@
 """Fixtures of the tests of audits."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from memlib.audits import sides
@@ -10,7 +12,19 @@ from memlib.audits.exposure import documents
 @pytest.fixture
 def without_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the simulation of power, most of the time of a small audit, where level and coverage alone are counted."""
+    leave_out_power(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def never_power() -> Iterator[None]:
+    """Leave it out in all tests of a module, and in the audits that its fixtures run."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_power(patch)
+        yield
+
+
+def leave_out_power(patch: pytest.MonkeyPatch) -> None:
     for module in (summary, beyond):
-        monkeypatch.setattr(module, "detectable_answers", lambda *_, **__: None)
+        patch.setattr(module, "detectable_answers", lambda *_, **__: None)
     for module in (stability, documents, sides):
-        monkeypatch.setattr(module, "detectable_shift", lambda *_, **__: None)
+        patch.setattr(module, "detectable_shift", lambda *_, **__: None)

@@ -301,6 +301,13 @@ def audited(folder: Path, *settings: str) -> Any:
     return body_of(AUDITS["deja-vu"])(PlainRunner(Store(str(folder))), spec)
 
 
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store for recipes that are refused after their data were decoded."""
+    return tmp_path_factory.mktemp("beyond") / "store"
+
+
+@pytest.mark.usefixtures("without_power")
 def test_an_audit_measures_what_lies_beyond_the_class_only_on_request(tmp_path: Path) -> None:
     plain = audited(tmp_path / "store", "training.epochs=2", "beyond=null")
     run = audited(tmp_path / "store", "training.epochs=2")
@@ -327,6 +334,7 @@ def test_an_audit_measures_what_lies_beyond_the_class_only_on_request(tmp_path: 
     assert "Beyond the class" not in Path(plain.report).read_text()
 
 
+@pytest.mark.usefixtures("without_power")
 def test_a_table_names_attributes_and_its_values_enter_the_key(tmp_path: Path) -> None:
     table = tmp_path / "marks.csv"
     settings = ("training.epochs=0", f"beyond.attributes={{mark: {{path: {table}, value_column: mark}}}}")
@@ -356,10 +364,10 @@ def test_a_table_names_attributes_and_its_values_enter_the_key(tmp_path: Path) -
     ],
 )
 def test_attribute_and_neighbour_settings_that_allow_no_test_are_refused(
-    settings: list[str], message: str, tmp_path: Path
+    settings: list[str], message: str, decoded: Path
 ) -> None:
     with pytest.raises(UserError) as refused:
-        audited(tmp_path / "store", "training.epochs=0", *settings)
+        audited(decoded, "training.epochs=0", *settings)
     assert message in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 2, str(refused.value)
 

@@ -47,6 +47,8 @@ from memlib.store import Ref, Store
 from memlib.training.augment import normalize
 from memlib.training.fit import Train, TrainedModel
 
+pytestmark = pytest.mark.usefixtures("never_power")
+
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
     "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10, 5]", "decode.layers=[classifier, backbone]",

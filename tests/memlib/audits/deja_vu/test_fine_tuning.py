@@ -40,6 +40,7 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, RunRecord, pa.Ta
     return runner, run, pq.ParquetFile(run.results["units"]).read()
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_fine_tuning_arms_share_their_start_and_a_frozen_backbone_stays_unchanged(tmp_path: Path) -> None:
     store = tmp_path / "store"
@@ -100,6 +101,7 @@ def units_of(before: np.ndarray, after: np.ndarray) -> pa.Table:
     return score(found, [f"c{label}" for label in range(5)], Config(k=(1,)))
 
 
+@pytest.mark.usefixtures("without_power")
 def test_fading_memory_is_found_and_steady_memory_is_not_called_fading() -> None:
     rng, headline = np.random.default_rng(0), {"crop": "maximal", "k": 1}
     shown = {"fades": 0, "steady": 0}

@@ -23,6 +23,8 @@ from memlib.specs import GroupSpec, SplitSpec
 from memlib.store import Store
 from memlib.tables import INDEX
 
+pytestmark = pytest.mark.usefixtures("never_power")
+
 SETTINGS = [
     "data.source.num_examples=700", "training.epochs=2", "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10]",
 ]  # fmt: skip
@@ -50,6 +52,12 @@ def written(path: Path, sets: Mapping[str, str]) -> Path:
 
 
 @pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of all tests here that do not count looks; equal models are trained once."""
+    return tmp_path_factory.mktemp("given") / "store"
+
+
+@pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The sets that memlib draws itself, as `memlib export` writes them."""
     folder = tmp_path_factory.mktemp("drawn")
@@ -61,27 +69,27 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: which for name, which in rows}
 
 
-def test_giving_the_drawn_sets_reproduces_the_audit(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_giving_the_drawn_sets_reproduces_the_audit(drawn: dict[str, str], store: Path, tmp_path: Path) -> None:
     file = written(tmp_path / "sets.csv", drawn)
-    first, units = audited(tmp_path / "store", *DRAWN)
-    again, found = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
+    first, units = audited(store, *DRAWN)
+    again, found = audited(store, *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
     assert found.equals(units)
     assert [row.p_value for row in again.findings] == [row.p_value for row in first.findings]
     assert again.artifacts["model A0"] == first.artifacts["model A0"]  # the same images, the same model
     moved = written(tmp_path / "elsewhere.csv", drawn)
-    same, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={moved}", "split.drawn_at_random=true")
+    same, _ = audited(store, *GIVEN, f"split.sets={moved}", "split.drawn_at_random=true")
     assert same.artifacts["splits"] == again.artifacts["splits"]
     pq.write_table(pa.table({"example_id": list(drawn), "set": list(drawn.values())}), tmp_path / "sets.parquet")
-    assert roles(tmp_path / "store", *GIVEN, f"split.sets={tmp_path / 'sets.parquet'}") == roles(tmp_path / "store", *DRAWN)
+    assert roles(store, *GIVEN, f"split.sets={tmp_path / 'sets.parquet'}") == roles(store, *DRAWN)
 
 
 @pytest.mark.parametrize("reference", ["null", "{kind: visual_words, words: 8, folds: 2}"], ids=["two models", "one alone"])
 def test_given_sets_not_drawn_at_random_get_only_descriptive_findings(
-    drawn: dict[str, str], tmp_path: Path, reference: str
+    drawn: dict[str, str], store: Path, tmp_path: Path, reference: str
 ) -> None:
     file = written(tmp_path / "sets.csv", drawn)
     run, _ = audited(
-        tmp_path / "store",
+        store,
         *GIVEN,
         f"split.sets={file}",
         f"reference={reference}",
@@ -96,14 +104,14 @@ def test_given_sets_not_drawn_at_random_get_only_descriptive_findings(
     assert "not tested" in page
 
 
-def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_images_that_no_set_names_are_left_out(drawn: dict[str, str], store: Path, tmp_path: Path) -> None:
     least = {name: which for name, which in drawn.items() if which != "X" or name[-1] in "13579"}
-    found = roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', least)}")
+    found = roles(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', least)}")
     named = {"A": "target", "B": "reference", "C": "shared", "X": "public"}
     assert {name: role for name, role in found.items() if role != "left_out"} == {n: named[s] for n, s in least.items()}
 
 
-def test_given_sets_that_do_not_fit_the_data_are_refused(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_given_sets_that_do_not_fit_the_data_are_refused(drawn: dict[str, str], store: Path, tmp_path: Path) -> None:
     cases: dict[str, Mapping[str, str]] = {
         "in 'Y'; sets are A .the model trained on it., B": {**drawn, "scene-0000001": "Y"},
         "names 1 example not in the data, such as 'no such'": {**drawn, "no such": "A"},
@@ -111,16 +119,16 @@ def test_given_sets_that_do_not_fit_the_data_are_refused(drawn: dict[str, str], 
     }
     for said, sets in cases.items():
         with pytest.raises(UserError, match=said):
-            roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
+            roles(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
     twice = tmp_path / "twice.csv"
     twice.write_text("example_id,set\na,A\na,B\n")
     with pytest.raises(UserError, match="gives example 'a' two values"):
-        roles(tmp_path / "store", *GIVEN, f"split.sets={twice}")
+        roles(store, *GIVEN, f"split.sets={twice}")
     with pytest.raises(UserError, match="cannot read split.sets"):
-        roles(tmp_path / "store", *GIVEN, f"split.sets={tmp_path / 'nowhere.csv'}")
+        roles(store, *GIVEN, f"split.sets={tmp_path / 'nowhere.csv'}")
     with pytest.raises(UserError, match="separates a group"):
         group = "split.group={pattern: 'scene-00000(.)'}"
-        roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', drawn)}", group)
+        roles(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', drawn)}", group)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +140,15 @@ def test_given_sets_that_do_not_fit_the_data_are_refused(drawn: dict[str, str], 
         (["split.drawn_at_random=true"], "applies only to given sets"),
     ],
 )
-def test_settings_that_contradict_given_or_drawn_sets_are_refused(settings: list[str], said: str, tmp_path: Path) -> None:
+def test_settings_that_contradict_given_or_drawn_sets_are_refused(settings: list[str], said: str, store: Path) -> None:
     with pytest.raises(UserError, match=said):
-        roles(tmp_path / "store", *settings)
+        roles(store, *settings)
 
 
-def test_all_images_of_given_sets_of_unequal_size_are_audited(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_all_images_of_given_sets_of_unequal_size_are_audited(drawn: dict[str, str], store: Path, tmp_path: Path) -> None:
     audited_ones = sorted(name for name, which in drawn.items() if which in "AB")
     sets = drawn | {name: "A" if place % 3 else "B" for place, name in enumerate(audited_ones)}
-    store, file = tmp_path / "store", written(tmp_path / "sets.csv", sets)
+    file = written(tmp_path / "sets.csv", sets)
     given = [*GIVEN, f"split.sets={file}", "split.drawn_at_random=true"]
     _, units = audited(store, *given)
     assert dict(zip(units["example_id"].to_pylist(), units["direction"].to_pylist(), strict=True)) == {
@@ -182,24 +190,24 @@ def test_given_sets_are_refused_unless_groups_of_a_and_b_share_a_frequent_class(
         split_examples(index, spec, np.append(people, 9), given=sets)
 
 
-def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], tmp_path: Path) -> None:
-    data = decode(PlainRunner(Store(str(tmp_path / "store"))), validate(
+def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], store: Path, tmp_path: Path) -> None:
+    data = decode(PlainRunner(Store(str(store))), validate(
         AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0]
     ).data).content.index  # type: ignore[attr-defined]  # fmt: skip
     labels = dict(zip(data["example_id"].to_pylist(), data["label"].to_pylist(), strict=True))
     sets = {name: which for name, which in drawn.items() if which not in "AB" or (labels[name] < 5) == (which == "A")}
     with pytest.raises(UserError, match="puts no class in both A and B"):
-        roles(tmp_path / "store", *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
+        roles(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
 
 
 ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
 
 
 def test_the_verdict_on_a_single_model_with_given_sets_is_conditional_on_a_random_draw(
-    drawn: dict[str, str], tmp_path: Path
+    drawn: dict[str, str], store: Path, tmp_path: Path
 ) -> None:
     file = written(tmp_path / "sets.csv", drawn)
-    run, _ = audited(tmp_path / "store", *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
+    run, _ = audited(store, *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
     checks = Findings.of_run(run).all(SETS)
     assert {row.params["by"] for row in checks} == {"backgrounds", "pixels"}
     assert run.verdict is not None
@@ -208,9 +216,10 @@ def test_the_verdict_on_a_single_model_with_given_sets_is_conditional_on_a_rando
         assert "given that the sets were drawn at random, as declared" in run.verdict.explanation
 
 
-def test_given_sets_that_differ_in_the_images_themselves_are_not_tested(drawn: dict[str, str], tmp_path: Path) -> None:
+def test_given_sets_that_differ_in_the_images_themselves_are_not_tested(
+    drawn: dict[str, str], store: Path, tmp_path: Path
+) -> None:
     """The brighter half of the images is given as held out, and declared to be drawn at random."""
-    store = tmp_path / "store"
     spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0])
     shard = decode(PlainRunner(Store(str(store))), spec.data).content  # type: ignore[attr-defined]
     rows = dict(zip(shard.index["example_id"].to_pylist(), shard.index["row"].to_pylist(), strict=True))

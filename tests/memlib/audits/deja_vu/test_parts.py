@@ -31,6 +31,8 @@ from memlib.runs.index import list_runs, read_run, rows_of
 from memlib.specs import Resources
 from memlib.store import Store
 
+pytestmark = pytest.mark.usefixtures("never_power")
+
 SETTINGS = [
     "data.source.num_examples=700", "split.train_per_class=8", "split.public_per_class=20", "training.epochs=2",
     "training.batch_size=20", "model.projector=[16, 16]", "decode.k=[10, 5]", "decode.layers=[last, backbone]",
@@ -72,6 +74,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watching, pa.Table,
     return carried_out(tmp_path_factory.mktemp("whole") / "store")
 
 
+@pytest.fixture
+def copy(whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path) -> Path:
+    """A copy of its store, in which other ways of observing find its models."""
+    shutil.copytree(whole[0].store.uri, tmp_path / "store", symlinks=True)
+    return tmp_path / "store"
+
+
 def test_small_audits_keep_whole_embed_and_search_stages(whole: tuple[Watching, pa.Table, set[str]]) -> None:
     embeds = [stage for stage in whole[0].stages if isinstance(stage, Embed)]
     assert embeds
@@ -93,15 +102,16 @@ def assert_same_units(units: pa.Table, expected: pa.Table) -> None:
 
 @pytest.mark.parametrize("block", [64, 23])
 def test_embedding_and_searching_in_blocks_change_no_vote(
-    whole: tuple[Watching, pa.Table, set[str]], block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[Watching, pa.Table, set[str]], block: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "BLOCK_ROWS", block)
-    runner, units, _ = carried_out(tmp_path / "store")
+    runner, units, _ = carried_out(copy)
+    assert {"embed", "search", "score"} <= {ref.partition("/")[0] for ref in runner._work.computed}
     parts = [stage for stage in runner.stages if isinstance(stage, Embed)]
     assert all(stage.rows is not None for stage in parts)
     assert len(parts) >= 4 * 360 // block / 2
     assert_same_units(units, whole[1])
-    assert list((tmp_path / "store").glob("runs/*/report.html"))
+    assert len(list(copy.glob("runs/*/report.html"))) == 2
 
 
 def test_images_stored_as_png_files_change_no_vote(whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path) -> None:
@@ -112,9 +122,9 @@ def test_images_stored_as_png_files_change_no_vote(whole: tuple[Watching, pa.Tab
 
 @pytest.mark.parametrize(("setting", "stored"), [("embeddings=float16", np.float16), ("precision=bfloat16", np.float32)])
 def test_embeddings_of_fewer_digits_change_few_votes(
-    setting: str, stored: Any, whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path
+    setting: str, stored: Any, whole: tuple[Watching, pa.Table, set[str]], copy: Path
 ) -> None:
-    runner, units, refs = carried_out(tmp_path / "store", f"decode.{setting}")
+    runner, units, refs = carried_out(copy, f"decode.{setting}")
     assert {ref.split("/")[0] for ref in refs - whole[2]} == {"embed", "search", "probe"}
     for stage in runner.stages:
         if isinstance(stage, Embed):
@@ -189,9 +199,8 @@ def test_search_over_public_parts_equals_search_over_their_concatenation() -> No
 
 
 def test_evicted_embeddings_are_recomputed_only_where_a_stage_reads_them(
-    whole: tuple[Watching, pa.Table, set[str]], tmp_path: Path
+    whole: tuple[Watching, pa.Table, set[str]], copy: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(whole[0].store.uri, tmp_path / "store", symlinks=True)
     store, said = Store(str(tmp_path / "store")), list[str]()
     transient = [Artifact(store, artifact.ref, Embed) for artifact in whole[0].transient]
     evict(store, transient, Resources(), say=said.append)

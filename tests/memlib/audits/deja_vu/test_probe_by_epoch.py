@@ -131,6 +131,7 @@ def test_the_page_states_what_the_interval_of_a_change_covers_with_or_without_a_
     assert _tested_by(change(0.1, 0.2)) == " over images"
 
 
+@pytest.mark.usefixtures("without_power")
 @pytest.mark.long
 def test_probing_every_checkpoint_adds_stages_and_changes_no_key(tmp_path: Path) -> None:
     spec = validate(AUDITS["deja-vu"].recipe, load_recipe("smoke", SETTINGS)[0])

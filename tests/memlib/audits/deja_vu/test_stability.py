@@ -130,6 +130,7 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, Any]:
     return runner, body_of(AUDITS["deja-vu"])(runner, spec)
 
 
+@pytest.mark.usefixtures("without_power")
 def test_stability_is_measured_only_on_request_and_inconclusive_if_untrained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
