@@ -77,6 +77,7 @@ def _ended(
             status = work() or 0
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            errors.write(f"{ended.code}\n" if isinstance(ended.code, str) else "")
         except Exception:
             status = 1
             errors.write(traceback.format_exc())
