@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from memlib.recipes.files import load_recipe, validate
 from memlib.running.runners import PlainRunner
 from memlib.runs.records import RunRecord
 from memlib.store import Store
-from tests.chance import least_of, most_of
+from tests.assignments import assert_exact, redraw_exactly
+from tests.chance import least_of
 
 CONFIG = Config(k=(1,), replicates=200, permutations=199)
 CLASSES = 4
@@ -93,19 +95,27 @@ def test_the_p_value_of_a_single_model_equals_an_enumeration_of_all_held_out_set
 
 
 @pytest.mark.usefixtures("without_power")
-def test_a_model_that_is_only_better_than_its_reference_is_not_accused() -> None:
-    rng = np.random.default_rng(2)
-    rejected = dict.fromkeys(("headline", "score"), 0)
-    for _ in range(200):
-        of_a, ease = drawn(rng, 80), rng.random(80)
-        model, known = rng.random(80) < 0.3 + 0.6 * ease, rng.random(80) < 0.3 * ease
-        rows = rows_of(units_of(model, known, of_a))
-        for name, row in zip(rejected, rows, strict=False):
-            assert row.p_value is not None
-            rejected[name] += row.p_value <= 0.05
-    assert max(rejected.values()) <= most_of(200, 0.05)
+def test_a_model_that_is_only_better_than_its_reference_is_tested_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four images of two classes are held out; the images of the other classes are all on one side."""
+    redraw_exactly(monkeypatch)
+    rng, pairs = np.random.default_rng(2), list(itertools.combinations(range(4), 2))
+    labels, ease = np.arange(16) % CLASSES, rng.random(16)
+    model, known = rng.random(16) < 0.3 + 0.6 * ease, rng.random(16) < 0.3 * ease
+    p_values: dict[str, list[float]] = {"share_excess": [], "deja_vu_score": []}
+    for first, second in itertools.product(pairs, repeat=2):
+        of_a = labels > 2
+        for label, chosen in enumerate((first, second)):
+            of_a[np.flatnonzero(labels == label)[list(chosen)]] = True
+        rows = rows_of(units_of(model, known, of_a), permutations=35)  # all other draws
+        for name, found in p_values.items():
+            p = rows.first(name, direction="both").p_value
+            assert p is not None
+            found.append(p)
+    for found in p_values.values():
+        assert_exact(found)
 
 
+@pytest.mark.usefixtures("without_power")
 def test_planted_memory_of_a_single_model_is_found_and_covered_by_bound_and_interval() -> None:
     rng = np.random.default_rng(3)
     shown = held = inside = 0
@@ -171,8 +181,24 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, RunRecord, pa.Ta
     return runner, run, pq.ParquetFile(run.results["units"]).read()
 
 
-def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
-    _, run, units = audited(tmp_path, "pairs=2")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, never_power: None) -> tuple[Path, RunRecord]:
+    """A store, and the audit of one model in it."""
+    store = tmp_path_factory.mktemp("alone") / "store"
+    return store, audited(store)[1]
+
+
+@pytest.fixture
+def without_scores(whole: tuple[Path, RunRecord], tmp_path: Path) -> Path:
+    """A copy of the store in which nothing was scored."""
+    made_of_scores = shutil.ignore_patterns("score*", "report", "runs", "results", "requests")
+    shutil.copytree(whole[0], tmp_path / "store", symlinks=True, ignore=made_of_scores)
+    return tmp_path / "store"
+
+
+@pytest.mark.usefixtures("without_power")
+def test_one_model_is_trained_and_audited_to_a_page(without_scores: Path) -> None:
+    _, run, units = audited(without_scores, "pairs=2")
     assert sorted(name for name in run.artifacts if name.startswith("model")) == ["model A0", "model A1"]
     assert set(units["direction"].to_pylist()) == {"A", "B"}
     by_image: dict[tuple[Any, ...], set[int]] = {}
@@ -190,19 +216,24 @@ def test_one_model_is_trained_and_audited_to_a_page(tmp_path: Path) -> None:
     assert {("accuracy_target", "A"), ("accuracy_target", "B"), ("share_excess", "both")} <= metrics
 
 
-def test_findings_do_not_depend_on_scoring_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, whole, _ = audited(tmp_path / "whole")
+@pytest.mark.usefixtures("without_power")
+def test_findings_do_not_depend_on_scoring_in_parts(
+    whole: tuple[Path, RunRecord], without_scores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("memlib.audits.deja_vu.scoring.MOST_UNITS", 1)
-    _, parts, _ = audited(tmp_path / "parts")
-    assert [row.value for row in parts.findings] == pytest.approx([row.value for row in whole.findings])
-    assert [row.params for row in parts.findings] == [row.params for row in whole.findings]
+    _, parts, _ = audited(without_scores)
+    assert any(ref.startswith("score_setting/") for ref in parts.computed)
+    assert [row.value for row in parts.findings] == pytest.approx([row.value for row in whole[1].findings])
+    assert [row.params for row in parts.findings] == [row.params for row in whole[1].findings]
 
 
-def test_visual_words_can_serve_as_the_reference_of_a_single_model(tmp_path: Path) -> None:
-    _, run, _ = audited(tmp_path, "reference={kind: visual_words, words: 8, folds: 2}", "decode.crops=[maximal]")
+@pytest.mark.usefixtures("without_power")
+def test_visual_words_can_serve_as_the_reference_of_a_single_model(without_scores: Path) -> None:
+    _, run, _ = audited(without_scores, "reference={kind: visual_words, words: 8, folds: 2}", "decode.crops=[maximal]")
     assert Findings.of_run(run).head.params["reference"] == "visual_words"
 
 
+@pytest.mark.usefixtures("without_power")
 def test_embeddings_of_one_encoder_are_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["export", "--recipe", "smoke", "--output", str(tmp_path / "shown"), "--store", str(tmp_path / "store")]
     for setting in SETTINGS:
@@ -246,6 +277,7 @@ def test_patches_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         audited(tmp_path, "reference={kind: visual_words, side: 8, patch_size: 9}")
 
 
+@pytest.mark.usefixtures("without_power")
 def test_a_side_with_more_images_of_an_easy_class_has_a_score_around_zero() -> None:
     """Without memory the score of unequal sets scatters around 0, although one class is named always and a second never."""
     rng, values = np.random.default_rng(0), []
