@@ -11,9 +11,10 @@ from typing import Any
 from flows.cli.start import check_prefect
 from flows.environment import prepare_environment
 from memlib.audits.arrangement import check_stages
+from memlib.errors import RunError, UserError
 from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
-from memlib.running.finished import finished, has_server
+from memlib.running.finished import finished, has_server, needs_workers
 from memlib.runs.plans import given_plan, unrecorded
 from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
@@ -80,15 +81,20 @@ def carry_out(request: AuditRequest, store: Store, options: RunOptions, *, say: 
         if record is not None:
             return record
     require_files(request.recipe)
-    with _server_starting():
-        check_prefect()
-        from prefect import tags
+    early = needs_workers(request.audit, request.recipe, store, request.resources, force=options.force)
+    with contextlib.ExitStack() as running:
+        with _server_starting():
+            check_prefect()
+            from prefect import tags
 
-        from flows.engine import TAG, flow_of, through_prefect  # loads the audits, while the server starts
+            from flows.engine import TAG, flow_of, through_prefect  # loads the audits, while the server starts
+            from tasks.cluster import ray_started
 
-        flow = flow_of(request.audit)
-    with tags(TAG):
-        run = through_prefect(flow, request.recipe, store.uri, request.resources, options)
+            flow = flow_of(request.audit)
+            if early:
+                running.enter_context(ray_started(request.resources))
+        with tags(TAG):
+            run = through_prefect(flow, request.recipe, store.uri, request.resources, options)
     for line in unrecorded(run, plan):
         say(line)
     return run
@@ -102,7 +108,8 @@ def _server_starting() -> Iterator[None]:
     thread, and C++ code killed in this way aborts the process.
     """
     unwanted, loaded = threading.Event(), threading.Event()
-    servers = []
+    servers: list[Any] = []
+    problems: list[Exception] = []
 
     def start() -> None:
         with contextlib.suppress(Exception), contextlib.ExitStack() as loading:  # if it cannot start, the flow reports it
@@ -113,14 +120,20 @@ def _server_starting() -> Iterator[None]:
             from prefect.server.api.server import SubprocessASGIServer
             from prefect.settings import PREFECT_API_URL
 
+            from flows.prefect_database import ready_database
+
             loading.close()
             if not PREFECT_API_URL.value() and not unwanted.is_set():
                 password = f"memlib:{secrets.token_hex(32)}"  # else any user of this machine could read and cancel the run
                 os.environ |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
                 os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")  # a local server either answers or is gone
                 refresh_global_settings_context()
-                servers.append(SubprocessASGIServer())
-                servers[0].start()
+                try:
+                    with ready_database():
+                        servers.append(SubprocessASGIServer())
+                        servers[0].start()
+                except (UserError, RunError) as error:
+                    problems.append(error)
 
     thread = threading.Thread(target=start)
     thread.start()
@@ -137,3 +150,5 @@ def _server_starting() -> Iterator[None]:
             thread.join(timeout=0.1)
         raise
     thread.join()
+    if problems:
+        raise problems[0]

@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 
 from flows.interrupts import keep_interrupts
 from memlib.audits import AUDITS
-from memlib.audits.arrangement import Body, body_of, check_stages, stage_names
+from memlib.audits.arrangement import Body, body_of, check_stages
 from memlib.audits.base import Audit
 from memlib.errors import RunError, UserError
 from memlib.findings import Findings
@@ -26,7 +26,7 @@ from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, 
 from memlib.pipeline.tables import Tables
 from memlib.report.format import finding_rows
 from memlib.running import eviction
-from memlib.running.cells import finished_cells, problem_of
+from memlib.running.cells import finished_cells, forced_in, problem_of
 from memlib.runs.index import page_path, results_path
 from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
@@ -211,15 +211,10 @@ class CellsRunner(StageRunner):
     def _finished(self, cells: Mapping[str, CellRequest]) -> dict[str, RunRecord | str]:
         """Return the runs of cells that are already finished, except those with a stage that must be recomputed."""
         context = self.context
-        unforced = {name: cell for name, cell in cells.items() if not self._forced(cell)}
+        unforced = {name: cell for name, cell in cells.items() if not forced_in(cell, context.options)}
         return {
             **finished_cells(unforced, context.store, context.resources, say=context.warn, transient=context.shared.transient)
         }
-
-    def _forced(self, cell: CellRequest) -> tuple[str, ...]:
-        return tuple(
-            set(self.context.options.force) & {stage.rpartition("/")[2] for stage in stage_names(AUDITS[cell.audit])}
-        )
 
     def _run_cell(self, name: str, cell: CellRequest) -> RunRecord | str:
         """Run the audit of a cell, and return its manifest, or the text of its error."""
@@ -230,7 +225,7 @@ class CellsRunner(StageRunner):
                 cell.recipe,
                 context.store.uri,
                 context.resources,
-                replace(context.options, quiet=True, force=self._forced(cell), plan=""),
+                replace(context.options, quiet=True, force=forced_in(cell, context.options), plan=""),
             )
         except Exception as error:
             return problem_of(name, error)

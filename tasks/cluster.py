@@ -19,6 +19,7 @@ from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError,
 from memlib.pipeline import user_code
 from memlib.runs.journal import LOG_VARIABLE
 from memlib.settings import waiting
+from memlib.specs import Resources
 from memlib.specs.cores import cores
 from memlib.store.permissions import scratch
 from tasks.news import NEWS_SECONDS, hearing
@@ -46,7 +47,29 @@ _inherited: dict[str, str] = {}  # environment variables with which a local Ray 
 _own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 
 
-def start_ray(context: Context) -> Any:
+@contextlib.contextmanager
+def ray_started(resources: Resources) -> Iterator[None]:
+    """Start Ray on this machine before a run in the block needs it; if it cannot start, the run reports it."""
+    try:
+        if resources.ray_address is None:
+            with contextlib.suppress(RunError, UserError):
+                start_ray(Starting(resources))
+        yield
+    finally:
+        stop_ray()
+
+
+@dataclass(frozen=True)
+class Starting:
+    """As much of a run's context as the start of Ray needs."""
+
+    resources: Resources
+
+    def say(self, text: str) -> None:
+        """Print nothing."""
+
+
+def start_ray(context: Context | Starting) -> Any:
     """Connect Ray to the cluster named in the resources, or start it on this machine; return the ray module."""
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -66,7 +89,7 @@ def start_ray(context: Context) -> Any:
     return ray
 
 
-def _connect(ray: Any, context: Context) -> None:
+def _connect(ray: Any, context: Context | Starting) -> None:
     address = context.resources.ray_address
     _check_address(address)
     context.say(f"starting Ray{f' at {address}' if address else ' on this machine'}")

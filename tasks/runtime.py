@@ -104,10 +104,6 @@ class Context:
                 "run the same command again, or raise the limit"
             )
 
-    def changed_inputs(self, ref: Ref) -> list[Ref]:
-        """Return the inputs of an artifact, among those of this run, whose content has changed since it was computed."""
-        return self.shared.known.changed_since(self.store, self.store.artifacts.manifest(ref))
-
     def discard(self, ref: Ref, *, evicted: bool = False) -> None:
         """Discard an artifact that is computed again, see `Known.discard`."""
         self.shared.known.discard(self.store, ref, evicted=evicted)

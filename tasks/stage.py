@@ -15,14 +15,14 @@ from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.states import Completed
 
-from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
-from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage, in_words
+from memlib.errors import CorruptArtifact, RunError, UserError
+from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
-from memlib.running.precision import exact
+from memlib.running.precision import exact, threads_of
 from memlib.running.publishing import publish_audit, said_of_erased
+from memlib.running.reuse import Reuse, is_damaged
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
-from memlib.specs.cores import threads as own_threads
 from memlib.store import Making, Ref, Store
 from tasks.cluster import Part, map_on_ray
 from tasks.display import shown
@@ -174,39 +174,9 @@ def _run_all(context: Context, stages: Sequence[AnyStage]) -> Refs | State[Refs]
 
 
 def committed(context: Context, ref: Ref, kind: type[AnyStage]) -> bool:
-    """Return whether the artifact exists, is intact, and was computed from the current content of its inputs.
-
-    An artifact that is damaged or outdated is discarded with a warning, so that it is recomputed. Artifacts of a forced stage
-    are discarded too, once per run.
-
-    Raises:
-        RunError: for a trained model whose inputs were recomputed with different content, unless the run may cascade.
-    """
-    if ref.stage_name in context.options.force and ref not in context.shared.renewed:
-        context.shared.renewed.add(ref)
-        context.discard(ref)
-        context.store.resume.drop(ref.key)
-        return False
-    try:
-        manifest = context.store.artifacts.lookup(ref.stage, ref.key)
-    except CorruptArtifact as damage:
-        if not _is_damaged(context.store, ref):
-            return context.store.artifacts.lookup(ref.stage, ref.key) is not None  # recomputed meanwhile by another driver
-        context.warn(f"{damage}; computing it again")
-        context.discard(ref)
-        return False
-    if manifest is None:
-        return False
-    changed = context.changed_inputs(ref)
-    if not changed:
-        return True
-    reason = in_words(ref, changed)
-    if kind.place == "fleet" and not context.options.cascade:
-        raise RunError(f"{reason}; --cascade trains the model again and recomputes what depends on it")
-    context.warn(f"{reason}; computing the artifact again")
-    context.discard(ref)
-    context.store.resume.drop(ref.key)
-    return False
+    """Return whether an artifact is reused, see `Reuse.holds`."""
+    shared = context.shared
+    return Reuse(context.store, shared.known, context.options, context.warn, shared.renewed).holds(ref, kind)
 
 
 def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnyStage], of: int, bars: Bars) -> None:
@@ -225,7 +195,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
             warn(line)
     else:
         bars.expect(len(missing))
-        threads = own_threads() if where == "driver" else context.resources.threads(kind.declared.name, of)
+        threads = threads_of(context.resources, next(iter(missing.values())), of)
         for number, (ref, stage) in enumerate(missing.items(), start=1):
             record, started = record_of(context, stage), time.monotonic()
             with exact(threads), context.store.artifacts.write(ref, **record) as attempt:
@@ -275,25 +245,13 @@ def _at_work(context: Context, stages: Mapping[Ref, AnyStage]) -> Iterator[Bars]
         context.journal.note("failed", stage, key, problem=problem)
         ended = "failed" if isinstance(error, Exception) else "stopped"
         context.note(f"{name}: {ended} after {duration(time.monotonic() - started)}", logging.ERROR)
-        if isinstance(error, CorruptArtifact) and error.ref is not None and _is_damaged(context.store, error.ref):
+        if isinstance(error, CorruptArtifact) and error.ref is not None and is_damaged(context.store, error.ref):
             context.discard(error.ref)  # the damage was found while reading; the next run recomputes the artifact
         raise
     seconds = time.monotonic() - started
     context.work.computed += [str(ref) for ref in refs]
     context.journal.note("computed", stage, key, count=len(refs), seconds=round(seconds, 2))
     context.note(f"{name}: done in {duration(seconds)}")
-
-
-def _is_damaged(store: Store, ref: Ref) -> bool:
-    """Return whether an artifact is still damaged: another cell or driver may have recomputed it since it was read."""
-    try:
-        return bool(store.artifacts.problems(ref))
-    except MissingArtifact:
-        return False
-    except CorruptArtifact:
-        return True
-    except (RunError, OSError):  # the store does not answer; the next run checks again
-        return False
 
 
 def _nodes_near(context: Context, stages: Sequence[AnyStage]) -> list[str | None]:

@@ -16,6 +16,7 @@ import torch
 
 from memlib.errors import CorruptArtifact, ResourcesError, RunError, UserError
 from memlib.pipeline.stage import AnyStage
+from memlib.running.precision import TRAINING, settings_of
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from memlib.store.permissions import scratch
@@ -38,7 +39,6 @@ from tasks.remote import in_words, reach, saved_step, train_there
 from tasks.runtime import Context
 from tasks.training_queue import LONGEST_SECONDS, Board
 
-STAGE = Train.declared.name
 SHOWN_PROBLEMS = 2
 GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after the last node joined
 MOST_STARTS = 10  # starts of all workers for each failure that a model may have
@@ -79,7 +79,7 @@ def train_on_ray(context: Context, jobs: Sequence[Train], of: int, bars: Bars) -
     """
     ray = start_ray(context)
     resources = context.resources
-    stage = settings_of(resources, jobs)
+    stage = settings_of(resources, jobs[0])
     needs = needs_of(ray, context, stage, of * resources.workers_per_model)
     if 0 < needs.get("GPU", 0) < 1 < resources.workers_per_model:
         raise ResourcesError(
@@ -177,11 +177,6 @@ def _by_ray_train(
     return problems
 
 
-def settings_of(resources: Resources, jobs: Sequence[Train]) -> str:
-    """Return the name under which the resources of jobs are set: that of their own stage, or else that of all training."""
-    return next((job.declared.name for job in jobs if job.declared.name in resources.stages), STAGE)
-
-
 def _check_reach(ray: Any, context: Context, stage: str) -> None:
     """Check on a cluster that a worker can read the store; nodes may have other credentials or folders than the driver.
 
@@ -230,7 +225,7 @@ def _board(ray: Any, names: list[str], max_failures: int) -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=pinned)(Board).remote(names, max_failures)
 
 
-def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, stage: str = STAGE) -> int:
+def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, stage: str = TRAINING) -> int:
     """Return how many models fit side by side; if a cluster has no room for any, request room for all and wait.
 
     Raises:

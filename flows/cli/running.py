@@ -39,6 +39,8 @@ def _what() -> str:
     return f"A recipe: the name of a shipped one (memlib recipes) or a YAML file; or an audit, with --recipe. {audits}"
 
 
+ENGINE = "MEMLIB_ENGINE"  # environment variable: process or ray
+
 if TYPE_CHECKING:
     What = str
 else:
@@ -47,6 +49,7 @@ RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first ar
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False)]
 CascadeOption = Annotated[bool, Parameter(negative="")]
 VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
+InProcessOption = Annotated[bool, Parameter(name="--in-process", negative="")]
 HooksOption = Annotated[Hooks, Parameter(name="*")]  # one option per hook
 ForceOption = Annotated[Sequence[str], Parameter(name="--force-stage", negative="", show_default=False)]
 
@@ -66,6 +69,7 @@ def run(
     quiet: bool = False,
     verbose: VerboseOption = False,
     json_: JsonOption = False,
+    in_process: InProcessOption = False,
     hooks: HooksOption = NO_HOOKS,
 ) -> None:
     """Run an audit: split, train, observe, score, report. Results that the store already holds are reused.
@@ -98,6 +102,9 @@ def run(
         Show the keys of artifacts, and details of the progress.
     json_
         Print the run's manifest as JSON.
+    in_process
+        Compute in this process, one part after another, without Prefect and Ray: faster for small audits, with the same
+        results. MEMLIB_ENGINE=process makes it the default.
     """
     if rehash:
         from memlib.data.examples import REHASH  # loads Pillow
@@ -120,11 +127,17 @@ def run(
         request, look = cell_of(request, cell, Store(store))
         say(f"cell {cell} of sweep {look}: its cells are one look at the data once the sweep compares them (without --cell)")
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
-    _carry_out(request, store, options, hooks, as_json=json_)
+    _carry_out(request, store, options, hooks, as_json=json_, in_process=in_process)
 
 
-def _carry_out(request: AuditRequest, store: str, options: RunOptions, hooks: Hooks, *, as_json: bool) -> None:
-    from flows.api import carry_out  # loads the audits
+def _carry_out(
+    request: AuditRequest, store: str, options: RunOptions, hooks: Hooks, *, as_json: bool, in_process: bool
+) -> None:
+    carry_out: Callable[..., RunRecord]
+    if _is_in_process(request.resources, asked=in_process):
+        from memlib.running.in_process import carry_out_here as carry_out  # loads the audits
+    else:
+        from flows.api import carry_out
 
     hooks.check()
     log_as_asked()
@@ -139,6 +152,26 @@ def _carry_out(request: AuditRequest, store: str, options: RunOptions, hooks: Ho
         print(json.dumps(run.model_dump(), indent=1))
     else:
         print_run(opened, run)
+
+
+def _is_in_process(resources: Resources, *, asked: bool) -> bool:
+    """Return whether a run computes in this process, as an option or MEMLIB_ENGINE says.
+
+    Raises:
+        UserError: if the variable has another value than process or ray, or the run needs a cluster or groups of workers.
+    """
+    named = os.environ.get(ENGINE, "")
+    if named not in ("", "process", "ray"):
+        raise UserError(f"{ENGINE} is {named!r}; set it to process or ray, or leave it unset")
+    if not asked and named != "process":
+        return False
+    how = "--in-process" if asked else f"{ENGINE}=process"
+    if resources.ray_address is not None or resources.workers_per_model > 1:
+        setting = "ray_address" if resources.ray_address is not None else "workers_per_model"
+        raise UserError(
+            f"resources.{setting} is {getattr(resources, setting)}, but {how} computes in one process; leave out one of them"
+        )
+    return True
 
 
 def plan(
@@ -226,6 +259,7 @@ def resume(
     quiet: bool = False,
     verbose: VerboseOption = False,
     json_: JsonOption = False,
+    in_process: InProcessOption = False,
     hooks: HooksOption = NO_HOOKS,
 ) -> None:
     """Resume a run that was killed or failed, or rebuild the missing and damaged artifacts of a finished one.
@@ -248,6 +282,8 @@ def resume(
         Show the keys of artifacts, and details of the progress.
     json_
         Print the run's manifest as JSON.
+    in_process
+        Compute in this process, without Prefect and Ray; see memlib run.
     """
     recipe_settings = [setting for setting in set_ if not setting.startswith("resources.")]
     if recipe_settings:
@@ -264,7 +300,7 @@ def resume(
     given = "" if not isinstance(record.plan, PlanFile) else content_of(record.plan).decode()  # a finished run keeps its own
     look = record.look if isinstance(record, RequestRecord) else ""  # a finished run keeps its own
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
-    _carry_out(request, store, options, hooks, as_json=json_)
+    _carry_out(request, store, options, hooks, as_json=json_, in_process=in_process)
 
 
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The functions of `memlib`: audits in the calling process, without Prefect and Ray, and operations on finished runs."""
 
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -8,25 +7,20 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from memlib.audits.arrangement import body_of
 from memlib.audits.gates import Decision, decide
 from memlib.errors import UserError
-from memlib.pipeline.stage import AnyStage
-from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.comparison import Comparison, compare
-from memlib.running.eviction import evict
-from memlib.running.finished import finished
 from memlib.running.finished import plan as planned
 from memlib.running.gate import GateDecision, read_policy
 from memlib.running.gate import gate as decide_by
+from memlib.running.in_process import carry_out_here
 from memlib.running.planning import Plan
-from memlib.running.runners import PlainRunner
 from memlib.runs.index import list_runs as listed_runs
-from memlib.runs.plans import read_plan, unrecorded
-from memlib.runs.requests import announced
+from memlib.runs.plans import content_of, read_plan
 from memlib.runs.run import ListedRun, Run, open
-from memlib.store import Ref, Store, chosen_store
+from memlib.specs.options import RunOptions
+from memlib.store import Store, chosen_store
 
 if TYPE_CHECKING:
     from memlib.running.erasing import Survey
@@ -77,26 +71,11 @@ def run(
         'descriptive'
     """
     request = AuditRequest.read(recipe, changes or {})
-    audit, spec, resources = request.audit, request.recipe, request.resources
     request.allow_code()
     opened = Store(chosen_store(store))
-    opened.check_writable()
     file = None if plan is None else read_plan(Path(plan))
-    record = finished(audit, spec, opened, resources, say=_warn, plan=file)
-    if record is None:
-        require_files(spec)
-        import torch
-
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise UserError(f"device is {device!r}, but PyTorch finds no GPU on this machine; use 'cpu'")
-        runner = _Announcing(opened, torch.device(device), resources, file, quiet=quiet)
-        with announced(opened, audit.name, spec, resources, runner.computed, say=_warn, plan=file):
-            record = body_of(audit)(runner, spec)
-        assert record is not None  # only plans return None
-        for line in dict.fromkeys((*audit.limits(spec), *runner.warnings, *unrecorded(record, file))):
-            _warn(line)
-        evict(opened, runner.transient, resources, say=_warn)
-    return Run(opened, record)
+    options = RunOptions(quiet=quiet, plan="" if file is None else content_of(file).decode())
+    return Run(opened, carry_out_here(request, opened, options, device=device, say=_warn))
 
 
 def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, Any] | None = None) -> Plan:
@@ -335,19 +314,6 @@ def _name_of(run: Run | str) -> str:
 
 def _run_of(run: Run | str, store: str | None) -> Run:
     return run if isinstance(run, Run) else open(run, store=store)
-
-
-class _Announcing(PlainRunner):
-    """A runner that prints the title of each stage that it computes."""
-
-    def __init__(self, *arguments: Any, quiet: bool) -> None:
-        super().__init__(*arguments)
-        self._quiet = quiet
-
-    def _make(self, stage: AnyStage, ref: Ref) -> None:
-        if not self._quiet:
-            print(f"{stage.title} ({ref})", file=sys.stderr, flush=True)
-        super()._make(stage, ref)
 
 
 def _warn(line: str) -> None:

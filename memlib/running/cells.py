@@ -19,7 +19,13 @@ from memlib.runs.journal import log
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
+from memlib.specs.options import RunOptions
 from memlib.store import Ref, Store
+
+
+def forced_in(cell: CellRequest, options: RunOptions) -> tuple[str, ...]:
+    """Return those of a run's forced stages that are stages of a cell."""
+    return tuple(set(options.force) & {stage.rpartition("/")[2] for stage in stage_names(AUDITS[cell.audit])})
 
 
 def finished_cells(

@@ -2,13 +2,14 @@
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from memlib.audits.arrangement import body_of, stage_names
+from memlib.audits.arrangement import body_of, stage_names, stages_within
 from memlib.audits.base import Audit
-from memlib.errors import RunError
+from memlib.errors import RunError, UserError
 from memlib.pipeline import user_code
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
@@ -35,6 +36,19 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     with result.following(stage_names(audit, recipe)), user_code.planning():
         body_of(audit)(PlanRunner(result, resources, frozenset(force)), recipe)
     return result
+
+
+def needs_workers(audit: Audit, recipe: Spec, store: Store, resources: Resources, *, force: Sequence[str] = ()) -> bool:
+    """Return whether a run has to train models, or to compute several parts of a step, as far as a plan can tell."""
+    try:
+        steps = plan(audit, recipe, store.uri, resources, force=force)
+    except (UserError, RunError):  # the run itself reports it
+        return False
+    missing = Counter(ref.stage for ref, part in steps.parts.items() if not part.is_settled)
+    missing.update({name: 2 for names in steps.blocked.values() for name in names})  # of unknown number
+    places = {stage.declared.name: stage.place for stage in stages_within(audit, recipe)}
+    kinds = [(places.get(name, "driver"), count) for name, count in missing.items()]
+    return any(place == "fleet" or (place in ("anywhere", "cores") and count > 1) for place, count in kinds)
 
 
 def finished(

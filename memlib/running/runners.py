@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +23,15 @@ from memlib.pipeline.stage import (
     OldCode,
     Out,
     Stage,
-    in_words,
 )
 from memlib.pipeline.tables import Tables
-from memlib.running.cells import finished_cells, problem_of
-from memlib.running.precision import be_exact
+from memlib.running.cells import finished_cells, forced_in, problem_of
+from memlib.running.precision import exact, threads_of
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
+from memlib.running.reuse import Reuse
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
+from memlib.specs.options import RunOptions
 from memlib.store import Ref, Store
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class PlainRunner:
         device: device to compute on; the CPU by default.
         resources: machines and limits, recorded in the run's manifest.
         plan: the frozen plan that the run was given, if any.
+        options: stages to recompute, and whether models are retrained whose inputs have changed.
 
     Attributes:
         warnings: warnings for the user.
@@ -57,10 +60,12 @@ class PlainRunner:
         device: torch.device | None = None,
         resources: Resources = Resources(),
         plan: PlanFile | None = None,
+        options: RunOptions = RunOptions(),
     ) -> None:
-        self._store, self._device = store, device
-        self._known, self._work = Known(), Work(resources, plan=plan)
-        self._stages: dict[Ref, AnyStage] = {}
+        self._store, self._device, self._options = store, device, options
+        self._known, self._work = Known(), Work(resources, plan=plan, look=options.look)
+        self._reuse = Reuse(store, self._known, options, lambda text: self.warn(text))
+        self._stages: dict[Ref, tuple[AnyStage, int]] = {}
         self.warnings: list[str] = []
         self.old_code = OldCode()
         self.transient: list[AnyArtifact] = []
@@ -86,55 +91,54 @@ class PlainRunner:
         return self._work.reused
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Run a stage unless its artifact is committed.
+        """Run a stage unless its artifact is committed and intact, see `Reuse`.
 
         Raises:
-            CorruptArtifact: when the committed artifact is damaged.
             RunError: for a trained model whose inputs were recomputed with different content.
         """
+        return self._run(stage, 1)
+
+    def _run(self, stage: Stage[Out], parts: int) -> Artifact[Out]:
+        """Run one of the parts of a step."""
         ref = stage.identity.ref
         self._known.add(ref)
-        self._stages[ref] = stage
+        self._stages[ref] = stage, parts
         if self._is_current(stage, ref):
-            self._reuse(stage, ref)
+            self._work.reused.append(str(ref))
+            self.old_code.note(self._store, ref, stage)
         else:
-            self._make(stage, ref)
+            self._make(stage, ref, parts)
             self._work.computed.append(str(ref))
         return Artifact(self._store, ref, type(stage))
 
     def _is_current(self, stage: AnyStage, ref: Ref) -> bool:
         """Return whether the artifact exists and was computed from the current content of its inputs; else discard it."""
-        if self._store.artifacts.lookup(ref.stage, ref.key) is None:
-            return False
-        changed = self._known.changed_since(self._store, self._store.artifacts.manifest(ref))
-        if not changed:
-            return True
-        if stage.place == "fleet":
-            raise RunError(f"{in_words(ref, changed)}; memlib run --cascade trains the model again")
-        self.warn(f"{in_words(ref, changed)}; computing the artifact again")
-        self._known.discard(self._store, ref)
-        return False
+        return self._reuse.holds(ref, type(stage))
 
-    def _make(self, stage: AnyStage, ref: Ref) -> None:
-        import torch
-
+    def _make(self, stage: AnyStage, ref: Ref, parts: int) -> None:
+        """Compute one of the parts of a step, with the threads that every other runner would give it."""
         for artifact in stage.reads_transient:
             if not self._store.artifacts.is_complete(artifact.ref):
                 self._known.discard(self._store, artifact.ref, evicted=True)
-                self._make(self._stages[artifact.ref], artifact.ref)
-        be_exact()
-        with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
-            attempt.warn = self.warn
+                self._make(self._stages[artifact.ref][0], artifact.ref, self._stages[artifact.ref][1])
+        self._compute(stage, ref, threads_of(self.resources, stage, parts))
+
+    def _compute(self, stage: AnyStage, ref: Ref, threads: int) -> None:
+        """Compute an artifact that is not in the store."""
+        import torch
+
+        with exact(threads), self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
+            attempt.warn, attempt.progress = self.warn, functools.partial(self.progress, stage)
             stage.fill(attempt, self._device or torch.device("cpu"))
 
-    def _reuse(self, stage: AnyStage, ref: Ref) -> None:
-        self._work.reused.append(str(ref))
-        self.old_code.note(self._store, ref, stage)
+    def progress(self, stage: AnyStage, done: float, total: float) -> None:
+        """Show how far the computation of a stage has come; a plain runner shows nothing."""
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Run the parts of a step in the given order."""
         assert len({type(stage) for stage in stages}) <= 1, "parts of one step are of one class"  # as on a cluster
-        return [self.run(stage) for stage in stages]
+        parts = len({stage.identity.ref for stage in stages})
+        return [self._run(stage, parts) for stage in stages]
 
     def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """Append artifacts to `transient`."""
@@ -161,7 +165,8 @@ class PlainRunner:
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
         """Run cells one after another, except those that are already finished."""
         done: dict[str, RunRecord | str] = {}
-        done |= finished_cells(cells, self._store, self.resources, say=self.warn, transient=self.transient)
+        unforced = {name: cell for name, cell in cells.items() if not forced_in(cell, self._options)}
+        done |= finished_cells(unforced, self._store, self.resources, say=self.warn, transient=self.transient)
         for name, cell in cells.items():
             if name not in done:
                 inner = copy.copy(self)  # shares what is known of artifacts
@@ -204,5 +209,12 @@ class FinishedRunner(PlainRunner):
             raise Unfinished(f"cells are not finished: {', '.join(sorted(missing))}")
         return runs
 
-    def _make(self, stage: AnyStage, ref: Ref) -> None:
+    def _is_current(self, stage: AnyStage, ref: Ref) -> bool:
+        """Return whether the artifact is committed; what is not current is left to a runner that reports and computes it."""
+        artifacts = self._store.artifacts
+        return artifacts.lookup(ref.stage, ref.key) is not None and not self._known.changed_since(
+            self._store, artifacts.manifest(ref)
+        )
+
+    def _make(self, stage: AnyStage, ref: Ref, parts: int) -> None:
         raise Unfinished(f"{ref} is not committed")

@@ -13,6 +13,7 @@ from ray import exceptions as ray_exceptions
 from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.errors import RunError, UserError
 from memlib.recipes.files import validate
+from memlib.running.precision import settings_of
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training
@@ -181,7 +182,7 @@ def test_models_of_one_worker_share_a_gpu_and_others_do_not(context: Any, monkey
     half = {"train": {"gpus": 0.5}}
     assert training._groups(ray, context(stages=half), needs_of(ray, context(stages=half), "train", 1000), 10) == 2
     with pytest.raises(UserError, match="train one model together need whole GPUs"):
-        training.train_on_ray(context(stages=half, workers_per_model=2), [], 1, bars=None)
+        training.train_on_ray(context(stages=half, workers_per_model=2), [GenerateTrain.__new__(GenerateTrain)], 1, bars=None)
 
 
 @pytest.fixture
@@ -364,8 +365,7 @@ def test_workers_that_cannot_read_the_store_raise_an_error_before_the_fit(
     [({}, "train"), ({"train": {"gpus": 1}}, "train"), ({"generate_train": {"gpus": 1}}, "generate_train")],
 )
 def test_generators_use_the_resources_of_all_training_unless_they_have_their_own(stages: Any, found: str) -> None:
-    jobs = [GenerateTrain.__new__(GenerateTrain)]
-    assert training.settings_of(Resources(stages=stages), jobs) == found
+    assert settings_of(Resources(stages=stages), GenerateTrain.__new__(GenerateTrain)) == found
 
 
 def test_the_loss_of_all_nodes_before_a_training_has_begun_ends_it(context: Any, clock: list[float]) -> None:

@@ -196,11 +196,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_stored_under_its_former
     assert runner.run(Copied(file, during="second")).content == "second"
 
 
-def test_reading_a_damaged_artifact_raises_corrupt_artifact(runner: PlainRunner) -> None:
-    runner.run(Word("to"))
+def test_a_damaged_artifact_is_not_read_and_a_runner_computes_it_again(runner: PlainRunner) -> None:
+    word = runner.run(Word("to"))
     next(Path(runner.store.uri).glob("artifacts/word/*/*/word.txt")).write_text("xx")
+    again = PlainRunner(Store(runner.store.uri))
     with pytest.raises(CorruptArtifact):
-        _ = PlainRunner(Store(runner.store.uri)).run(Word("to")).content
+        _ = Artifact(again.store, word.ref, Word).content
+    assert again.run(Word("to")).content == "to"
+    assert [line for line in again.warnings if "computing it again" in line]
 
 
 def test_a_pickled_artifact_drops_its_cached_content(runner: PlainRunner) -> None:

@@ -57,7 +57,7 @@ def test_the_command_runs_one_cell_with_the_look_of_the_sweep(
 ) -> None:
     asked: list[tuple[AuditRequest, RunOptions]] = []
     monkeypatch.setattr(
-        "flows.cli.running._carry_out", lambda request, store, options, hooks, *, as_json: asked.append((request, options))
+        "flows.cli.running._carry_out", lambda request, store, options, hooks, **more: asked.append((request, options))
     )
     command = ["run", "sweep_smoke", "--store", str(tmp_path / "store")]
     assert main([*command, "--cell", "2"]) == 0

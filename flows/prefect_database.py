@@ -1,0 +1,121 @@
+"""The SQLite database of a Prefect server that a run starts for itself: it is checked first, and a new one need not migrate.
+
+Prefect waits for minutes, in silence, for a database that another process has locked, and for one of a newer Prefect.
+"""
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from memlib.errors import RunError, UserError
+from memlib.store.permissions import PRIVATE, make_folder, user_folder
+
+LOCKED_SECONDS = 5.0  # other runs lock it for moments
+PREFIX = "sqlite+aiosqlite:///"
+MIGRATIONS = "server/database/_migrations/versions/sqlite"
+
+
+def database() -> Path | None:
+    """Return the file of the database that a server started by this process would use; None for other databases."""
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    address = str(PREFECT_API_DATABASE_CONNECTION_URL.value() or "")
+    if not address.startswith(PREFIX) or ":memory:" in address:
+        return None
+    return Path(address.removeprefix(PREFIX).partition("?")[0]).expanduser()
+
+
+@contextlib.contextmanager
+def ready_database() -> Iterator[None]:
+    """Check the database before a server starts in the block; a new one begins as a copy of a new one of an earlier run.
+
+    Raises:
+        RunError: if another process keeps the database locked.
+        UserError: if the database is of a newer Prefect, or is none.
+    """
+    path = database()
+    if path is None:
+        yield
+        return
+    is_new = not path.exists()
+    migrated = user_folder("cache") / f"prefect-{version('prefect')}.db"
+    if is_new:
+        with contextlib.suppress(OSError, sqlite3.Error):  # the server then makes its own
+            _copy(migrated, path)
+    else:
+        check_database(path)
+    yield
+    if is_new and not migrated.exists():  # nothing but the tables: no run has been recorded yet
+        with contextlib.suppress(OSError, sqlite3.Error):
+            _copy(path, migrated)
+
+
+def check_database(path: Path) -> None:
+    """Raise an error of one line unless a database can be written and is of this Prefect or an older one."""
+    advice = "end that process, or set PREFECT_HOME to another folder"
+    end = time.monotonic() + LOCKED_SECONDS
+    while True:
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+                _check_revision(path, connection)
+                return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise UserError(f"Prefect's database {path} cannot be written ({error}); set PREFECT_HOME") from error
+            if time.monotonic() > end:
+                raise RunError(f"Prefect's database {path} is locked by another process; {advice}") from error
+            time.sleep(0.2)
+        except sqlite3.DatabaseError as error:
+            message = f"{path} is no database of Prefect ({error}); move it away, or set PREFECT_HOME to another folder"
+            raise UserError(message) from error
+
+
+def _check_revision(path: Path, connection: sqlite3.Connection) -> None:
+    try:
+        found = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+    except sqlite3.OperationalError:  # empty so far
+        return
+    if newer := [revision for revision in found if revision not in _revisions()]:
+        raise UserError(
+            f"Prefect's database {path} is of a newer Prefect than {version('prefect')} (revision {newer[0]}); update "
+            "Prefect, or set PREFECT_HOME to another folder"
+        )
+
+
+def _revisions() -> set[str]:
+    """Return the revisions of the database that the installed Prefect knows."""
+    import prefect
+
+    folder = Path(str(prefect.__file__)).parent / MIGRATIONS
+    found = (re.search(r"^revision\b[^=]*= *[\"'](\w+)", file.read_text(), re.MULTILINE) for file in folder.glob("*.py"))
+    return {match[1] for match in found if match is not None}
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy an intact database to a new, private file; another process may do the same at the same time.
+
+    Raises:
+        OSError, sqlite3.Error: if there is no intact database, or the target cannot be written.
+    """
+    make_folder(target.parent, PRIVATE.folder)
+    part = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        part.touch(PRIVATE.file)
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=1.0)) as original,
+            contextlib.closing(sqlite3.connect(part)) as copy,
+        ):
+            original.backup(copy)
+            if copy.execute("PRAGMA quick_check").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError(f"{source} is damaged")
+            copy.execute("PRAGMA journal_mode=WAL")  # as Prefect sets it
+        os.link(part, target)  # fails if there is one meanwhile
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Which artifacts of a run are reused: those that are committed, intact, and computed from the current content of inputs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memlib.errors import CorruptArtifact, MissingArtifact, RunError
+from memlib.pipeline.stage import AnyStage, Known, in_words
+from memlib.specs.options import RunOptions
+from memlib.store import Ref, Store
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """The rules by which artifacts of a store are reused; artifacts that are not are discarded.
+
+    Attributes:
+        store: store of the artifacts.
+        known: artifacts of the run so far.
+        options: stages to recompute, and whether models are retrained whose inputs have changed.
+        warn: called with a warning for each artifact that is computed again.
+        renewed: artifacts of forced stages that were already discarded; each is discarded once per run.
+    """
+
+    store: Store
+    known: Known
+    options: RunOptions
+    warn: Callable[[str], None]
+    renewed: set[Ref] = field(default_factory=set)
+
+    def holds(self, ref: Ref, kind: type[AnyStage]) -> bool:
+        """Return whether an artifact is reused; if it is damaged, outdated or of a forced stage, discard it.
+
+        Raises:
+            RunError: for a trained model whose inputs were recomputed with different content, unless the run may cascade.
+        """
+        if ref.stage_name in self.options.force and ref not in self.renewed:
+            self.renewed.add(ref)
+            self._discard(ref)
+            return False
+        try:
+            manifest = self.store.artifacts.lookup(ref.stage, ref.key)
+        except CorruptArtifact as damage:
+            if not is_damaged(self.store, ref):
+                return self.store.artifacts.lookup(ref.stage, ref.key) is not None  # recomputed meanwhile by another driver
+            self.warn(f"{damage}; computing it again")
+            self.known.discard(self.store, ref)
+            return False
+        if manifest is None:
+            return False
+        changed = self.known.changed_since(self.store, self.store.artifacts.manifest(ref))
+        if not changed:
+            return True
+        reason = in_words(ref, changed)
+        if kind.place == "fleet" and not self.options.cascade:
+            raise RunError(f"{reason}; --cascade trains the model again and recomputes what depends on it")
+        self.warn(f"{reason}; computing the artifact again")
+        self._discard(ref)
+        return False
+
+    def _discard(self, ref: Ref) -> None:
+        """Discard an artifact, and the state of an interrupted attempt."""
+        self.known.discard(self.store, ref)
+        self.store.resume.drop(ref.key)
+
+
+def is_damaged(store: Store, ref: Ref) -> bool:
+    """Return whether an artifact is still damaged: another cell or driver may have recomputed it since it was read."""
+    try:
+        return bool(store.artifacts.problems(ref))
+    except MissingArtifact:
+        return False
+    except CorruptArtifact:
+        return True
+    except (RunError, OSError):  # the store does not answer; the next run checks again
+        return False
