@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -70,6 +68,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_documented_duckdb_and_polars_queries_count_each_run_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+    import polars
+
     monkeypatch.chdir(store.parent)
     (block,) = re.findall(r"```python\nimport duckdb, polars\n(.*?)```", DOCUMENT, re.DOTALL)
     (sql,) = re.findall(r'duckdb\.sql\("""(.*?)"""\)', block, re.DOTALL)

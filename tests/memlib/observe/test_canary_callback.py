@@ -16,11 +16,11 @@ from small_models import save_trainable
 from memlib.data.canary_documents import ALL_FILE, INSERT_FILE, Coins, Form, read_coins, read_documents, write_canaries
 from memlib.data.canary_losses import read_losses, score_canaries
 from memlib.errors import UserError
-from memlib.observe.canary_callback import LOSSES_FILE, CanaryCallback
 from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
 from memlib.stats.canaries import audit_canaries
 
 transformers = pytest.importorskip("transformers")
+LOSSES_FILE = "canary_losses.parquet"
 FORM = Form("id {l8}{d4}.")
 COUNT = 40
 
@@ -35,6 +35,13 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("canaries") / "c"
     write_canaries(target, FORM, COUNT, repeats=1, guesses=(), secret=b"s" * 32, seed=1)
     return target
+
+
+def watching(canaries: Path, **settings: Any) -> Any:
+    """Return the callback, whose base class loads the Trainer of transformers."""
+    from memlib.observe.canary_callback import CanaryCallback
+
+    return CanaryCallback(canaries, **settings)
 
 
 def texts_of(canaries: Path) -> list[str]:
@@ -70,7 +77,7 @@ def audited(canaries: Path, losses: Path) -> Any:
 def test_learned_canaries_are_found_and_no_secret_is_printed(
     folder: Path, canaries: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries, every_steps=60)], steps=120, dropout=0.0)
+    train(folder, texts_of(canaries), tmp_path, [watching(canaries, every_steps=60)], steps=120, dropout=0.0)
     file = tmp_path / LOSSES_FILE
     assert file.stat().st_mode & 0o777 == 0o600
     assert sorted(set(pq.read_table(file)["step"].to_pylist())) == [0, 60, 120]
@@ -87,7 +94,7 @@ def test_false_alarm_rate_for_a_model_trained_on_other_canaries_is_at_most_the_l
 ) -> None:
     """All canaries of one kind are equally likely, so that scores do not depend on the coins."""
     write_canaries(tmp_path / "other", FORM, COUNT, repeats=1, guesses=(), secret=b"t" * 32, seed=1)
-    callback = CanaryCallback(canaries, on_problem="warn")
+    callback = watching(canaries, on_problem="warn")
     with pytest.warns(UserWarning, match="no canary was found; add insert.jsonl"):
         train(folder, texts_of(tmp_path / "other"), tmp_path, [callback], steps=60, dropout=0.0)
     scores, _ = audited(canaries, tmp_path / LOSSES_FILE)
@@ -102,7 +109,7 @@ def test_false_alarm_rate_for_a_model_trained_on_other_canaries_is_at_most_the_l
 def test_the_training_is_the_same_with_and_without_the_callback(folder: Path, canaries: Path, tmp_path: Path) -> None:
     """Dropout and shuffling draw random numbers in every step."""
     weights, after = [], []
-    for callbacks in ([], [CanaryCallback(canaries, every_steps=1)]):
+    for callbacks in ([], [watching(canaries, every_steps=1)]):
         trainer = train(folder, texts_of(canaries), tmp_path / str(len(callbacks)), callbacks, steps=3)
         weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
         after.append((torch.rand(1).item(), np.random.random(), random.random()))
@@ -117,14 +124,14 @@ def test_masked_labels_end_the_training_before_its_first_step(folder: Path, cana
         return {"input_ids": ids, "labels": torch.full_like(ids, -100)}
 
     with pytest.raises(UserError, match=r"labels are -100 on all tokens of \d+ of \d+ canaries") as raised:
-        train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, collator=masked)
+        train(folder, texts_of(canaries), tmp_path, [watching(canaries)], steps=1, collator=masked)
     assert len(str(raised.value).splitlines()) == 1
     assert not (tmp_path / LOSSES_FILE).exists()
 
 
 def test_truncated_canaries_end_the_training(folder: Path, canaries: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokens are missing from \d+ of \d+ canaries; raise the maximum length"):
-        train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=1, most=10)
+        train(folder, texts_of(canaries), tmp_path, [watching(canaries)], steps=1, most=10)
 
 
 def test_frozen_models_are_refused(folder: Path, canaries: Path, tmp_path: Path) -> None:
@@ -132,7 +139,7 @@ def test_frozen_models_are_refused(folder: Path, canaries: Path, tmp_path: Path)
     peft = pytest.importorskip("peft")
     base = transformers.GPT2LMHeadModel.from_pretrained(folder)
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM"))
-    callback, tokenizer = CanaryCallback(canaries), load_tokenizer(str(folder))[0]
+    callback, tokenizer = watching(canaries), load_tokenizer(str(folder))[0]
     rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts_of(canaries)]
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     loader = torch.utils.data.DataLoader(rows, collate_fn=collator)  # type: ignore[arg-type, var-annotated]
@@ -141,13 +148,13 @@ def test_frozen_models_are_refused(folder: Path, canaries: Path, tmp_path: Path)
     callback.on_train_begin(arguments, state, None, model=adapted, **told)
     adapted.requires_grad_(False)
     with pytest.raises(UserError, match="no parameter of the model requires a gradient"):
-        CanaryCallback(canaries).on_train_begin(arguments, state, None, model=adapted, **told)
+        watching(canaries).on_train_begin(arguments, state, None, model=adapted, **told)
 
 
 def test_a_resumed_training_keeps_the_losses_of_the_base_model(folder: Path, canaries: Path, tmp_path: Path) -> None:
-    train(folder, texts_of(canaries), tmp_path, [CanaryCallback(canaries)], steps=2, save_strategy="steps", save_steps=2)
+    train(folder, texts_of(canaries), tmp_path, [watching(canaries)], steps=2, save_strategy="steps", save_steps=2)
     before = pq.read_table(tmp_path / LOSSES_FILE).filter(pc.field("step") == 0)
-    callback, checkpoint = CanaryCallback(canaries), tmp_path / "checkpoint-2"
+    callback, checkpoint = watching(canaries), tmp_path / "checkpoint-2"
     tokenizer, _ = load_tokenizer(str(folder))
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
@@ -168,13 +175,13 @@ def test_the_callback_needs_no_file_of_coins(folder: Path, canaries: Path, tmp_p
     (tmp_path / ALL_FILE).write_bytes((canaries / ALL_FILE).read_bytes())
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        train(folder, texts_of(canaries), tmp_path / "out", [CanaryCallback(tmp_path / ALL_FILE)], steps=1)
+        train(folder, texts_of(canaries), tmp_path / "out", [watching(tmp_path / ALL_FILE)], steps=1)
     assert read_losses(tmp_path / "out" / LOSSES_FILE).num_rows == 2 * COUNT
 
 
 def test_losses_at_the_end_are_those_of_the_loaded_best_checkpoint(folder: Path, canaries: Path, tmp_path: Path) -> None:
     """The last step's losses were recorded before the Trainer loaded other weights."""
-    callback, tokenizer = CanaryCallback(canaries, every_steps=1, on_problem="warn"), load_tokenizer(str(folder))[0]
+    callback, tokenizer = watching(canaries, every_steps=1, on_problem="warn"), load_tokenizer(str(folder))[0]
     model, state = transformers.GPT2LMHeadModel.from_pretrained(folder), transformers.TrainerState()
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[])
     loader = torch.utils.data.DataLoader([], collate_fn=list)  # type: ignore[var-annotated]
@@ -193,7 +200,7 @@ def test_losses_at_the_end_are_those_of_the_loaded_best_checkpoint(folder: Path,
 
 def test_a_trainer_without_a_tokenizer_is_told_to_name_it(canaries: Path) -> None:
     with pytest.raises(UserError, match="the trainer has no tokenizer"):
-        CanaryCallback(canaries).on_train_begin(None, None, None, model=None)
+        watching(canaries).on_train_begin(None, None, None, model=None)
 
 
 def test_streamed_training_data_give_a_warning_and_are_not_searched(folder: Path, canaries: Path, tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_streamed_training_data_give_a_warning_and_are_not_searched(folder: Path
         def __iter__(self) -> Any:
             raise AssertionError("a stream may be read only once")
 
-    callback = CanaryCallback(canaries)
+    callback = watching(canaries)
     callback._encoded = encode_canaries(read_documents(canaries), tokenizer)
     with pytest.warns(UserWarning, match="the training data are a stream"):
         callback._check(torch.utils.data.DataLoader(Stream()), None)

@@ -8,7 +8,6 @@ import yaml
 import flows
 import memlib
 from flows.cli.app import main
-from flows.deployed import audit
 from memlib.errors import UserError
 from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe
@@ -144,6 +143,8 @@ def test_commands_functions_and_flows_report_the_same_recipe_error(
             call(str(path), store=str(tmp_path / "store"))
         said.add(f"memlib: {caught.value}")
         assert caught.value.origin == str(path)
+    from flows.deployed import audit  # loads Prefect
+
     state = audit.fn(recipe=str(path), store=str(tmp_path))
     said.add(f"memlib: {state.message}")
     assert len(said) == 1, said

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 import torch
 
@@ -49,6 +48,8 @@ def test_a_run_has_a_verdict_tables_and_a_page(run: Run) -> None:
 
 
 def test_tables_of_a_run_equal_those_read_by_duckdb(run: Run, store: str) -> None:
+    import duckdb
+
     path = f"{store}/results/table=units/**/*.parquet"
     (count,) = duckdb.sql(f"select count(*) from read_parquet('{path}', hive_partitioning=true)").fetchall()[0]
     assert run.tables["units"].num_rows == count

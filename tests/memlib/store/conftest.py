@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # loads boto and Flask, for these tests alone
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -2,7 +2,6 @@ import errno
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import pickle
 import time
@@ -23,6 +22,7 @@ from memlib.store.copies import Copies
 from memlib.store.logs import recording
 from memlib.store.records import FileRecord, sealed
 from memlib.store.remote import Remote
+from tests.pairs import SERVER
 
 REF = Ref("decode", "0" * 32)
 
@@ -308,9 +308,8 @@ def _fetch_in_a_process(folder: str, number: int, fetched: Any, ready: Any) -> N
 
 def test_concurrent_processes_fetch_a_file_once(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(os.urandom(1_000_000))
-    spawn = multiprocessing.get_context("spawn")  # whatever earlier tests have left in this process
-    fetched, ready = spawn.Queue(), spawn.Barrier(4)
-    processes = [spawn.Process(target=_fetch_in_a_process, args=(str(tmp_path), n, fetched, ready)) for n in range(4)]
+    fetched, ready = SERVER.Queue(), SERVER.Barrier(4)
+    processes = [SERVER.Process(target=_fetch_in_a_process, args=(str(tmp_path), n, fetched, ready)) for n in range(4)]
     for process in processes:
         process.start()
     for process in processes:
