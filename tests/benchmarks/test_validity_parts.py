@@ -1,5 +1,7 @@
 """Every part of the validity study runs: its first unit, and its report of it, so that a rename breaks a test and no table."""
 
+import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,8 @@ from benchmarks.validity.__main__ import parts
 from benchmarks.validity.harness import carry_out, heading
 
 LONG = ("smoke",)  # a whole audit, which the README's first command runs
-SLOW = {  # whose first unit takes more than ten seconds
-    "exposure-documents", "exposure-intervals", "unique-feature-coverage", "own-model", "declared-sets", "words",
-    "reconstruction-null", "reconstruction-plant", "forgetting-innocent", "forgetting-guilty", "forgetting-forgotten",
-    "forgetting-bought", "persons-trained-views", "deja-vu-alone-plant", "exposure-file", "exposure-recurring",
-    "exposure-epsilon", "unique-feature-null",
-}  # fmt: skip
+QUICK = {"gate", "membership-epsilon", "persons-views"}  # whose first unit takes less than a second
+ROWS = Path(__file__).with_name("rows.json")  # the row of the first unit of each part, written by this file as a program
 TINY = {  # scenes and trainings of reconstructions, which draw nothing that could be told from noise
     "data.source.num_examples": 400, "split.train_per_class": 3, "split.public_per_class": 12, "training.epochs": 2,
     "training.batch_size": 20, "reconstruct.images": 30, "reconstruct.samples": 2, "reconstruct.steps": 2,
@@ -49,11 +47,42 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
 def cases() -> Iterator[object]:
     for name in parts():
         if name not in LONG:
-            yield pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+            yield name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
 
 
-def test_slow_parts_are_a_subset_of_all_parts() -> None:
-    assert set(parts()) >= SLOW
+def first_row(name: str, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Compute the first unit of a part, reduced, and return its row."""
+    patch.setattr("benchmarks.validity.harness.RESULTS", folder)
+    for place, reduced in REDUCED.get(name, {}).items():
+        patch.setattr(f"benchmarks.validity.{place}", reduced)
+    part = parts()[name]
+    first = next(iter(part.units()))
+    (row,) = carry_out(type(part)(part.name, part.question, lambda: [first], part.compute, part.report), minutes=5)
+    assert row["unit"] == first
+    return row
+
+
+def assert_reported(name: str, row: dict[str, Any]) -> None:
+    part = parts()[name]
+    lines = [*heading(part, [row]), *part.report([row])]
+    assert lines[0] == f"## {name}"
+    assert any(line.startswith("|") for line in lines)
+
+
+def form(value: Any) -> Any:
+    """Return the names and kinds of a row, without its numbers; lists and optional values may have any."""
+    return {key: form(inner) for key, inner in value.items()} if isinstance(value, dict) else isinstance(value, str)
+
+
+def test_every_part_is_imported_and_reports_a_stored_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = json.loads(ROWS.read_text())
+    assert set(rows) == set(parts()) - set(LONG), (
+        "python tests/benchmarks/test_validity_parts.py PART stores the row of a new one"
+    )
+    assert set(rows) >= QUICK
+    for name, row in rows.items():
+        assert next(iter(parts()[name].units())) == row["unit"]
+        assert_reported(name, row)
 
 
 @pytest.mark.long
@@ -61,14 +90,23 @@ def test_slow_parts_are_a_subset_of_all_parts() -> None:
 def test_every_validity_part_computes_and_reports_its_first_unit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.validity.harness.RESULTS", tmp_path)
     monkeypatch.setenv("MEMLIB_DATA", str(real_data))
-    for place, reduced in REDUCED.get(name, {}).items():
-        monkeypatch.setattr(f"benchmarks.validity.{place}", reduced)
-    part = parts()[name]
-    first = next(iter(part.units()))
-    (row,) = carry_out(type(part)(part.name, part.question, lambda: [first], part.compute, part.report), minutes=5)
-    assert row["unit"] == first
-    lines = [*heading(part, [row]), *part.report([row])]
-    assert lines[0] == f"## {name}"
-    assert any(line.startswith("|") for line in lines)
+    row = first_row(name, tmp_path, monkeypatch)
+    assert_reported(name, row)
+    assert form(row) == form(json.loads(ROWS.read_text())[name])
+
+
+def write(names: list[str]) -> None:
+    """Store the rows of the first units of new parts, or of those whose rows have changed."""
+    rows = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            rows[name] = first_row(name, Path(folder), patch)
+        lines = [f" {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items())]
+        ROWS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    import sys
+
+    write(sys.argv[1:] or [name for name in parts() if name not in LONG])
