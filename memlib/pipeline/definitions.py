@@ -14,7 +14,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlib.errors import UserError
 from memlib.pipeline.user_code import imported_from
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +45,7 @@ PAGES = "memlib.report"
 STAGE, ARTIFACT = ("memlib.pipeline.stage", "Stage"), ("memlib.pipeline.stage", "Artifact")
 PAGE_STAGE = ("memlib.audits.last_stages", "PageStage")
 DIGEST_LENGTH = 32
+MOST_KEPT = 8  # files of digests in the cache folder, which installations of memlib share
 WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 EFFECTS = ""  # name of a module's statements that define nothing
 
@@ -113,39 +114,54 @@ def _pins() -> dict[str, list[Any]]:
 
 
 @functools.cache
-def _saved_at() -> Path:
-    """Return the file in which digests are kept: beside Python's bytecode, and named after the content of all files."""
+def _saved_at() -> tuple[Path, ...]:
+    """Return the files in which digests are kept, named after the content of all files of memlib.
+
+    The first is beside Python's bytecode. The second is in the user's cache folder, for processes that must not or cannot
+    write the first; there is none for users without a home folder.
+    """
+    from memlib.store.permissions import user_folder
+
     digest = hashlib.sha256()
     for path in sorted(
         path for path in (ROOT / "memlib").rglob("*.*") if path.is_file() and path.parent.name != "__pycache__"
     ):
         digest.update(f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return ROOT / "memlib/__pycache__" / f"definitions-{digest.hexdigest()[:DIGEST_LENGTH]}.json"
+    name, folders = f"definitions-{digest.hexdigest()[:DIGEST_LENGTH]}.json", [ROOT / "memlib/__pycache__"]
+    with contextlib.suppress(UserError):
+        folders.append(user_folder("cache") / "definitions")
+    return tuple(folder / name for folder in folders)
 
 
 @functools.cache
 def _saved() -> dict[str, str]:
-    """Return the digests of stages that were computed for exactly these files, by class."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(_saved_at().read_text(encoding="utf-8"))
-        if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
-            return found
-    return {}
+    """Return the digests of stages that were computed for exactly these files, by class; damaged files are ignored."""
+    digests: dict[str, str] = {}
+    for path in _saved_at():
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["sha256"] == _sealed(kept["digests"])["sha256"]:
+                digests |= kept["digests"]
+    return digests
+
+
+def _sealed(digests: dict[str, str]) -> dict[str, Any]:
+    """Return digests with their sha256."""
+    text = json.dumps(digests, sort_keys=True)
+    return {"digests": digests, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _save(digests: dict[str, str]) -> None:
-    """Keep digests for later processes, unless Python must not write there; files of earlier code are removed."""
-    path = _saved_at()
-    if sys.dont_write_bytecode:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(digests), encoding="utf-8")
-        part.replace(path)
-        for other in path.parent.glob("definitions-*.json"):
-            if other != path:
+    """Keep digests for later processes: beside the bytecode, or in the cache folder; the oldest files are removed."""
+    from memlib.store.permissions import replace_file
+
+    for path, most in tuple(zip(_saved_at(), (1, MOST_KEPT), strict=False))[int(sys.dont_write_bytecode) :]:
+        with contextlib.suppress(OSError, UserError):
+            replace_file(path, json.dumps(_sealed(digests)).encode())
+            kept = sorted(path.parent.glob("definitions-*.json"), key=lambda file: (file == path, file.stat().st_mtime))
+            for other in kept[:-most]:
                 other.unlink()
+            return
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The code of a stage is what its class reaches: a change elsewhere, a move and other words leave its digest the same."""
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import stages_of
 from memlib.pipeline import definitions
+from memlib.store import permissions
 
 CACHED = (
     "code_of", "_saved", "_saved_at", "reached", "_steps", "_paths", "_source", "_module", "_bases", "_is_stage", "subclasses", "_openings",
@@ -87,19 +89,14 @@ def codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         for name, text in {"__init__": "", **program}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / f"{name}.py").write_text(text)
-        forget()
+        _forget()
         return {name: definitions.code_of("memlib.stages", name) for name in ("First", "Second", "Third")}
-
-    def forget() -> None:
-        for name in CACHED:
-            getattr(definitions, name).cache_clear()
-        definitions._TEXTS.clear()
 
     monkeypatch.setattr(definitions, "ROOT", tmp_path)
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     yield found
     monkeypatch.undo()
-    forget()
+    _forget()
 
 
 @pytest.mark.parametrize(
@@ -141,23 +138,121 @@ def test_moving_a_definition_changes_no_code_digest(codes: Callable[[dict[str, s
     assert codes(PROGRAM | elsewhere) == before
 
 
-def test_cached_code_digests_are_used_only_for_unchanged_files(
-    codes: Callable[[dict[str, str]], dict[str, str]], tmp_path: Path
+def _forget() -> None:
+    for name in CACHED:
+        getattr(definitions, name).cache_clear()
+    definitions._TEXTS.clear()
+
+
+def _read_again(stage: str = "First") -> str:
+    """Return a stage's digest as a new process finds it."""
+    _forget()
+    return definitions.code_of("memlib.stages", stage)
+
+
+def _only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a digest is computed."""
+    forbidden = functools.cache(lambda module, name: pytest.fail("computed again"))
+    monkeypatch.setattr(definitions, "reached", forbidden)
+
+
+def _unwritable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let writing below a folder fail, as in an installation of another user; tests of root may write anywhere."""
+    real = permissions.make_folder
+
+    def made(path: Path, bits: int) -> None:
+        if path.is_relative_to(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        real(path, bits)
+
+    monkeypatch.setattr(permissions, "make_folder", made)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of digests below an empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/memlib/definitions"
+
+
+Codes = Callable[[dict[str, str]], dict[str, str]]
+KEPT = "definitions-*.json"
+
+
+def test_code_digests_are_kept_beside_the_bytecode_for_unchanged_files_alone(
+    codes: Codes, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = codes(PROGRAM)
-    (kept,) = (tmp_path / "memlib/__pycache__").iterdir()
-    kept.write_text(kept.read_text().replace(before["First"], "0" * 32))
-    definitions.code_of.cache_clear()
-    definitions._saved.cache_clear()
-    assert definitions.code_of("memlib.stages", "First") == "0" * 32
-    assert codes(PROGRAM | {"maths": f"{PROGRAM['maths']}OTHER = 1\n"})["First"] == before["First"]
-    assert len(list((tmp_path / "memlib/__pycache__").iterdir())) == 1
-    kept = next((tmp_path / "memlib/__pycache__").iterdir())
-    for damage in ("", "[]", '{"memlib.stages.First": 1}'):
+    assert codes(PROGRAM | {"maths": PROGRAM["maths"].replace("LIMIT = 3", "LIMIT = 4")})["First"] != before["First"]
+    assert codes(PROGRAM) == before
+    (kept,) = (tmp_path / "memlib/__pycache__").iterdir()  # that of the other code is removed
+    assert not cache.exists()
+    for damage in ("", "[]", "{}", '{"digests": 1, "sha256": 2}', kept.read_text().replace(before["First"], "0" * 32)):
         kept.write_text(damage)
-        definitions.code_of.cache_clear()
-        definitions._saved.cache_clear()
-        assert definitions.code_of("memlib.stages", "First") == before["First"]
+        assert _read_again() == before["First"]
+    _only_read(monkeypatch)
+    assert _read_again() == before["First"]
+
+
+@pytest.mark.parametrize("why", ["the variable is set", "the folder is read-only"])
+def test_code_digests_are_kept_in_the_cache_folder_where_bytecode_cannot_be_written(
+    codes: Codes, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "the variable is set":
+        monkeypatch.setattr("sys.dont_write_bytecode", True)
+    else:
+        _unwritable(monkeypatch, tmp_path / "memlib")
+    before = codes(PROGRAM)
+    assert not list((tmp_path / "memlib").rglob(KEPT))
+    (kept,) = cache.iterdir()
+    assert [path.stat().st_mode & 0o777 for path in (cache, kept)] == [0o700, 0o600]
+    for damage in ("", "null", kept.read_text().replace(before["First"], before["Second"])):
+        kept.write_text(damage)
+        assert _read_again() == before["First"]
+    changed = codes(PROGRAM | {"maths": PROGRAM["maths"].replace("LIMIT = 3", "LIMIT = 4")})
+    assert changed["First"] != before["First"]  # what is kept of the earlier code is stale
+    assert len(list(cache.iterdir())) == 2  # of two versions of memlib
+    codes(PROGRAM)
+    _only_read(monkeypatch)
+    assert {name: _read_again(name) for name in before} == before
+
+
+def test_digests_beside_the_bytecode_are_joined_by_those_in_the_cache_folder(
+    codes: Codes, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = codes(PROGRAM)
+    beside, there = definitions._saved_at()
+    beside.write_text(json.dumps(definitions._sealed({"memlib.stages.First": before["First"]})))
+    there.parent.mkdir(parents=True)
+    there.write_text(json.dumps(definitions._sealed({"memlib.stages.Second": before["Second"]})))
+    _only_read(monkeypatch)
+    assert [_read_again(name) for name in ("First", "Second")] == [before["First"], before["Second"]]
+
+
+def test_the_cache_folder_keeps_the_digests_of_a_few_versions(
+    codes: Codes, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    for version in range(definitions.MOST_KEPT + 3):
+        codes(PROGRAM | {"maths": f"{PROGRAM['maths']}OTHER = {version}\n"})
+    assert len(list(cache.iterdir())) == definitions.MOST_KEPT
+    assert definitions._saved_at()[1].exists()
+
+
+def test_without_any_folder_digests_are_computed(
+    codes: Codes, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = codes(PROGRAM)
+    _unwritable(monkeypatch, tmp_path)
+    assert codes(PROGRAM | {"more": "x = 1"}) == before
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert codes(PROGRAM | {"more": "x = 2"}) == before
 
 
 def _forget_digests() -> None:
@@ -165,7 +260,7 @@ def _forget_digests() -> None:
     definitions._saved().clear()
 
 
-@pytest.mark.parametrize("step", [60, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [200, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "_save", lambda digests: None)
     saved: dict[str, str] = {}
