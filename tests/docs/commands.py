@@ -1,9 +1,9 @@
 """Run every command of the documents: `make docs-test` (pytest -p commands README.md docs/...).
 
 Blocks of sh and python run, blocks of yaml are parsed, blocks of text are written where a name is given, in order, each document in
-a folder of its own. Commands of memlib and blocks of python run in this process, runs without Prefect and Ray; what needs a shell or
-another program is given to bash, and so is everything in the documents of PROCESSES, which run as a reader runs them. An HTML comment
-before a block says what is special about it:
+a folder of its own. Commands of memlib and blocks of python run in this process (MEMLIB_ENGINE=process); what needs a shell or another
+program is given to bash. The documents of PROCESSES run as a reader runs them, on Prefect and Ray. An HTML comment before a block
+says what is special about it:
 
     <!-- docs-test: skip: REASON -->            the block is skipped, and counted with its reason
     <!-- docs-test: with KEY=VALUE, ... -->     every `memlib run` and `memlib plan` gets these --set, so that it ends soon
@@ -139,13 +139,14 @@ def _run(command: str, folder: Path, statuses: set[int], *, python: bool = False
     """
     if not python and re.search(r"\bRUN\b", command):
         command = re.sub(r"\bRUN\b", last_run(folder), command)
+    environment = _environment() | ({} if apart else {"MEMLIB_ENGINE": "process"})
     if python and not apart:
-        ended = execute(command, folder, _environment())
+        ended = execute(command, folder, environment)
     elif not apart and not python and (parts := split(command)) is not None:
-        ended = call(parts[1], folder, _environment() | parts[0])
+        ended = call(parts[1], folder, environment | parts[0])
     else:
         arguments = [sys.executable, "-c", command] if python else ["bash", "-c", command]
-        ended = subprocess.run(arguments, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
+        ended = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if ended.returncode not in statuses:
         said = f"{ended.stdout[-2000:]}\n{ended.stderr[-3000:]}"
         pytest.fail(f"{command}\nended with {ended.returncode}\n{said}", pytrace=False)

@@ -9,24 +9,16 @@ import re
 import shlex
 import signal
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 from unittest import mock
 
-import flows.api
-import memlib
 from flows.cli.app import main
 from flows.cli.entry import RARELY
 from flows.cli.supervisor import STOPPED
-from memlib.recipes.request import AuditRequest
-from memlib.runs.records import RunRecord
-from memlib.specs.options import RunOptions
-from memlib.store import Store
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")  # what a shell passes on as it stands
@@ -45,9 +37,8 @@ def split(command: str) -> tuple[dict[str, str], list[str]] | None:
 
 
 def call(arguments: list[str], folder: Path, environment: Mapping[str, str]) -> CompletedProcess[str]:
-    """Call the command line; runs take the place of those on Prefect and Ray in this process."""
-    with mock.patch.object(flows.api, "carry_out", _carried_out):
-        ended = _ended(["memlib", *arguments], lambda: main(arguments), folder, environment)
+    """Call the command line."""
+    ended = _ended(["memlib", *arguments], lambda: main(arguments), folder, environment)
     if ended.returncode == STOPPED:
         raise KeyboardInterrupt  # meant for all commands, not for this one
     return ended
@@ -114,20 +105,3 @@ def alone(words: list[str], folder: Path, environment: Mapping[str, str], *path:
             for name in set(sys.modules) - loaded:
                 if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{folder}{os.sep}"):
                     del sys.modules[name]
-
-
-def _carried_out(request: AuditRequest, store: Store, options: RunOptions, *, say: Callable[[str], None]) -> RunRecord:
-    """Carry out a run as `flows.api.carry_out` does, without Prefect and Ray."""
-    if options.force or options.cascade or options.look:
-        raise ValueError("a run in process knows no --force-stage, --cascade or --cell: name the page in PROCESSES")
-    arguments: dict[str, Any] = {"store": store.uri, "quiet": options.quiet}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file, warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", UserWarning)
-        if options.plan:
-            file.write(options.plan)
-            file.flush()
-            arguments["plan"] = file.name
-        record = memlib.run(request.recipe, **arguments).record
-    for warning in warned:
-        say(str(warning.message))
-    return record
