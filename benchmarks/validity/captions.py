@@ -52,10 +52,10 @@ class Watching(PlainRunner):
     changed: Callable[[TrainPairs], TrainPairs] | None = None
     units: pa.Table
 
-    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+    def _run(self, stage: Stage[Out], parts: int) -> Artifact[Out]:
         if isinstance(stage, TrainPairs) and self.changed is not None:
             stage = cast(Stage[Out], self.changed(stage))
-        artifact = super().run(stage)
+        artifact = super()._run(stage, parts)
         if isinstance(stage, Score):
             self.units = cast(Any, artifact.content)["units"]
         return artifact

@@ -75,11 +75,11 @@ class Watching(PlainRunner):
     elsewhere: tuple[Artifact[Shard], Artifact[pa.Table]] | None = None
     audited: Audited
 
-    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+    def _run(self, stage: Stage[Out], parts: int) -> Artifact[Out]:
         if type(stage) is Train and self.elsewhere is not None:
             shard, splits = self.elsewhere
             stage = cast(Stage[Out], replace(stage, shard=shard, splits=splits))
-        artifact = super().run(stage)
+        artifact = super()._run(stage, parts)
         if isinstance(stage, Judge):
             self.audited = Audited(cast(pa.Table, artifact.content), stage.splits.content)
         return artifact
