@@ -129,20 +129,21 @@ def test_allowing_a_module_does_not_allow_the_functions_it_imports(tmp_path: Pat
     assert user_code.load("acme_guard.models:wipe")() == "wiped"
 
 
-RESUME = """import sys
+RESUME = """import os, sys
 from flows.cli.app import main
 sys.path.insert(0, sys.argv[1])
-sys.exit(main(sys.argv[2:]))
+os.environ["MEMLIB_ENGINE"] = sys.argv[2]
+sys.exit(main(sys.argv[3:]))
 """
 
 
-@pytest.mark.long
-def test_resume_does_not_run_user_code_that_only_the_store_names(mark: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["process", pytest.param("ray", marks=pytest.mark.slow)])
+def test_resume_does_not_run_user_code_that_only_the_store_names(engine: str, mark: Path, tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     content = yaml.safe_load(recipe(tmp_path).read_text())
     note = {"run": "0" * 12, "audit": "deja-vu", "title": "t", "started": 1.0, "recipe": content, "finished": None}
     store.publish(f"requests/{'0' * 12}.json", json.dumps(note).encode())
-    done = run_code(RESUME, str(tmp_path / "code"), "resume", "000", "--store", store.uri)
+    done = run_code(RESUME, str(tmp_path / "code"), engine, "resume", "000", "--store", store.uri)
     assert done.returncode == 2
     assert "planted:make, which this machine does not allow" in done.stderr
     assert "Traceback" not in done.stderr

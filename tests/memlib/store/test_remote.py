@@ -72,11 +72,11 @@ def test_resume_states_and_runs_round_trip_on_s3(bucket: str, tmp_path: Path) ->
     assert abs(store.clock() - time.time()) < 60
 
 
-@pytest.mark.parametrize("prefix", ["", "/some/prefix"])
+@pytest.mark.parametrize(("prefix", "count"), [("", 8), ("/some/prefix", 1005)])  # a page has a thousand
 @pytest.mark.long
-def test_a_listing_on_s3_spans_pages_and_skips_folder_markers(bucket: str, prefix: str) -> None:
+def test_a_listing_on_s3_spans_pages_and_skips_folder_markers(bucket: str, prefix: str, count: int) -> None:
     store = Store(bucket + prefix)
-    s3, names = fsspec.filesystem("s3"), [f"runs/r{number:04d}/manifest.json" for number in range(1005)]
+    s3, names = fsspec.filesystem("s3"), [f"runs/r{number:04d}/manifest.json" for number in range(count)]
     names += ["runs", "runs-of-others/r/manifest.json", "runs/é ü+%/a b.json"]
     s3.pipe({f"{bucket}{prefix}/{name}": name.encode() for name in names})
     s3.touch(f"{bucket}{prefix}/runs/marker/")  # as consoles make folders
