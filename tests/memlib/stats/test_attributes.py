@@ -119,6 +119,21 @@ def test_the_interval_is_newcombes() -> None:
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
 
 
+def test_the_interval_ends_at_differences_of_1_and_minus_1() -> None:
+    labels = np.zeros(6, dtype=int)
+    for first, ends in ((np.arange(6) < 3, (-1.0, 1.0)), (np.arange(6) >= 3, (-1.0, 1.0))):
+        odds = np.where((np.arange(6) < 3)[:, None], [[1.0, 0.0]], [[0.0, 1.0]])  # right on the first three units alone
+        folds = np.arange(6) % 2
+        found = attribute_inference(
+            odds, labels, labels, Design.of(first, labels), prior=np.full((1, 2), 0.5), folds=folds, permutations=19, seed=0
+        )
+        assert found.difference == (1.0 if first[0] else -1.0)
+        assert (found.high if first[0] else found.low) == ends[int(first[0])]
+    whole = attribute_inference(odds, labels, labels, Design.of(np.ones(6, dtype=bool), labels), prior=np.full((1, 2), 0.5),
+                                permutations=19, seed=0)  # fmt: skip
+    assert (whole.members, whole.non_members, whole.low, whole.high) == (0.5, 0.0, -1.0, 1.0)
+
+
 def test_the_interval_is_as_wide_as_differences_vary_with_an_estimated_prior() -> None:
     """Intervals of two independent rates covered 0 in .92 of worlds without memory."""
     unit = detectable(1.0, 0.05)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memlib.stats.blind import RIDGE, described_baseline, folds_by_group, tell_sides, tested_baseline
+from memlib.stats.blind import RIDGE, _whole_groups, described_baseline, folds_by_group, tell_sides, tested_baseline
 from memlib.stats.randomization import Design
 from tests.assignments import assert_exact, each_observed
 from tests.chance import least_of
@@ -96,6 +96,14 @@ def test_folds_keep_groups_whole_and_have_equal_sizes() -> None:
     assert all(len(np.unique(folds[groups == group])) == 1 for group in range(50))
     assert np.ptp(np.bincount(folds, minlength=5)) <= 6
     assert (folds != folds_by_group(groups, 5, seed=2)).any()
+
+
+def test_as_many_whole_groups_are_kept_as_fit() -> None:
+    groups = np.repeat(np.arange(5), 4)
+    for most, kept in ((20, 20), (19, 16), (8, 8), (7, 4), (3, 4)):
+        units = _whole_groups(groups, most, seed=0)
+        assert len(units) == kept
+        assert (np.bincount(groups[units]) % 4 == 0).all()
 
 
 FAMILIES = ("a",) * 30 + ("b",) * 30

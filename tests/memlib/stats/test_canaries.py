@@ -60,3 +60,5 @@ def test_nearly_equal_coins_and_few_redraws_are_refused() -> None:
     assert audit(COINS * 1.0, redraws=19).test.p_value == 1 / 20
     with pytest.raises(UserError, match="1 of 30 canaries were inserted; draw more"):
         audit(np.zeros(30), np.arange(30) == 0, guesses=(3,))
+    with pytest.raises(UserError, match="29 of 30 canaries were inserted; draw more"):
+        audit(np.zeros(30), np.arange(30) > 0, guesses=(3,))

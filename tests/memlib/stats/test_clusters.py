@@ -24,6 +24,11 @@ def test_intraclass_correlation_of_unequal_clusters_equals_a_plain_version() -> 
     assert intraclass_correlation(np.concatenate(clusters), number) == pytest.approx(plain(clusters), abs=1e-12)
 
 
+def test_one_pair_beside_a_single_unit_is_enough() -> None:
+    clusters = [[1.0, 2.0], [4.0]]
+    assert intraclass_correlation(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])) == pytest.approx(plain(clusters), abs=1e-12)
+
+
 def test_intraclass_correlation_ignores_differences_between_strata() -> None:
     rng = np.random.default_rng(0)
     values, clusters, strata = rng.normal(size=2000), np.arange(2000) // 5, np.arange(2000) // 1000

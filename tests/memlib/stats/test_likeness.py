@@ -128,6 +128,8 @@ def test_a_few_shadows_that_do_not_vary_decide_nothing() -> None:
     (row,) = likeness({"accuracy, members": np.ones(5)}, {"accuracy, members": 0.9})
     assert row.distance == -math.inf
     assert not is_unlike([row])
+    fifteen, sixteen = (likeness({"loss, all": np.ones(count)}, {"loss, all": 0.9}) for count in (15, 16))
+    assert [is_unlike(fifteen), is_unlike(sixteen)] == [False, True]
 
 
 def test_the_distance_has_the_variance_of_a_new_model() -> None:

@@ -96,3 +96,10 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
         structural_risk(np.ones((3, 2)), np.zeros(2, dtype=int))
     with pytest.raises(UserError, match="outputs of 1 of 2 rows are not finite"):
         structural_risk(np.array([[0.5, 0.5], [np.nan, 1.0]]), np.zeros(2, dtype=int))
+
+
+def test_votes_may_be_floats_and_are_certain_where_all_agree() -> None:
+    votes = np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [2.0, 0.0]])
+    assert structural_risk(votes, np.array([0, 0, 1, 0])).certain_rows == 3
+    assert structural_risk(votes / 2, np.array([0, 0, 1, 0])).certain_rows == 3
+    assert structural_risk((votes / 2)[:, 1], np.array([0, 0, 1, 0])).certain_rows == 3

@@ -180,6 +180,8 @@ def test_scores_keep_the_order_of_canaries_and_name_their_method() -> None:
     assert [row["canary"] for row in rows] == [0, 1, 2]
     assert [row["method"] for row in rows] == ["sampled", "extrapolated", "pruned"]
     assert rows[0]["exposure"] == pytest.approx(1, abs=0.15)
+    odd = score([seen([40.12699, 19.998], [0, 1])], 10**9, Config()).to_pylist()
+    assert [row["log_perplexity"] for row in odd] == [40.13, 20.0]  # rounded to hundredths of a bit
     assert rows[1]["exposure"] == pytest.approx(-math.log2(2.87e-7), abs=2.5)  # five standard deviations
     assert rows[1]["ci_low"] < rows[1]["exposure"]
     assert rows[1]["ci_high"] is None  # the references say at least, the law says about
