@@ -27,7 +27,7 @@ from memlib.observe.outputs import class_scores
 from memlib.specs import CanarySpec, ClassifierSpec, Resources, ScalarFeature, TrainingSpec, TwoMoonsSource
 from memlib.specs.options import RunOptions
 from memlib.training.loop import epoch_order
-from memlib.training.stacked import Examples, NetJob, StackedNet, measure_stack_size, train_nets
+from memlib.training.stacked import Examples, NetJob, StackedNet, choose_stack_size, train_nets
 
 MODEL = ClassifierSpec(architecture="mlp", widths=(32, 128, 128))
 CANARY = CanarySpec(feature=ScalarFeature(kind="scalar"), mode="append")
@@ -59,7 +59,7 @@ def stacked(seeds: range, batch: int | None, epochs: int, device: str = "cpu", t
     torch.set_num_threads(threads)
     examples, how = data(), training(batch, epochs)
     nets = jobs(seeds, examples)
-    size = measure_stack_size(MODEL, how, examples, nets, 2, torch.device(device))
+    size = choose_stack_size(MODEL, how, examples, nets, 2, torch.device(device))
     result = train_nets(MODEL, how, examples, nets, 2, stack_size=size, device=torch.device(device))
     return float(result[0].state["7.weight"][0, 0])
 

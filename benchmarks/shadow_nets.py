@@ -3,13 +3,13 @@
     python benchmarks/shadow_nets.py [--nets 64] [--epochs 3] [--repeats 3]
 
 Each net has its own training set, drawn from a pool by fair coins. Three ways take turns in one process with the same
-threads: stacks of the size that memlib measures; stacks of one net; and a plain loop of torch modules and a torch.optim.AdamW
-each, which trains some of the nets, its time scaled to all. Prints medians, the ratios of the other two to stacks, the time of
-the measurement (not in the medians, as it is made once for a chunk of nets), and the largest relative difference of the weights
-between stacks and the plain loop.
+threads: stacks of the size that memlib chooses; stacks of one net; and a plain loop of torch modules and a torch.optim.AdamW
+each, which trains some of the nets, its time scaled to all. Prints medians, the ratios of the other two and of the fastest
+other size of stacks to that size, and the largest relative difference of the weights between stacks and the plain loop.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import statistics
@@ -25,10 +25,11 @@ import torch.nn.functional as F
 from memlib.data.canaries import TrainingRows
 from memlib.models.classifiers import build_classifier
 from memlib.specs import ClassifierSpec, TrainingSpec
-from memlib.training.stacked import Examples, NetJob, NetResult, measure_stack_size, stream, train_nets
+from memlib.training.stacked import Examples, NetJob, NetResult, choose_stack_size, stream, train_nets
 
 CPU = torch.device("cpu")
 Value = TypeVar("Value")
+SIZES = (2, 4, 8, 16, 32, 64)  # of stacks
 PLAIN_NETS = 8  # nets of the plain loop, which is slow
 
 
@@ -118,25 +119,29 @@ def compare(case: Case, options: argparse.Namespace) -> None:
     data, jobs, how = pool_of(case), jobs_of(case, options.nets), training(case, options.epochs)
     some, half = jobs[:PLAIN_NETS], case.pool // 2
     train_nets(case.model, how, data, some, case.classes, stack_size=2, device=CPU, epoch_size=half)  # warm-up
-    measuring, size = timed(lambda: measure_stack_size(case.model, how, data, jobs, case.classes, CPU, epoch_size=half))
+    size = choose_stack_size(case.model, how, data, jobs, case.classes, CPU, epoch_size=half)
 
     def stacked(stack_size: int) -> list[NetResult]:
         return train_nets(case.model, how, data, jobs, case.classes, stack_size=stack_size, device=CPU, epoch_size=half)
 
-    times: dict[str, list[float]] = {"stacks": [], "one": [], "plain": []}
+    sizes = [other for other in SIZES if other not in (1, size)]
+    times: dict[str, list[float]] = {name: [] for name in ("stacks", "one", "plain", *map(str, sizes))}
     for _ in range(options.repeats):
         seconds, results = timed(lambda: stacked(size))
         times["stacks"].append(seconds)
         times["one"].append(timed(lambda: stacked(1))[0])
+        for other in sizes:
+            times[str(other)].append(timed(functools.partial(stacked, other))[0])
         seconds, states = timed(lambda: plain(case, data, some, options.epochs))
         times["plain"].append(seconds * len(jobs) / len(some))
     median = {name: statistics.median(values) for name, values in times.items()}
+    best = min(map(str, sizes), key=median.__getitem__)
     print(
         f"{'-'.join(map(str, (case.dim, *case.widths, case.classes)))} ({case.num_parameters:,} parameters), batch {case.batch}, "
         f"{options.epochs} epochs of {half}: stacks of {size}: {median['stacks']:.2f} s; "
         f"one at a time {median['one']:.2f} s, ratio {median['one'] / median['stacks']:.2f}; "
         f"plain loop {median['plain']:.2f} s, ratio {median['plain'] / median['stacks']:.2f}; "
-        f"measurement {measuring:.2f} s; largest difference {difference(results, states):.0e}"
+        f"fastest other size {best}, ratio {median[best] / median['stacks']:.2f}; largest difference {difference(results, states):.0e}"
     )
 
 

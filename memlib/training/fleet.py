@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,9 +87,11 @@ def train_fleet(
     device: torch.device,
     epoch_size: int | None = None,
     watch: Watch | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[NetResult]:
-    """Train networks together, as many at a time as is fastest; write their weights and facts to an artifact.
+    """Train networks together, as many at a time as the device's budget allows; write weights and facts to an artifact.
+
+    On a GPU, a stack that does not fit into the memory is halved, and all networks are trained again.
 
     Args:
         attempt: the artifact.
@@ -100,14 +103,21 @@ def train_fleet(
     import safetensors.torch
     import torch
 
-    from memlib.training.stacked import measure_stack_size, train_nets
+    from memlib.training.stacked import choose_stack_size, even_size, train_nets
 
     started = time.monotonic()
-    size = measure_stack_size(model, training, examples, jobs, num_classes, device, epoch_size=epoch_size)
-    results = train_nets(
-        model, training, examples, jobs, num_classes, stack_size=size, device=device, epoch_size=epoch_size, watch=watch,
-        progress=progress,
-    )  # fmt: skip
+    size, halved = choose_stack_size(model, training, examples, jobs, num_classes, device, epoch_size=epoch_size), 0
+    while True:
+        try:
+            results = train_nets(
+                model, training, examples, jobs, num_classes, stack_size=size, device=device, epoch_size=epoch_size,
+                watch=watch, progress=progress,
+            )  # fmt: skip
+            break
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size, halved = even_size(len(jobs), math.ceil(size / 2)), halved + 1
     files = {WEIGHTS: [result.state for result in results]}
     files |= {weights_of(epoch): [result.earlier[epoch] for result in results] for epoch in training.earlier_epochs}
     for file, states in files.items():
@@ -115,7 +125,8 @@ def train_fleet(
         safetensors.torch.save_file(stacked, attempt.path(file))
     described = {"model": model.model_dump(mode="json"), "classifier": num_classes, "input_shape": list(examples.input_shape)}
     attempt.facts |= {
-        "nets": len(jobs), "stack_size": size, "device": device.type, "described": described, "epochs": training.epochs,
+        "nets": len(jobs), "stack_size": size, "halved": halved, "device": device.type, "described": described,
+        "epochs": training.epochs,
         "earlier_epochs": list(training.earlier_epochs), "best_epochs": [result.epoch for result in results],
         "training_seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
@@ -166,7 +177,7 @@ class TrainSubsets(Stage[Nets]):
         )
         train_fleet(
             attempt, self.model, self.training, examples, jobs, subsets.num_classes, device=device,
-            epoch_size=subsets.epoch_size, progress=lambda done: attempt.progress(done, len(jobs)),
+            epoch_size=subsets.epoch_size, progress=attempt.progress,
         )  # fmt: skip
 
     @classmethod

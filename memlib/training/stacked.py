@@ -13,8 +13,9 @@ an epoch is a pass.
 """
 
 import copy
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +39,27 @@ from memlib.training.threads import multiplications_of, threads_for
 
 VALIDATION_BATCH = 1024
 LARGE_BATCH = 256  # from this size on, the matrix products of a single network keep a core busy
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # stack sizes tried when the best one is measured
+MOST_NETS = 256  # of a stack
+COPIES = 4  # of each parameter: the weight, its gradient, and the optimizer's two moments
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size of a stack's step up to which a larger stack is faster.
+
+    Below it, the overhead of a step is shared by more networks; above it, a step's arrays leave the caches of a CPU, or fill
+    the memory of a GPU. benchmarks/shadow_nets.py compares sizes.
+
+    Attributes:
+        multiplications: multiplications of all networks in the forward pass of a batch.
+        num_bytes: bytes of all networks' parameters with gradients and moments, and of their batches.
+    """
+
+    multiplications: float
+    num_bytes: float
+
+
+BUDGETS = {"cpu": Budget(3e7, 16 * 2**20), "cuda": Budget(3e10, 4 * 2**30)}
 
 
 class StackedNet:
@@ -293,7 +314,7 @@ def train_nets(
     device: torch.device,
     epoch_size: int | None = None,
     watch: Watch | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[NetResult]:
     """Train networks, `stack_size` at a time; return results in the order of the jobs.
 
@@ -308,7 +329,7 @@ def train_nets(
         epoch_size: number of examples that each network sees in an epoch, such as the expected size of a training set; by
             default the size of the training sets, which must then be equal.
         watch: called after every epoch.
-        progress: called with the number of finished networks.
+        progress: called after every epoch of a stack with (done, total) epochs of all networks.
 
     Raises:
         RunError: when a network's loss is not finite.
@@ -320,10 +341,14 @@ def train_nets(
     for start in range(0, len(jobs), stack_size):
         numbers = list(range(start, min(start + stack_size, len(jobs))))
         stack = _Stack(spec, training, data, [jobs[n] for n in numbers], num_classes, device, epoch_size=size)
-        results += stack.train(numbers, watch)
-        if progress is not None:
-            progress(len(results))
+        tell = None if progress is None else functools.partial(_tell, progress, training.epochs, numbers, len(jobs))
+        results += stack.train(numbers, watch, tell)
     return results
+
+
+def _tell(progress: Callable[[int, int], None], epochs: int, numbers: Sequence[int], num_nets: int, epoch: int) -> None:
+    """Report that a stack has come to an epoch; epochs that networks save by stopping early count as done at its end."""
+    progress(numbers[0] * epochs + len(numbers) * epoch, num_nets * epochs)
 
 
 def _epoch_size(jobs: Sequence[NetJob], epoch_size: int | None) -> int:
@@ -407,11 +432,16 @@ class _Stack:
         differs = training.augment is not None or spec.dropout or spec.dropout_conv or spec.batch_norm
         self.forward_is_evaluation = {*self.sizes, self.epoch_size} == {self.batch} and not differs
 
-    def train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
+    def train(
+        self, numbers: Sequence[int], watch: Watch | None, tell: Callable[[int], None] | None = None
+    ) -> list[NetResult]:
         with threads_for(self.multiplications, self.device):
-            return self._train(numbers, watch)
+            results = self._train(numbers, watch, tell or (lambda epoch: None))
+        if tell is not None:
+            tell(self.training.epochs)
+        return results
 
-    def _train(self, numbers: Sequence[int], watch: Watch | None) -> list[NetResult]:
+    def _train(self, numbers: Sequence[int], watch: Watch | None, tell: Callable[[int], None]) -> list[NetResult]:
         self._save(0)
         for epoch in range(1, self.training.epochs + 1):
             step_watch = watch if self.forward_is_evaluation and epoch > 1 else None
@@ -424,6 +454,7 @@ class _Stack:
             self._drop_the_finished(epoch)
             if not self.active:
                 break
+            tell(epoch)
         for position, job in enumerate(self.active):
             if self.training.patience is None:
                 self.states[job] = self.net.net_state(position)
@@ -553,7 +584,7 @@ class _Stack:
             }
 
 
-def measure_stack_size(
+def choose_stack_size(
     spec: ClassifierSpec,
     training: TrainingSpec,
     data: Examples,
@@ -563,62 +594,23 @@ def measure_stack_size(
     *,
     epoch_size: int | None = None,
 ) -> int:
-    """Return the stack size with which training all networks takes the least time on this device, by timing steps.
+    """Return the number of networks to train at once: as many as a budget of the device allows, in stacks of even size.
 
-    The arguments, and the mistakes raised as UserError, are those of `train_nets`.
+    The number follows from the architecture, the batch, the networks and the kind of device alone, so that it is the same on
+    every machine and under every load. The arguments, and the mistakes raised as UserError, are those of `train_nets`.
     """
     per_epoch = _epoch_size(jobs, epoch_size)
     _check(training, data, jobs, per_epoch)
-    seconds: dict[int, float] = {}
-    best_cost = float("inf")
-    for size in _sizes(len(jobs)):
-        try:
-            taken = min(_step_seconds(spec, training, data, jobs[:size], num_classes, device, per_epoch))
-        except torch.OutOfMemoryError:
-            break
-        if taken / size > best_cost * 1.05:
-            break  # larger stacks no longer fit into the caches
-        seconds[size], best_cost = taken, min(best_cost, taken / size)
-    return min(seconds, key=lambda size: _total(seconds, size, len(jobs)), default=1)
+    net = build_classifier(spec, data.input_shape, num_classes, seed=0)
+    batch = training.batch_size or per_epoch
+    multiplications = batch * multiplications_of(net, torch.zeros(1, *data.input_shape))
+    parameters = sum(weight.numel() for weight in net.parameters())
+    num_bytes = 4 * (COPIES * parameters + batch * int(np.prod(data.input_shape)))
+    budget = BUDGETS[device.type]
+    most = min(budget.multiplications // max(multiplications, 1), budget.num_bytes // num_bytes, MOST_NETS)
+    return even_size(len(jobs), max(1, int(most)))
 
 
-def _total(seconds: Mapping[int, float], size: int, num_nets: int) -> float:
-    """Return the seconds of a step of all networks in stacks of a size; the rest takes as long as the next larger stack."""
-    whole, rest = divmod(num_nets, size)
-    return whole * seconds[size] + (min(taken for other, taken in seconds.items() if other >= rest) if rest else 0.0)
-
-
-def _sizes(num_nets: int) -> list[int]:
-    """Return the sizes to try: those of `SIZES`, and all networks at once if they are not too many."""
-    return sorted({size for size in (*SIZES, num_nets) if size <= min(num_nets, SIZES[-1])})
-
-
-def _step_seconds(
-    spec: ClassifierSpec,
-    training: TrainingSpec,
-    data: Examples,
-    jobs: Sequence[NetJob],
-    num_classes: int,
-    device: torch.device,
-    epoch_size: int,
-) -> Iterator[float]:
-    stack = _Stack(spec, training, data, jobs, num_classes, device, epoch_size=epoch_size)
-    places = stack._batches(0)[0]
-    with threads_for(stack.multiplications, device) as threads:
-        clock = _clock(threads, device)
-        for step in range(4):
-            started = clock()
-            losses, _ = stack._losses(places, step)
-            stack._step(losses.sum(), step)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if step:  # the first one warms up
-                yield clock() - started
-
-
-def _clock(threads: int, device: torch.device) -> Callable[[], float]:
-    """Return a clock for steps: with a single thread on a CPU, one that stands still while other programs compute.
-
-    On a busy machine, wall time would be in favour of small stacks, whose short steps are interrupted less often.
-    """
-    return time.thread_time if threads == 1 and device.type == "cpu" else time.perf_counter
+def even_size(num_nets: int, most: int) -> int:
+    """Return the size of the fewest stacks of at most `most` networks that hold all networks, none much smaller than most."""
+    return math.ceil(num_nets / math.ceil(num_nets / most))

@@ -110,7 +110,7 @@ class TrainNets(Stage[Nets]):
         training = self.training.model_copy(update={"checkpoint_epochs": ()})  # which the key leaves out
         results = train_fleet(
             attempt, self.model, training, examples, jobs, classes, device=device,
-            watch=None if watch is None else watch.look,
+            watch=None if watch is None else watch.look, progress=attempt.progress,
         )  # fmt: skip
         table = pa.Table.from_pylist(list(_history(results, watch)), schema=NETS_HISTORY.arrow)
         write_table(table, NETS_HISTORY, attempt.path(HISTORY))

@@ -14,7 +14,9 @@ from memlib.data.stages import TrainingData, decode
 from memlib.data.subsets import RoleSets
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner
+from memlib.specs.options import RunOptions
 from memlib.store import Store
+from memlib.training import stacked
 from memlib.training.fit import Train
 from memlib.training.fleet import Nets, TrainSubsets
 
@@ -113,3 +115,35 @@ def test_keys_of_small_models_depend_on_their_examples_and_not_on_their_names(
     assert keys[0] == keys[1] != keys[2]
     assert [stage.label for stage in stages] == ["half 0", "other 7", "half 0"]
     assert stack(data, ("half 0", "half 1", "half 2")).label == "half 0 to 2"
+
+
+def test_a_stack_that_does_not_fit_is_halved_and_recorded(
+    runner: PlainRunner, data: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device with memory for two of four nets gives the results of any other."""
+    sizes, train = [], stacked.train_nets
+
+    def small_device(*arguments: Any, stack_size: int, **settings: Any) -> Any:
+        sizes.append(stack_size)
+        if stack_size > 2:
+            raise torch.OutOfMemoryError
+        return train(*arguments, stack_size=stack_size, **settings)
+
+    roles = ("half 0", "half 1", "half 2", "half 3")
+    whole = runner.run(stack(data, roles))
+    monkeypatch.setattr(stacked, "train_nets", small_device)
+    monkeypatch.setattr(stacked, "choose_stack_size", lambda *arguments, **settings: 4)
+    other = PlainRunner(runner.store, options=RunOptions(force=("train_subsets",)))
+    assert (whole.facts["stack_size"], whole.facts["halved"]) == (4, 0)
+    before = [state(whole, place) for place in range(4)]
+    halved = other.run(stack(data, roles))
+    assert sizes == [4, 2]
+    assert (halved.facts["stack_size"], halved.facts["halved"]) == (2, 1)
+    assert all(difference(state(halved, place), before[place]) < 1e-3 for place in range(4))
+
+    def no_room(*arguments: Any, **settings: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(stacked, "train_nets", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        PlainRunner(runner.store, options=RunOptions(force=("train_subsets",))).run(stack(data, roles))

@@ -1,7 +1,6 @@
 """Nets that train together end as they would alone, and as in plain torch code."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,17 @@ from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature
 from memlib.training import stacked
 from memlib.training.augment import prepare
 from memlib.training.loop import epoch_order
-from memlib.training.stacked import Examples, NetJob, StackedNet, _clock, _Stack, measure_stack_size, stream, train_nets
-from memlib.training.threads import threads_for
+from memlib.training.stacked import (
+    Budget,
+    Examples,
+    NetJob,
+    StackedNet,
+    _Stack,
+    choose_stack_size,
+    even_size,
+    stream,
+    train_nets,
+)
 
 CPU = torch.device("cpu")
 MLP = ClassifierSpec(architecture="mlp", widths=(16, 16))
@@ -250,31 +258,56 @@ def test_settings_with_which_nets_cannot_be_stacked_are_known_beforehand(changes
     assert str(refused.value) == said
 
 
-def test_measure_stack_size_returns_a_power_of_two_or_the_number_of_nets() -> None:
-    data = points()
-    assert measure_stack_size(MLP, training(), data, jobs(9, data), 2, CPU) in (1, 2, 4, 8, 9)
-    assert measure_stack_size(MLP, training(), data, jobs(1, data), 2, CPU) == 1
+@pytest.mark.parametrize(
+    ("count", "most", "size"),
+    [(5, 8, 5), (12, 8, 6), (9, 8, 5), (300, 256, 150), (7, 1, 1), (1, 8, 1), (16, 8, 8), (17, 8, 6)],
+)
+def test_stacks_are_as_few_as_possible_and_of_even_size(count: int, most: int, size: int) -> None:
+    assert even_size(count, most) == size
+
+
+WEIGHTS = 3 * 24 + 24 + 24 * 2 + 2  # of the net below: as many multiplications an example
 
 
 @pytest.mark.parametrize(
-    ("count", "seconds", "expected"),
+    ("batch", "budget", "size"),
     [
-        (5, lambda size: 1 + 0.2 * size, 5),  # not four and then a single one
-        (12, lambda size: 1 + 0.2 * size, 12),
-        (12, lambda size: 1 + 0.2 * size + (size > 8) * size, 8),  # larger stacks do not fit into the caches
-        (5, lambda size: 1 + 0.2 * size + (size > 2) * size, 2),
-        (300, lambda size: 1 + 0.2 * size, 256),
-        (5, lambda size: 1.0 * size, 1),
+        (10, Budget(1e9, 1e9), 12),
+        (10, Budget(WEIGHTS * 10 * 4, 1e9), 4),
+        (10, Budget(WEIGHTS * 10 * 4 - 1, 1e9), 3),
+        (20, Budget(WEIGHTS * 10 * 4, 1e9), 2),
+        (None, Budget(WEIGHTS * 60 * 6, 1e9), 6),  # all 60 examples
+        (10, Budget(1e9, 4 * (4 * WEIGHTS + 10 * 3) * 6), 6),
+        (10, Budget(1e9, 4 * (4 * WEIGHTS + 10 * 3) * 6 - 1), 4),  # five would leave two in the third stack
+        (10, Budget(1.0, 1.0), 1),
     ],
 )
-def test_the_stack_size_is_that_of_the_least_total_time(
-    count: int, seconds: Callable[[int], float], expected: int, monkeypatch: pytest.MonkeyPatch
+def test_the_stack_size_follows_from_multiplications_and_bytes(
+    batch: int | None, budget: Budget, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        stacked, "_step_seconds", lambda spec, how, data, nets, *rest: iter([2.0 * seconds(len(nets)), seconds(len(nets))])
+    monkeypatch.setitem(stacked.BUDGETS, "cpu", budget)
+    net, data = ClassifierSpec(architecture="mlp", widths=(24,)), without_feature(points())
+    assert choose_stack_size(net, training(batch_size=batch), data, jobs(12, data), 2, CPU) == size
+
+
+def test_a_stack_tells_its_epochs_and_those_that_it_saves_by_stopping_early() -> None:
+    data, told = points(), []
+    patient = training(epochs=6, patience=1, optimizer=training().optimizer.model_copy(update={"learning_rate": 0.5}))
+    results = train_nets(
+        MLP,
+        patient,
+        data,
+        jobs(3, data),
+        2,
+        stack_size=2,
+        device=CPU,
+        progress=lambda done, total: told.append((done, total)),
     )
-    data = points()
-    assert measure_stack_size(MLP, training(), data, jobs(count, data), 2, CPU) == expected
+    assert {len(result.history) for result in results} != {6}
+    assert {total for _, total in told} == {3 * 6}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (12, 18) in told
+    assert told[-1] == (18, 18)
 
 
 # -- training sets of unequal size ----------------------------------------------------------------------
@@ -428,36 +461,16 @@ def test_nets_without_canaries_train_alike_with_and_without_a_feature_in_the_dat
         (16, (44, 0), "1 of 2 nets have no training examples"),
     ],
 )
-def test_sets_that_an_epoch_cannot_serve_are_refused_when_measured_and_trained(
+def test_sets_that_an_epoch_cannot_serve_are_refused_when_stacks_are_chosen_and_trained(
     batch: int | None, sizes: tuple[int, ...], said: str
 ) -> None:
     data, nets, how = without_feature(points()), sets(*sizes), training(batch_size=batch)
     with pytest.raises(UserError, match=said):
         train_nets(MLP, how, data, nets, 2, stack_size=2, device=CPU, epoch_size=40)
     with pytest.raises(UserError, match=said):
-        measure_stack_size(MLP, how, data, nets, 2, CPU, epoch_size=40)
+        choose_stack_size(MLP, how, data, nets, 2, CPU, epoch_size=40)
 
 
-def test_measure_stack_size_accepts_sets_of_unequal_size() -> None:
+def test_the_stack_size_of_sets_of_unequal_size_follows_from_an_epoch() -> None:
     nets = sets(31, 44, 5, 44)
-    assert measure_stack_size(MLP, training(), without_feature(points()), nets, 2, CPU, epoch_size=40) in (1, 2, 4)
-
-
-@pytest.mark.parametrize(("threads", "counts_waiting"), [(1, False), (2, True)])
-def test_the_clock_of_a_single_thread_leaves_out_the_time_of_other_programs(threads: int, counts_waiting: bool) -> None:
-    clock = _clock(threads, CPU)
-    started = clock()
-    time.sleep(0.1)
-    assert (clock() - started >= 0.09) == counts_waiting
-
-
-def test_the_clock_of_a_single_thread_counts_the_backward_pass() -> None:
-    with threads_for(0, CPU) as threads:
-        x = torch.randn(400, 400, requires_grad=True)
-        loss = (x @ x @ x @ x).sum()
-        clock, everything = _clock(threads, CPU), time.process_time
-        started = clock(), everything()
-        for _ in range(5):
-            loss.backward(retain_graph=True)
-        own, total = clock() - started[0], everything() - started[1]
-    assert own > 0.5 * total
+    assert choose_stack_size(MLP, training(), without_feature(points()), nets, 2, CPU, epoch_size=40) == 4
