@@ -11,12 +11,13 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test suite test-slow test-rounding docs docs-test docs-pages docs-cells notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
+.PHONY: audit check test suite test-ray test-slow test-rounding docs docs-test docs-pages docs-cells notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
 
 help:
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make check      ruff, mypy, import-linter and the unit tests: while you work"
-	@echo "make test       ruff, mypy, import-linter and pytest, in the same environment"
+	@echo "make test       ruff, mypy, import-linter, every test in process, and one run on Prefect and Ray"
+	@echo "make test-ray   the tests that start Ray, Prefect or servers, or cost more than 5 CPU seconds"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-rounding  the tests that train, as other processors round, with other threads and seeds; before a release, an hour"
 	@echo "make docs       build the documentation site into docs/_build/html; warnings are errors"
@@ -46,8 +47,11 @@ check: lint
 test: .venv/$(FAISS)-test  # types are checked beside the tests
 	@$(MAKE) --no-print-directory --jobs 2 lint suite
 
-suite: .venv/$(FAISS)-test  # more processes than two cores: tests of whole audits wait for servers that start
-	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
+suite: .venv/$(FAISS)-test
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test-ray: .venv/$(FAISS)-test  # three processes: runs wait for servers that start
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m 'ray and not slow' -rs tests
 
 test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow

@@ -1,4 +1,4 @@
-"""Fixtures: one undisturbed audit for all tests, and audits to disturb, with their own Prefect API; others share one."""
+"""Fixtures: the command, one undisturbed audit for all tests, and audits to disturb."""
 
 import json
 import os
@@ -19,7 +19,7 @@ MODELS = 2  # of the tiny audit, which train side by side
 
 
 @pytest.fixture(scope="session")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
+def memlib(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
     folder = tmp_path_factory.mktemp("end_to_end")
     (folder / "tiny.yaml").write_text(RECIPE)
     environment = dict(os.environ) | {
@@ -35,32 +35,30 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
 
 
 @pytest.fixture(scope="session")
-def memlib(standalone: Memlib, prefect_api: str) -> Memlib:
+def served(memlib: Memlib, prefect_api: str) -> Memlib:
     """The command with one Prefect server for all runs, which saves each of them the start of its own."""
-    return replace(standalone, environment=standalone.environment | {"PREFECT_API_URL": prefect_api})
+    return replace(memlib, environment=memlib.environment | {"PREFECT_API_URL": prefect_api})
 
 
 @pytest.fixture(scope="session")
-def finished(
-    standalone: Memlib, of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+def finished(memlib: Memlib, of_all_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The store and manifest of an audit that nothing disturbed; the first worker runs it."""
     shared, store = of_all_workers, tmp_path_factory.mktemp("finished") / "store"
     with FileLock(shared / "audit.lock"):
         if not (shared / "audit.json").exists():
-            (shared / "audit.json").write_text(json.dumps(standalone.audit(shared / "audit")))
+            (shared / "audit.json").write_text(json.dumps(memlib.audit(shared / "audit")))
     told = (shared / "audit.json").read_text().replace(str(shared / "audit"), str(store))  # paths of the copy
     return Path(shutil.copytree(shared / "audit", store)), json.loads(told)
 
 
 @pytest.fixture
-def started(standalone: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
+def started(memlib: Memlib, tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[str]]]]:
     """Starts an audit and returns once the training of all its models is under way and has been saved."""
     running = []
 
     def start(step: int = 30) -> tuple[Path, subprocess.Popen[str]]:
         store = tmp_path / "store"
-        process = standalone.start(store, "resources.resume_seconds=0")
+        process = memlib.start(store, "resources.resume_seconds=0")
         running.append(process)
         wait_for(lambda: resume_step(store) >= step and saved_models(store) >= MODELS, process=process)
         return store, process

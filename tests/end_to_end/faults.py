@@ -232,7 +232,7 @@ class Case:
     def undisturbed(self) -> tuple[Path, dict[str, Any]]:
         """Run the audit undisturbed, once; return its store and manifest."""
         store = self.folder / self.audit / "undisturbed"
-        return store, self.memlib.audit(store)
+        return store, self.memlib.audit_on_ray(store)
 
     @property
     def stages(self) -> list[str]:
@@ -351,7 +351,7 @@ def kill_worker(case: Case, stage: str) -> Row:
 
 def _worker(watched: Watched, stage: str) -> psutil.Process | None:
     """Return a process of the run's session in which Ray computes the stage; None if the run ends first."""
-    names = ("RayTrainWorker",) if stage in TRAINED else ("ray::compute_there",)
+    names = ("RayTrainWorker", "ray::train_there") if stage in TRAINED else ("ray::compute_there",)
     while watched.process.poll() is None:
         for process in psutil.process_iter(["cmdline"]):
             try:

@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pytest
-import yaml
+from in_process import call
 from markupsafe import escape
 
-import memlib
 from deployments.local.processes import free_port
-from memlib.errors import RunError, UserError
+from flows.cli.running import ENGINE
 from memlib.report.page import SENTENCE_END
 
 RECIPE = """
@@ -80,36 +77,50 @@ class Memlib:
             env=self.environment | environment, start_new_session=True, preexec_fn=preexec_fn,
         )  # fmt: skip
 
-    def run(self, store: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def on_ray(self, store: Path, *settings: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run an audit by the command, on Prefect and Ray."""
         process = self.start(store, *settings, **environment)
         output, errors = process.communicate(timeout=1200)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
+    def audit_on_ray(self, store: Path, *settings: str, **environment: str) -> dict[str, Any]:
+        """Run an audit that must succeed by the command, on Prefect and Ray; return its manifest."""
+        done = self.on_ray(store, *settings, **environment)
+        assert done.returncode == 0, done.stderr
+        return newest(store)
+
+    def run(
+        self, store: Path, *settings: str, more: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run an audit in this process, with more options of the command."""
+        options = [part for setting in settings for part in ("--set", setting)]
+        asked = ("run", self.audit_name, "--recipe", str(self.recipe), "--store", str(store), *options, *more)
+        return self.call(*asked, **environment)
+
     def audit(self, store: Path, *settings: str, **environment: str) -> dict[str, Any]:
-        """Run an audit that must succeed; return its manifest."""
+        """Run an audit that must succeed, in this process; return its manifest."""
         done = self.run(store, *settings, **environment)
         assert done.returncode == 0, done.stderr
         return newest(store)
 
     def refusal(self, store: Path, *settings: str) -> str:
-        """Run an audit that must be refused, in this process, which is faster; return the message, at most two lines."""
-        changes = {key: yaml.safe_load(value) for key, _, value in (setting.partition("=") for setting in settings)}
-        path = [*self.environment.get("PYTHONPATH", "").split(":"), *sys.path]
-        with (
-            mock.patch.dict(os.environ, self.environment),
-            mock.patch.object(sys, "path", path),
-            pytest.raises((UserError, RunError)) as refused,
-        ):
-            memlib.run(str(self.recipe), store=str(store), changes=changes, quiet=True)
-        message = str(refused.value)
-        assert len(message.splitlines()) <= 2, message
+        """Run an audit that must be refused, in this process; return the message, at most two lines."""
+        done = self.run(store, *settings)
+        assert done.returncode == 2, done.stderr
+        message = done.stderr.partition("memlib: ")[2].strip()
+        assert 1 <= len(message.splitlines()) <= 2, done.stderr
         return message
 
     def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Call the command in this process, which computes without Prefect and Ray."""
+        whole = self.environment | {ENGINE: "process"} | environment
+        return call(list(arguments), self.recipe.parent, whole)
+
+    def call_on_ray(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Call the command in a process of its own; runs are on Prefect and Ray."""
         command = [sys.executable, "-m", "flows.cli.entry", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=self.environment | environment, timeout=3000
-        )  # fmt: skip
+        whole = self.environment | environment
+        return subprocess.run(command, capture_output=True, text=True, env=whole, timeout=3000)
 
 
 def newest(store: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from typing import Any
 
 import duckdb
 import polars
-import psutil
 import pyarrow.parquet as pq
 import pytest
-from harness import Memlib, end_session, newest, published, resume_step, says_one_thing, wait_for
+from harness import Memlib, end_session, newest, published, says_one_thing, wait_for
 
 from memlib.audits import tables_of
 from memlib.audits.deja_vu.tables import UNITS
@@ -44,7 +42,7 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(memlib: Memlib, fin
     assert "://" not in page.replace("http://www.w3.org", "")  # figures name their SVG namespace, nothing else
     assert page.count("<svg") == 2
     assert {path.name for path in Path(manifest["report"]).parent.glob("figures/*")} == {
-        f"{name}.{kind}" for name in ("accuracy_by_confidence", "categories") for kind in ("svg", "png")
+        f"{name}.svg" for name in ("accuracy_by_confidence", "categories")
     }
     metrics = {row["metric"] for row in manifest["findings"]}
     assert metrics >= {
@@ -59,9 +57,9 @@ def test_an_audit_publishes_tables_page_figures_and_manifest(memlib: Memlib, fin
         assert all(path.stat().st_mode & 0o077 == 0 for path in files), "training images are secret"
 
 
-def test_a_finished_audit_requested_again_trains_nothing_and_does_not_start_ray(memlib: Memlib, finished: Finished) -> None:
+def test_a_finished_audit_requested_again_trains_nothing(memlib: Memlib, finished: Finished) -> None:
     store, first = finished
-    again = memlib.audit(store, **NO_RAY)
+    again = json.loads(memlib.run(store, more=("--json",)).stdout)
     assert again["computed"] == []
     assert sorted(set(again["reused"])) == sorted(set(first["computed"]))
     assert again["run"] == first["run"]
@@ -69,11 +67,11 @@ def test_a_finished_audit_requested_again_trains_nothing_and_does_not_start_ray(
     assert again["history"][0]["computed"] == 16
     assert again["history"][-1]["computed"] == 0
     tables = sorted(store.glob("results/**/*.parquet"))
-    retitled = memlib.audit(store, "title=the same with another title", "report.gallery=1", **NO_RAY)
+    retitled = memlib.audit(store, "title=the same with another title", "report.gallery=1")
     assert retitled["run"] == first["run"]  # presentation is no other run, and no second copy of the numbers
     assert retitled["title"] == "the same with another title"
     assert sorted(store.glob("results/**/*.parquet")) == tables
-    assert memlib.audit(store, **NO_RAY)["title"] == first["title"]
+    assert memlib.audit(store)["title"] == first["title"]
     verified = memlib.call("verify", "--store", str(store))
     assert verified.returncode == 0, verified.stdout
     assert {"version", "definitions", "reads", "software", "content"} <= set(
@@ -81,9 +79,18 @@ def test_a_finished_audit_requested_again_trains_nothing_and_does_not_start_ray(
     )
 
 
-def test_a_ray_that_cannot_start_or_be_reached_is_reported_without_traceback(memlib: Memlib, tmp_path: Path) -> None:
-    said = {"cannot create a folder for Ray": memlib.run(tmp_path, **NO_RAY)}
-    said["cannot reach the Ray cluster"] = memlib.run(tmp_path, "resources.ray_address=127.0.0.1:1")
+@pytest.mark.ray
+def test_a_finished_audit_requested_again_by_the_command_does_not_start_ray(served: Memlib, finished: Finished) -> None:
+    store, first = finished
+    again = served.audit_on_ray(store, **NO_RAY)
+    assert again["computed"] == []
+    assert again["run"] == first["run"]
+
+
+@pytest.mark.ray
+def test_a_ray_that_cannot_start_or_be_reached_is_reported_without_traceback(served: Memlib, tmp_path: Path) -> None:
+    said = {"cannot create a folder for Ray": served.on_ray(tmp_path, **NO_RAY)}
+    said["cannot reach the Ray cluster"] = served.on_ray(tmp_path, "resources.ray_address=127.0.0.1:1")
     for message, done in said.items():
         assert done.returncode == 2
         assert message in done.stderr
@@ -92,20 +99,20 @@ def test_a_ray_that_cannot_start_or_be_reached_is_reported_without_traceback(mem
 
 @pytest.mark.slow
 def test_an_audit_on_an_existing_ray_cluster_gives_the_same_results(
-    memlib: Memlib, finished: Finished, tmp_path: Path
+    served: Memlib, finished: Finished, tmp_path: Path
 ) -> None:
     scripts = Path(sys.executable).parent
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = subprocess.Popen(
         [scripts / "ray", "start", "--head", "--block", "--node-ip-address=127.0.0.1", "--port=6399", "--num-cpus=2",
          "--include-dashboard=false", "--object-store-memory=100000000"],
-        env=memlib.environment | token | {"PATH": f"{scripts}:{os.environ['PATH']}"}, start_new_session=True,
+        env=served.environment | token | {"PATH": f"{scripts}:{os.environ['PATH']}"}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_for(lambda: _listens(6399), process=head)
         store = tmp_path / "store"
-        run = memlib.audit(store, "resources.ray_address=127.0.0.1:6399", **token)
+        run = served.audit_on_ray(store, "resources.ray_address=127.0.0.1:6399", **token)
         assert run["resources"]["ray_address"] == "127.0.0.1:6399"
         assert_same_results(store, finished)
     finally:
@@ -122,52 +129,12 @@ def test_changing_k_keeps_models_and_embeddings_and_changing_p_keeps_searches(me
     store, first = finished
     other_k = memlib.audit(store, "decode.k=[7,5]")
     assert {name.split("/")[0] for name in other_k["computed"]} == {"search", "score", "report"}
-    other_p = memlib.audit(store, "decode.p=0.5", "report.gallery=1", **NO_RAY)
+    other_p = memlib.audit(store, "decode.p=0.5", "report.gallery=1")
     assert {name.split("/")[0] for name in other_p["computed"]} == {"score", "report"}
     other_crop = memlib.audit(store, "decode.crops=[maximal,corner]")
     made = sorted(name.split("/")[0] for name in other_crop["computed"])
     assert made == ["embed", "embed", "report", "score", "search", "search"]
     assert len({first["run"], other_k["run"], other_p["run"], other_crop["run"]}) == 4
-
-
-def test_resume_continues_a_training_whose_driver_was_killed(memlib: Memlib, finished: Finished, started: Started) -> None:
-    store, driver = started()
-    os.kill(driver.pid, signal.SIGKILL)
-    end_session(driver.pid)
-    reached = resume_step(store)
-    assert not list(store.glob("artifacts/train/*/manifest.json"))
-    (note,) = json.loads(memlib.call("runs", "--json", "--store", str(store)).stdout)
-    assert note["finished"] is None
-    done = memlib.call("resume", note["run"][:6], "--store", str(store))  # without the recipe at hand
-    assert done.returncode == 0, done.stderr
-    manifest = newest(store)
-    assert "not ended" not in memlib.call("runs", "--store", str(store)).stdout
-    assert {name.split("/")[0] for name in manifest["reused"]} >= {"decode", "split"}
-    resumed = [facts["resumed_from_step"] for facts in train_facts(store)]
-    assert all(step is not None and 0 < step <= reached for step in resumed), resumed
-    assert_same_results(store, finished)
-
-
-@pytest.mark.slow
-def test_a_killed_ray_worker_is_replaced_without_help(finished: Finished, started: Started) -> None:
-    store, driver = started()
-
-    def workers() -> list[psutil.Process]:
-        return [p for p in psutil.process_iter(["cmdline"]) if os.getsid(p.pid) == driver.pid and _is_worker(p)]
-
-    victim = wait_for(workers, process=driver)[0]
-    victim.send_signal(signal.SIGKILL)
-    _, errors = driver.communicate(timeout=1200)
-    assert driver.returncode == 0, errors
-    assert any(facts["resumed_from_step"] for facts in train_facts(store))
-    assert_same_results(store, finished)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return any("RayTrainWorker" in part for part in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -255,31 +222,35 @@ def test_show_reveal_is_refused_for_audits_other_than_exposure(memlib: Memlib, f
     [
         pytest.param(["decode.k=[5000]"], "decode.k is 5000, but the public set has only 120 images", marks=pytest.mark.slow),
         pytest.param(["training.optimizer.learning_rate=1e12"], "the loss is not finite at step", marks=pytest.mark.slow),
-        pytest.param(
-            ["resources.workers_per_model=60", "training.batch_size=60"],
-            "one model needs 60 workers of 1 CPU each",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["resources.workers_per_model=7"],
-            "training.batch_size 10 cannot be divided evenly among 7 workers",
-            marks=pytest.mark.slow,
-        ),
         (["training.batch_size=61"], "training.batch_size 61 exceeds the 60 training examples"),
     ],
 )
 def test_impossible_settings_end_with_a_short_error_and_keep_earlier_stages(
     memlib: Memlib, tmp_path: Path, settings: list[str], message: str
 ) -> None:
-    done = memlib.run(tmp_path, *settings)
+    assert message in memlib.refusal(tmp_path, *settings)
+    assert len(list(tmp_path.glob("artifacts/split/*/manifest.json"))) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["resources.workers_per_model=60", "training.batch_size=60"], "one model needs 60 workers of 1 CPU each"),
+        (["resources.workers_per_model=7"], "training.batch_size 10 cannot be divided evenly among 7 workers"),
+    ],
+)
+def test_numbers_of_workers_that_cannot_be_are_refused(
+    served: Memlib, tmp_path: Path, settings: list[str], message: str
+) -> None:
+    done = served.on_ray(tmp_path, *settings)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert len(done.stderr.partition("memlib: ")[2].strip().splitlines()) <= 2, done.stderr  # after the lines of progress
-    assert len(list(tmp_path.glob("artifacts/split/*/manifest.json"))) == 1
 
 
-def test_mistakes_on_the_command_line_end_with_a_message_and_status_2(standalone: Memlib, tmp_path: Path) -> None:
+def test_mistakes_on_the_command_line_end_with_a_message_and_status_2(memlib: Memlib, tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
     for arguments, message in (
@@ -290,7 +261,7 @@ def test_mistakes_on_the_command_line_end_with_a_message_and_status_2(standalone
         (["run", "deja-vu", "--recipe", "smoke", "--colour"], "--colour"),
         (["run", "dejavu", "--recipe", "smoke"], "dejavu"),
     ):
-        done = standalone.call(*arguments)
+        done = memlib.call(*arguments)
         assert done.returncode == 2, (arguments, done.returncode)
         assert message in done.stderr + done.stdout
         assert "Traceback" not in done.stderr + done.stdout

@@ -36,7 +36,7 @@ def test_a_file_size_limit_ends_the_run_and_leaves_no_partial_artifact(
     assert "Traceback" not in errors
     assert committed(store) == {ref.split("/")[0] for ref in finished[1]["computed"]} - {"decode"}
     assert not list(store.glob("artifacts/decode/*/*/*"))  # nothing half-written is left
-    again = memlib.audit(store)
+    again = memlib.audit_on_ray(store)
     assert [ref.split("/")[0] for ref in again["computed"]] == ["decode"]
 
 
@@ -65,7 +65,7 @@ def test_a_full_disk_in_training_ends_the_run_which_continues_with_more_space(
     assert "Traceback" not in errors
     assert committed(store) == {"decode", "split"}
     subprocess.run(["mount", "-o", "remount,size=50m", small], check=True)
-    manifest = memlib.audit(store)
+    manifest = memlib.audit_on_ray(store)
     assert {ref.split("/")[0] for ref in manifest["reused"]} >= {"decode", "split"}
     mine, theirs = published(store, newest(store)), published(*finished)
     assert all(mine[name].equals(theirs[name]) for name in theirs)

@@ -85,19 +85,19 @@ def local_tables(store: Path, manifest: dict[str, Any]) -> dict[str, pa.Table]:
 
 
 @pytest.fixture(scope="module")
-def whole(standalone: Memlib, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
+def whole(memlib: Memlib, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
     """The tables of the audit in one part, on this machine's own Ray."""
     store = tmp_path_factory.mktemp("whole") / "store"
-    return local_tables(store, run(standalone, str(store), 0)[0])
+    return local_tables(store, run(memlib, str(store), 0)[0])
 
 
 @pytest.mark.parametrize(("rows", "nodes"), [(40, 3), (40, 1), (1, 3)])
 def test_results_do_not_depend_on_the_number_of_parts_and_nodes(
-    standalone: Memlib, whole: dict[str, pa.Table], tmp_path: Path, rows: int, nodes: int
+    memlib: Memlib, whole: dict[str, pa.Table], tmp_path: Path, rows: int, nodes: int
 ) -> None:
     with ray_cluster(nodes) as (cluster, _, environment):
         address = f"resources.ray_address={cluster.address}"
-        manifest, _ = run(standalone, str(tmp_path / "store"), rows, address, **environment)
+        manifest, _ = run(memlib, str(tmp_path / "store"), rows, address, **environment)
     made = Counter(ref.split("/")[0] for ref in manifest["computed"])
     assert made["search"] == 6 if rows > 1 else 150 < made["search"] <= 240
     assert sum(made.values()) > 800 if rows == 1 else sum(made.values()) > 20
@@ -115,7 +115,7 @@ def test_shadow_models_of_three_nodes_equal_those_of_one(memlib: Memlib, tmp_pat
     with ray_cluster(3) as (cluster, _, environment):
         for store, settings in (("own", ()), ("three", ("--set", f"resources.ray_address={cluster.address}"))):
             apart = replace(memlib, environment=memlib.environment | environment)
-            done = (apart if settings else memlib).call(*command, str(tmp_path / store), *settings)
+            done = (apart if settings else memlib).call_on_ray(*command, str(tmp_path / store), *settings)
             assert done.returncode == 0, done.stderr
             tables.append(published(tmp_path / store, json.loads(done.stdout)))
     places = [json.loads(path.read_text())["facts"]["worker"]["node_id"]
@@ -128,7 +128,7 @@ def test_shadow_models_of_three_nodes_equal_those_of_one(memlib: Memlib, tmp_pat
 
 
 def test_s3_changes_nothing_and_a_finished_run_costs_a_few_requests(
-    standalone: Memlib, whole: dict[str, pa.Table], swift: SwiftServer, monkeypatch: pytest.MonkeyPatch
+    memlib: Memlib, whole: dict[str, pa.Table], swift: SwiftServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in swift.environment.items():
         monkeypatch.setenv(name, value)
@@ -138,13 +138,13 @@ def test_s3_changes_nothing_and_a_finished_run_costs_a_few_requests(
     with ray_cluster(3) as (cluster, _, environment):
         settings = dict(swift.environment) | environment
         address = f"resources.ray_address={cluster.address}"
-        manifest, _ = run(standalone, uri, 40, address, **settings)
+        manifest, _ = run(memlib, uri, 40, address, **settings)
     mine = s3_tables(s3_manifest(uri, manifest["run"]))
     s3 = fsspec.filesystem("s3")
     files = sorted(s3.find(os.path.dirname(manifest["results"]["units"])))
     mine["units"] = pa.concat_tables([pq.ParquetFile(s3.open(file)).read().replace_schema_metadata() for file in files])
     assert_same(mine, whole)
-    again, asked = run(standalone, uri, 40, **swift.environment)
+    again, asked = run(memlib, uri, 40, **swift.environment)
     assert again["computed"] == []
     artifacts = len(again["reused"])
     of_artifacts = sum(count for name, count in asked.items() if "/artifacts/" in name)

@@ -31,7 +31,7 @@ def under_way(store: Path) -> int:
 
 def test_a_model_is_trained_by_two_nodes_together(memlib: Memlib, tmp_path: Path) -> None:
     (case,) = make_cases(tmp_path, ["deja-vu"], memlib.environment)
-    here = memlib.audit(tmp_path / "here", "resources.workers_per_model=2", "resources.threads_per_worker=1")
+    here = memlib.audit_on_ray(tmp_path / "here", "resources.workers_per_model=2", "resources.threads_per_worker=1")
     with ray_cluster(2) as (cluster, _, environment):
         settings = (f"resources.ray_address={cluster.address}", "resources.workers_per_model=2")
         watched = case.start(tmp_path / "there", *settings, **environment)

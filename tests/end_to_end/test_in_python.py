@@ -26,10 +26,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_program_runs_an_audit_on_prefect_and_ray(memlib: Memlib, tmp_path: Path) -> None:
+def test_a_program_runs_an_audit_on_prefect_and_ray(served: Memlib, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", str(RECIPE), "store"]
-    ended = subprocess.run(command, cwd=tmp_path, env=memlib.environment, capture_output=True, text=True, timeout=1200)
+    ended = subprocess.run(command, cwd=tmp_path, env=served.environment, capture_output=True, text=True, timeout=1200)
     assert ended.returncode == 0, ended.stderr[-3000:]
     first, second, workers = ended.stdout.split()
     assert first == second

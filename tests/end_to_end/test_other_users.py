@@ -117,12 +117,12 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.slow
-def test_another_user_can_neither_read_nor_write_nor_stop_runs(standalone: Memlib, shared_folder: Path) -> None:
+def test_another_user_can_neither_read_nor_write_nor_stop_runs(memlib: Memlib, shared_folder: Path) -> None:
     store, careless = shared_folder / "store", shared_folder / "careless.txt"
     careless.write_text("what the attack can read, if it works")
     careless.chmod(0o666)
     mine = {"TMPDIR": "", "HOME": "", "PREFECT_HOME": "prefect", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
-    memlib = replace(standalone, environment=standalone.environment | {k: str(shared_folder / v) for k, v in mine.items()})
+    memlib = replace(memlib, environment=memlib.environment | {k: str(shared_folder / v) for k, v in mine.items()})
     before = {path: path.stat().st_mtime for path in Path("/dev/shm").iterdir()}
     process = memlib.start(store, "training.epochs=5000", "resources.resume_seconds=1")
     try:

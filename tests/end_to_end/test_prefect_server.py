@@ -15,8 +15,8 @@ from deployments.local.api import step_of
 
 
 @pytest.fixture
-def api(standalone: Memlib, tmp_path: Path) -> Iterator[str]:
-    with prefect_server(standalone.environment, tmp_path) as url:
+def api(memlib: Memlib, tmp_path: Path) -> Iterator[str]:
+    with prefect_server(memlib.environment, tmp_path) as url:
         yield url
 
 
@@ -32,7 +32,7 @@ def logs(api: str) -> list[str]:
 @pytest.mark.slow
 def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[str, Any]], api: str) -> None:
     store, first = finished
-    manifest = memlib.audit(store, PREFECT_API_URL=api)
+    manifest = memlib.audit_on_ray(store, PREFECT_API_URL=api)
     assert manifest["run"] == first["run"]
     flows = ask(f"{api}/flow_runs/filter")
     assert [flow["state_name"] for flow in flows] == ["Completed"]
@@ -60,7 +60,7 @@ def test_a_run_reports_to_the_server(memlib: Memlib, finished: tuple[Path, dict[
     assert {line for line in lines if line.endswith("found in the store")} >= {
         "decode examples: found in the store", "train models (model A0; model B0): found in the store",
     }  # fmt: skip
-    more = memlib.audit(store, "decode.k=[6]", PREFECT_API_URL=api)
+    more = memlib.audit_on_ray(store, "decode.k=[6]", PREFECT_API_URL=api)
     assert {flow["name"] for flow in ask(f"{api}/flow_runs/filter")} == {f"tiny ({run['run']})" for run in (first, more)}
     lines = logs(api)
     assert any(re.fullmatch(r"report déjà vu: done in .* s", line) for line in lines)

@@ -16,7 +16,10 @@ from harness import Memlib, end_session, wait_for
 
 from flows.cli.supervisor import INSISTING, STOPPED, STOPPED_LINE
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="runs are guarded on Linux alone")
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="runs are guarded on Linux alone"),
+]
 
 TRIES, MORE_TRIES = 5, 20
 LAST_START = 14.0  # seconds in which a tiny audit loads its libraries, starts Ray and trains
@@ -40,12 +43,10 @@ def wait_until_gone(mark: str) -> None:
 @pytest.mark.parametrize(
     "number", [number if number < TRIES else pytest.param(number, marks=pytest.mark.slow) for number in range(MORE_TRIES)]
 )
-def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(
-    standalone: Memlib, tmp_path: Path, number: int
-) -> None:
+def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(memlib: Memlib, tmp_path: Path, number: int) -> None:
     """Slurm, systemd and timeout(1) signal each process, so that Ray and Prefect's server end at the same time."""
     mark, store = f"{tmp_path}", tmp_path / "store"
-    process = standalone.start(store, JOB_MARK=mark)
+    process = memlib.start(store, JOB_MARK=mark)
     time.sleep(1 + (LAST_START - 1) * ((number * 7) % MORE_TRIES) / MORE_TRIES)
     for member in of_job(mark):
         with contextlib.suppress(psutil.Error):
@@ -59,12 +60,10 @@ def test_a_signal_to_all_processes_of_a_job_stops_the_run_with_one_line(
     assert all(json.loads(path.read_text())["state"] == "stopped" for path in store.glob("status/*.json"))
 
 
-def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_process(
-    standalone: Memlib, tmp_path: Path
-) -> None:
+def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_process(memlib: Memlib, tmp_path: Path) -> None:
     """Workers of a lower priority, which Ray prefers, would hardly get on beside another program."""
     mark, store = f"{tmp_path}", tmp_path / "store"
-    process = standalone.start(store, JOB_MARK=mark)
+    process = memlib.start(store, JOB_MARK=mark)
 
     def priorities() -> set[int]:
         found = set()
@@ -83,10 +82,10 @@ def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_pr
 
 
 @pytest.mark.slow
-def test_workers_that_share_a_model_open_no_port_of_their_own(standalone: Memlib, tmp_path: Path) -> None:
+def test_workers_that_share_a_model_open_no_port_of_their_own(memlib: Memlib, tmp_path: Path) -> None:
     """Ray's port requires a token; a port of torch's TCPStore would be open to everybody."""
     settings = ("workers_per_model=2", "threads_per_worker=1", "resume_seconds=0")
-    process = standalone.start(tmp_path / "store", *(f"resources.{setting}" for setting in settings))
+    process = memlib.start(tmp_path / "store", *(f"resources.{setting}" for setting in settings))
     try:
         most = 0
         while process.poll() is None and most < 2:

@@ -187,7 +187,7 @@ def test_deja_vu_gives_the_same_tables(
 
 def test_unique_feature_gives_the_same_tables(memlib: Memlib, bucket: str, swift: SwiftServer, tmp_path: Path) -> None:
     tiny = wrote(tmp_path, MOONS, memlib)
-    manifest = tiny.audit(tmp_path / "store")
+    manifest = tiny.audit_on_ray(tmp_path / "store")
     uri = f"{bucket}/here"
     audit_on_s3(tiny, uri, swift)
     _, tables = both_runs(uri, tmp_path / "store", manifest)
@@ -279,7 +279,7 @@ def test_wrong_credentials_and_missing_buckets_end_every_command_with_a_short_er
     ):
         for command in ("run", "runs", "plan"):
             options = ["deja-vu", "--recipe", str(memlib.recipe)] if command != "runs" else []
-            done = memlib.call(command, *options, "--store", uri, **settings)
+            done = memlib.call_on_ray(command, *options, "--store", uri, **settings)
             assert done.returncode == 2, command
             assert said in done.stderr, command
             assert "Traceback" not in done.stderr

@@ -15,6 +15,8 @@ from deployments.local.api import Api
 from deployments.local.processes import end, start, wait_for
 from deployments.local.services import POOL, PREFECT, environment_for, prefect_server, start_worker
 
+pytestmark = pytest.mark.ray
+
 ROOT = Path(__file__).parents[2]
 Environment = dict[str, str]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ray
+
 ROOT = Path(__file__).parents[2]
 TOYS = ROOT / "tests" / "toys"
 Edit = tuple[str, str, str]  # file, the text that is there, what stands before it afterwards

@@ -27,7 +27,7 @@ def headline(manifest: dict[str, Any]) -> dict[tuple[str, float | None], dict[st
 def test_on_scenes_the_target_shows_memory_and_the_reference_is_at_chance(
     memlib: Memlib, tmp_path: Path, recipe: str
 ) -> None:
-    done = memlib.call("run", "deja-vu", "--recipe", recipe, "--store", str(tmp_path))
+    done = memlib.call_on_ray("run", "deja-vu", "--recipe", recipe, "--store", str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = headline(newest(tmp_path))
     reference = found["accuracy_reference", 1.0]
