@@ -20,7 +20,8 @@ SHARED_PREFECT = "prefect.json"
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of every stage, too
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_the_local_database_is_found_by_the_environment(database: Path, monkeypa
     assert local_database() is None
 
 
-@pytest.mark.long
+@pytest.mark.ray
 def test_flow_runs_of_prefect_are_deleted_from_its_own_database(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect import flow
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL

@@ -44,6 +44,7 @@ AUDITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "self-influence": (STARTERS / "self_influence.yaml", {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}),
 }  # fmt: skip
 
+CHEAP = ("self-influence", "exposure")
 Ran = dict[type[AnyStage], set[CodeType]]
 
 
@@ -51,9 +52,9 @@ Ran = dict[type[AnyStage], set[CodeType]]
 def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
     """The code of memlib that ran below each stage's write, except what the store and imports call."""
     found: Ran = {}
-    original = PlainRunner._make
+    original = PlainRunner._compute
 
-    def make(runner: PlainRunner, stage: AnyStage, ref: Ref) -> None:
+    def compute(runner: PlainRunner, stage: AnyStage, ref: Ref, threads: int) -> None:
         kind, write = type(stage), type(stage).write
         seen = found.setdefault(kind, set())
 
@@ -77,14 +78,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kind, "write", traced)
-            original(runner, stage, ref)
+            original(runner, stage, ref, threads)
 
-    monkeypatch.setattr(PlainRunner, "_make", make)
+    monkeypatch.setattr(PlainRunner, "_compute", compute)
     return found
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.parametrize("name", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.ray) for name in AUDITS])
 def test_identity_of_a_stage_covers_all_code_that_runs_while_it_is_written(name: str, ran: Ran, tmp_path: Path) -> None:
     recipe, changes = AUDITS[name]
     given = recipe if isinstance(recipe, str) else yaml.safe_load(recipe.read_text())
