@@ -28,7 +28,7 @@ from memlib.errors import UserError
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
 from memlib.stats.randomization import Design
 from memlib.tables import INDEX
-from tests.chance import most_of
+from tests.assignments import assert_exact, each_observed
 
 COUNT = 120
 
@@ -99,9 +99,18 @@ def test_a_leak_is_described_without_a_test_if_membership_was_not_drawn(leak: st
     assert found.by_family == {leak: found.auc}
 
 
-def test_a_random_draw_is_withdrawn_at_most_at_the_level() -> None:
-    p_values = [tested(*shard(seed), seed).p_value or 0.0 for seed in range(60)]
-    assert sum(p <= 0.05 for p in p_values) <= most_of(60, 0.05)
+def test_features_are_tested_exactly_for_every_draw_of_the_members() -> None:
+    """Four of eight scans; no feature depends on the draw."""
+    rng, days = np.random.default_rng(0), [3, 900, 40, 77, 1500, 2, 650, 31]
+    ids = [f"scan/{n:05d}_{datetime.date(2010, 1, 1) + datetime.timedelta(days=day)}.png" for n, day in enumerate(days)]
+    features = blind_features(index_of(ids, original_width=rng.integers(50, 90, 8)))  # of pixels and texts there are many
+    design = Design.of(np.arange(8) < 4, np.zeros(8, dtype=int))
+    p_values = []
+    for one in each_observed(design):
+        found = tested_baseline(features.values, features.families, one, np.arange(8) % 2, redraws=1, seed=0)
+        assert found.p_value is not None
+        p_values.append(found.p_value)
+    assert_exact(p_values)
 
 
 def test_more_rows_per_member_are_caught_by_the_sizes_of_persons() -> None:

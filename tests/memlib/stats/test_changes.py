@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from memlib.stats.changes import flipped_p, welch_p
+from memlib.stats.changes import _welch_t, flipped_p, welch_p
 from tests.assignments import assert_exact
 from tests.chance import most_of
 
@@ -61,6 +61,8 @@ def test_welch_p_ranks_the_statistic_of_scipy() -> None:
     observed = scipy.stats.ttest_ind(first, second, equal_var=False).statistic
     expected = 2 * min(1 + (null >= observed).sum(), 1 + (null <= observed).sum()) / 61
     assert welch_p(first, second, permutations=1, seed=0, orders=orders) == pytest.approx(min(1, expected))
+    scaled = pooled / 10  # within [-1, 1]
+    assert _welch_t(np.stack([scaled, scaled[orders[0]]]), 5) == pytest.approx([observed, null[0]])
 
 
 @pytest.mark.parametrize("sizes", [[1.0, 2, 4, 8, 16], [1.0, 1, 2, 2, 3, 3], [1.0, 1, 1, 1], [0.0, 0, 1, 2]])

@@ -23,6 +23,14 @@ def test_statistics_of_scores_are_ranks_and_top_counts() -> None:
         assert set(np.flatnonzero(columns[:, place])) == set(order[:size])
 
 
+def test_cuts_double_up_to_a_tenth_of_the_units() -> None:
+    assert cuts(200) == [10, 20]  # a tenth itself is a cut
+    assert cuts(199) == [10]
+    assert cuts(1) == [1]
+    assert cuts(20) == cuts(100) == [10]
+    assert cuts(19) == [9]
+
+
 def test_statistics_of_tied_scores_share_their_places() -> None:
     columns = statistics(np.repeat([2.0, 1.0, 0.0], [4, 12, 24]))  # ten places: 4 units, then 6 places for 12 units
     assert columns[:, 1].tolist() == [1.0] * 4 + [0.5] * 12 + [0.0] * 24

@@ -14,7 +14,6 @@ from memlib.specs import TrainingSpec
 from memlib.stats.membership import Trajectory
 from memlib.stats.operating import auc
 from memlib.stats.shadows import Shadows
-from tests.chance import most_of
 from tests.memlib.audits.membership.worlds import world
 
 
@@ -58,12 +57,18 @@ def test_the_trajectory_finds_memory_seen_only_in_earlier_epochs() -> None:
     assert auc(trajectory.scores, rankings.units.member) > 0.7
 
 
-def test_the_trajectory_test_keeps_its_level_without_memory() -> None:
-    p_values = [
-        test.p_value for seed in range(60) if (test := followed(0.0, count=80, seed=seed).rankings.head.test) is not None
-    ]
-    assert len(p_values) == 60
-    assert sum(p <= 0.05 for p in p_values) <= most_of(60, 0.05)
+def test_the_trajectory_is_tested_by_the_coins_of_its_target_which_its_scores_do_not_know() -> None:
+    """Scores that do not depend on the coins, and the test of these coins, which is exact: see the tests of coins."""
+    audited = followed(1.0, count=80)
+    other = replace(audited, member=~audited.member)
+    scores, turned = (one.rankings.head.scores for one in (audited, other))
+    np.testing.assert_array_equal(scores, turned)
+    test, reverse = audited.rankings.head.test, other.rankings.head.test
+    assert test is not None
+    assert reverse is not None
+    assert test.auc == auc(scores, audited.rankings.units.member)
+    assert reverse.auc == pytest.approx(1 - test.auc)
+    assert test.p_value < 0.05 < reverse.p_value
 
 
 def test_the_trajectory_flags_persons_of_few_and_many_rows_equally_often() -> None:

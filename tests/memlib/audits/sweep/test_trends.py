@@ -1,6 +1,7 @@
 """Trends along a key are found by permuting independently trained cells, and never among cells that share models."""
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from memlib.audits.sweep.scores import score
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
+from tests.assignments import assert_exact
 
 pytestmark = pytest.mark.page
 
@@ -88,11 +90,17 @@ def test_few_cells_shared_models_and_non_numeric_keys_show_no_trend(tmp_path: Pa
     assert json.loads(table[-1]["params"])["not_tested"]
 
 
-@pytest.mark.parametrize("cells", [5, 6])
-def test_a_key_without_effect_rarely_shows_a_trend(cells: int) -> None:
-    rng = np.random.default_rng(0)
-    p = [trends(along(list(rng.gamma(2, 0.1, size=cells))))[0].row.p_value for _ in range(300)]
-    assert np.mean(np.array(p) <= 0.05) * 300 <= scipy.stats.binom.ppf(0.999, 300, 0.05)
+@pytest.mark.parametrize("values", [[0.1, 0.2, 0.4, 0.8, 1.6], [0.1, 0.1, 0.2, 0.3, 0.3]])
+def test_p_values_of_trends_are_exact_for_every_order_of_the_cells(values: list[float]) -> None:
+    assert_exact([trends(along(list(order)))[0].row.p_value or 0.0 for order in itertools.permutations(values)])
+
+
+def test_p_values_of_trends_are_exact_for_every_order_within_values_of_another_key() -> None:
+    orders = itertools.product(itertools.permutations([0.1, 0.2, 0.4]), itertools.permutations([0.5, 0.6, 0.9]))
+    cells = [along(list(one), **{"model.width": 8}) + along(list(other), **{"model.width": 64}) for one, other in orders]
+    found = [{trend.key: trend for trend in trends(both)}["training.epochs"].row.p_value or 0.0 for both in cells]
+    assert len(found) == 36
+    assert_exact(found)
 
 
 def test_many_cells_are_permuted_at_random() -> None:

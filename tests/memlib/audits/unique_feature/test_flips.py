@@ -1,5 +1,6 @@
 """Decisions that the feature flips: shares counted by hand, the null of the test, a plant."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from memlib.audits.unique_feature.report.tables import flips_section
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, flips, unit
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.findings import Finding, settle
-from tests.chance import most_of
+from tests.assignments import assert_exact
 
 CONFIG = Config(outputs=("probability",), replicates=100, permutations=499)
 
@@ -77,14 +78,16 @@ def test_planted_flips_are_found_and_given_beside_both_groups() -> None:
     assert canary.interval.low < canary.value < (canary.interval.high or 0)
 
 
-def test_flips_without_memory_are_significant_at_most_at_the_level() -> None:
-    rng, tries, hits = np.random.default_rng(0), 200, 0
-    for _ in range(tries):
-        reaction = rng.uniform(0, 0.3, 12)  # any net of this seed reacts to the feature
-        sides = rng.binomial(50, reaction, size=(2, 12)) / 50
-        p = found_in(units_of(*sides))[0].p_value
-        hits += p is not None and p <= 0.05
-    assert 0 < hits <= most_of(tries, 0.05)
+@pytest.mark.parametrize("apart", [[0.01, 0.02, 0.04, 0.08, 0.16], [0.1, 0.1, 0.1, 0.2, 0.2], [0.0, 0.1, 0.1, 0.1, 0.3]])
+def test_p_values_of_flips_are_exact_for_every_exchange_of_canaries_and_controls(apart: list[float]) -> None:
+    """Any net of a seed reacts to the feature; without memory each of the two is the canary with equal probability."""
+    reaction, p_values = np.array([0.2, 0.3, 0.05, 0.25, 0.4]), []
+    for signs in itertools.product((0, 1), repeat=5):
+        more = np.array(apart)
+        difference = found_in(units_of(reaction + more * signs, reaction + more * (1 - np.array(signs))))[0]
+        assert difference.p_value is not None
+        p_values.append(difference.p_value)
+    assert_exact(p_values)
 
 
 def test_no_flip_at_all_still_has_an_interval_and_a_power() -> None:
