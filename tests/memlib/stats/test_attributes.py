@@ -119,6 +119,19 @@ def test_the_interval_is_newcombes() -> None:
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
 
 
+def test_groups_that_are_all_guessed_alike_count_as_their_units() -> None:
+    """One of the two units of each of ten persons is right: the sides vary less than single units, not more."""
+    labels, persons, first = np.zeros(20, dtype=int), np.arange(20) // 2, np.arange(20) < 10
+    odds = np.where((np.arange(20) % 2 == 0)[:, None], [[1.0, 0.0]], [[0.0, 1.0]])
+    prior = np.full((1, 2), 0.5)
+    whole, single = (
+        attribute_inference(odds, labels, labels, Design.of(first, labels, groups), prior=prior, permutations=19, seed=0)
+        for groups in (persons, None)
+    )
+    assert (whole.members, whole.difference) == (0.5, 0.0)
+    assert (whole.low, whole.high) == pytest.approx((single.low, single.high))
+
+
 def test_the_interval_ends_at_differences_of_1_and_minus_1() -> None:
     labels = np.zeros(6, dtype=int)
     for first, ends in ((np.arange(6) < 3, (-1.0, 1.0)), (np.arange(6) >= 3, (-1.0, 1.0))):

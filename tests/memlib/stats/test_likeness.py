@@ -97,6 +97,12 @@ def test_a_target_with_sharper_confidences_is_unlike_its_shadows(shadows: int) -
         assert max(abs(row.distance) for row in rows) > 4
 
 
+def test_a_number_at_just_the_level_is_out() -> None:
+    (row,) = likeness({"loss, all": np.arange(39.0)}, {"loss, all": 39.5})
+    assert (row.p_value, abs(row.distance) < 4) == (2 / 40, True)
+    assert [is_out(row, level) for level in (0.05, 0.0499)] == [True, False]
+
+
 @pytest.mark.parametrize("count", [7, 8])
 def test_ranks_are_exact_if_each_of_a_number_of_models_is_the_target(count: int) -> None:
     values = 2.0 ** np.arange(count)

@@ -94,15 +94,15 @@ def test_the_variance_of_two_clusters_is_twice_the_sum_of_their_squared_sums() -
 def test_auc_interval_of_groups_has_the_variance_written_out(seed: int) -> None:
     rng = np.random.default_rng(seed)
     groups = np.repeat(np.arange(10), 4)
-    member = groups % 2 == 0
+    member = groups % 3 == 0  # 16 of 40
     scores = np.round(rng.normal(size=10)[groups] + rng.normal(size=40) + 0.5 * member, 1)
     alone, together = plain_variances(scores, member, groups)
     assert _clustered_variance(_influence(scores, member, None), np.arange(40)) == pytest.approx(alone)
     assert _clustered_variance(_influence(scores, member, None), groups) == pytest.approx(together)
     value, quantile = auc(scores, member), 1.959964
     for inflation in (1.0, 2.0):
-        size = 20 / max(1.0, together / alone) / inflation
-        inverse = _score_interval(value, size, size, quantile)
+        sizes = [count / max(1.0, together / alone) / inflation for count in (16, 24)]
+        inverse = _score_interval(value, *sizes, quantile)
         half = quantile * math.sqrt(together * inflation)
         expected = max(0.0, min(inverse[0], value - half)), min(1.0, max(inverse[1], value + half))
         assert auc_interval(scores, member, groups=groups, inflation=inflation) == pytest.approx(expected, abs=1e-6)

@@ -119,3 +119,6 @@ def test_goodness_of_fit_rejects_a_wrong_law_and_accepts_the_right_one() -> None
 def test_fit_skew_normal_refuses_constant_values() -> None:
     with pytest.raises(ValueError, match="20 finite values that are not all equal"):
         fit_skew_normal(np.zeros(100))
+    with pytest.raises(ValueError, match="got 19"):
+        fit_skew_normal(np.arange(19.0))
+    assert 5 < fit_skew_normal(np.arange(20.0)).scale < 15

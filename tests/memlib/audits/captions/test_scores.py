@@ -83,6 +83,9 @@ def test_words_that_the_public_captions_lack_say_nothing() -> None:
     likely = WordModel.fit(words, sparse(objects)).likelihoods(np.array([[9], [0]], dtype=np.int32))
     assert likely[0].tolist() == likely[1].tolist()
     assert likely.mean(axis=0) == pytest.approx([0.75, 0.25], abs=0.01)
+    words = np.array([[2, 1], [3, 0], [2, 1], [2, 1]], dtype=np.int32)  # 1 is any unknown word, 0 none
+    likely = WordModel.fit(words, sparse(objects)).likelihoods(np.array([[1, 1], [0, 0]], dtype=np.int32))
+    assert likely[0].tolist() == likely[1].tolist()
 
 
 @pytest.mark.parametrize("block", [1, 7, 4096])
