@@ -374,6 +374,7 @@ def calls_on_ray(
             while waiting or running:
                 if time.monotonic() - looked >= LOOK_SECONDS:
                     context.check_going()
+                    check_alive(ray, context)
                     watch.look()
                     room = max(2 * places(ray, needs), queued, 2)  # keep further parts queued behind the running ones
                     looked, slots = time.monotonic(), min(room, limit or room)
@@ -389,6 +390,7 @@ def calls_on_ray(
                         warnings += lines
                         news.end(number, seconds)
                     except ray.exceptions.RayError as error:
+                        check_alive(ray, context, error)
                         if may_repeat is not None and is_loss(ray, error) and may_repeat(number):
                             waiting.append(number)
                         else:
@@ -429,11 +431,20 @@ def _near(remote: Any, node: str | None) -> Any:
 
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
     """Check that a part fits on this machine if Ray runs only here, where no node can join later."""
+    check_alive(ray, context)
     if context.resources.ray_address is None and places(ray, needs) < 1:
         raise ResourcesError(
             f"each part of {stage} needs {needs_in_words(needs)}, which this machine does not have; lower "
             f"resources.stages.{stage}"
         )
+
+
+def check_alive(ray: Any, context: Context, error: Exception | None = None) -> None:
+    """Raise EngineLost if Ray runs on this machine alone and has lost it, as the error of a task may say before Ray knows."""
+    if context.resources.ray_address is None and (
+        isinstance(error, ray.exceptions.LocalRayletDiedError) or not any(node["Alive"] for node in ray.nodes())
+    ):
+        raise EngineLost("Ray died during the run (its node on this machine was lost); run the same command again")
 
 
 def is_loss(ray: Any, error: Exception) -> bool:

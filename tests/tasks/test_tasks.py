@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray import exceptions as ray_exceptions
 
-from memlib.errors import CorruptArtifact, ResourcesError, RunError
+from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from tasks import cluster, news, training
@@ -148,6 +148,19 @@ def test_a_part_whose_worker_was_lost_is_repeated_as_often_as_it_may_be(
     assert [tries.count(number) for number in range(4)] == [1, 3, 1, 1]
     assert failures.keys() == {1, 2}
     assert str(failures[2]) == "diverged"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_loss_of_ray_on_this_machine_ends_the_run_at_once(
+    ray: TasksHere, context: Callable[..., Context], known: bool
+) -> None:
+    def compute(number: int, told: Any, threads: int) -> tuple[list[str], float]:
+        raise ray_exceptions.LocalRayletDiedError()
+
+    if known:
+        ray.nodes = lambda: [{"Alive": False, "Resources": {"CPU": 4.0}}]  # type: ignore[method-assign]
+    with pytest.raises(EngineLost, match=r"Ray died during the run .* run the same command again"):
+        calls_on_ray(context(), "train", compute, parts_of(2), 2, Bars(), may_repeat=lambda number: True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("parts", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (50, 1)])
