@@ -156,7 +156,7 @@ def show(
         print(json.dumps(run.model_dump(), indent=1))
         return
     if reveal:
-        _reveal(opened, run)
+        print_secrets(opened, run)
         return
     print_run(opened, run, whole=True)
 
@@ -698,7 +698,8 @@ def _columns(widths: Mapping[str, int], *, header: bool = False) -> Table:
     return table
 
 
-def _reveal(store: Store, run: RunRecord) -> None:
+def print_secrets(store: Store, run: RunRecord) -> None:
+    """Print the secrets of a run, and the texts that searches found, as its audit reveals them."""
     name = audit_of(run.audit)
     revealed = AUDITS[name].revealed if name in AUDITS else None
     if revealed is None:
