@@ -82,6 +82,12 @@ EQUIVALENT: dict[Mutation, str] = {
     Mutation(
         "memlib.stats.power", "_by_normal_law", "0.0", "1.0"
     ): "the caller returns before if nothing varies under the null",
+    Mutation(
+        "memlib.stats.multiplicity",
+        "max_t_p",
+        "top[:, None] >= (observed[moves] - centre) / scale[moves] - 1e-09",
+        "top[:, None] > (observed[moves] - centre) / scale[moves] - 1e-09",
+    ): "only a difference of exactly the slack for rounding would tell",
     Mutation("memlib.stats.membership", "_inverse_trigamma", "50", "51"): "Newton's method ends before at its tolerance",
     Mutation(
         "memlib.stats.counterfactual", "_share", "np.asarray(counts) > 0", "np.asarray(counts) >= 0"

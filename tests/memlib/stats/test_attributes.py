@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memlib.errors import UserError
-from memlib.stats.attributes import AttributeInference, attribute_inference
+from memlib.stats.attributes import AttributeInference, _rates_and_interval, attribute_inference
 from memlib.stats.blind import folds_by_group
 from memlib.stats.randomization import Design, detectable
 from tests.assignments import assert_exact, each_observed
@@ -145,6 +145,8 @@ def test_the_interval_ends_at_differences_of_1_and_minus_1() -> None:
     whole = attribute_inference(odds, labels, labels, Design.of(np.ones(6, dtype=bool), labels), prior=np.full((1, 2), 0.5),
                                 permutations=19, seed=0)  # fmt: skip
     assert (whole.members, whole.non_members, whole.low, whole.high) == (0.5, 0.0, -1.0, 1.0)
+    correct, design = np.arange(6) % 2.0, Design.of(np.arange(6) < 3, labels)
+    assert _rates_and_interval(correct, design, labels, deviation=1.0)[1] == (-1.0, 1.0)  # 1.96 deviations reach further
 
 
 def test_the_interval_is_as_wide_as_differences_vary_with_an_estimated_prior() -> None:

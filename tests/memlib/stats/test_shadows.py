@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memlib.errors import UserError
-from memlib.stats.shadows import How, Shadows, by_person, log_p
+from memlib.stats.shadows import How, Shadows, _bridged, by_person, log_p
 
 
 def test_log_p_equals_a_computation_in_higher_precision() -> None:
@@ -38,3 +38,12 @@ def test_shadows_by_person_refuse_a_person_who_is_partly_inside() -> None:
     with pytest.raises(AssertionError, match="all or none"):
         Shadows(np.zeros((1, 1, 3)), inside).by_person(np.array([0, 0, 1]), "max")
     assert Shadows(np.zeros((1, 1, 3)), inside).by_person(np.array([5, 4, 5]), "max").inside.tolist() == [[False, True]]
+
+
+def test_a_side_without_models_takes_the_other_sides_centre_moved_by_the_mean_difference() -> None:
+    inner, outer = np.array([[5.0, 0.0, 4.0]]), np.array([[2.0, 3.0, 0.0]])  # 0 where there is no model
+    counts = np.array([1.0, 0.0, 2.0]), np.array([1.0, 2.0, 0.0])
+    moved = _bridged(inner, outer, *counts)
+    assert [side.tolist() for side in moved] == [[[5.0, 6.0, 4.0]], [[2.0, 3.0, 1.0]]]  # the sides differ by 3
+    apart = _bridged(inner[:, 1:], outer[:, 1:], counts[0][1:], counts[1][1:])  # no example has both sides: by nothing
+    assert [side.tolist() for side in apart] == [[[3.0, 4.0]], [[3.0, 4.0]]]
