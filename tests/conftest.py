@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import absl.logging
 import hypothesis
 import pytest
 import torch
@@ -14,6 +16,8 @@ from filelock import FileLock
 
 hypothesis.settings.register_profile("loaded", parent=hypothesis.settings(), deadline=None)  # other work may share the cores
 hypothesis.settings.load_profile("loaded")
+# else it closes the stream that it finds at its import, which is pytest's, when Prefect configures logging
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 SHARED_PREFECT = "prefect.json"
 
 

@@ -1,4 +1,4 @@
-"""Which artifacts of a run are reused: those that are committed, intact, and computed from the current content of inputs."""
+"""The reuse of artifacts: of those that are committed, intact, and computed from the current content of their inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

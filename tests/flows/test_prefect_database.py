@@ -51,7 +51,7 @@ def test_a_database_of_a_newer_prefect_is_refused(tmp_path: Path) -> None:
         check_database(make(tmp_path / "prefect.db", "ffffffffffff"))
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prefect.db").write_bytes(b"not a database, but as long as the header of one" * 100)
     with pytest.raises(UserError, match="is no database of Prefect"):
         check_database(tmp_path / "prefect.db")

@@ -32,6 +32,6 @@ def test_the_demo_prints_the_secret_that_a_search_found(tmp_path: Path, capsys: 
     assert not [path for path in files if path.suffix in (".json", ".html", ".svg") and inserted[1] in path.read_text()]
 
 
-def test_an_unknown_demo_is_named_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_name_of_an_unknown_demo_is_answered_by_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "nothing"]) == 2
     assert "members" in capsys.readouterr().err
