@@ -1,6 +1,6 @@
 """Change statistical code in one place, and see which tests notice: a known list of changes, and others drawn by a seed.
 
-    python -m benchmarks.mutations RESULTS.jsonl --tests tests/memlib --seed 1 --drawn 30
+    python -m benchmarks.mutations RESULTS.jsonl --tests tests/memlib --seed 1 --drawn 31
 
 A mutation swaps the code of one function in a fork of this process, which runs the test files that reach the function, cheapest
 first. Which file reaches which functions is recorded in a first pass, in RESULTS.reached.jsonl. Results are appended as they
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--tests", nargs="*", type=Path, default=[Path("tests/memlib")])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--drawn", type=int, default=30)
+    parser.add_argument("--drawn", type=int, default=31)  # one of them is a listed one
     arguments = parser.parse_args()
     for library in ("pytest", "scipy.stats", "torch"):
         importlib.import_module(library)  # once for all forks
@@ -314,7 +314,7 @@ def main() -> None:
     tests = [row for row in kept(record) if row["file"] in files and row["failed"] is None]
     names = [field.name for field in fields(Mutation)]
     tried = [tuple(row[name] for name in names) for row in kept(arguments.results)]
-    for mutation in [*listed(), *drawn(arguments.seed, arguments.drawn)]:
+    for mutation in dict.fromkeys([*listed(), *drawn(arguments.seed, arguments.drawn)]):
         if tuple(asdict(mutation).values()) not in tried:
             row = try_out(mutation, tests)
             keep(arguments.results, row)
