@@ -53,8 +53,8 @@ def demo(
 def _show_members(store: Store) -> RunRecord:
     """Audit a model before and after its training; return the run of the trained one."""
     console.print(
-        "Can an attacker tell which 600 digits a small classifier was trained on? The same attack on the same model, after its\n"
-        "training and before it:\n",
+        "Can an attacker tell which 600 digits a small classifier was trained on? The same attack on the same model, after\n"
+        "its training and before it:\n",
         soft_wrap=True,
     )
     runs = {}

@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from filelock import FileLock
 from harness import RECIPE, Memlib, end_session, resume_step, saved_models, wait_for
 
 from deployments.local.swift import Missing, SwiftServer, install
+from memlib.pipeline.stage import AnyStage
+from memlib.running.runners import PlainRunner
+from memlib.store import Ref
 
 MODELS = 2  # of the tiny audit, which train side by side
 
@@ -32,6 +36,21 @@ def memlib(tmp_path_factory: pytest.TempPathFactory) -> Memlib:
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)
     return Memlib(folder / "tiny.yaml", environment)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _travelling() -> Iterator[None]:
+    """Send each stage that is computed in this process through pickle first, as those that Ray's workers get."""
+    compute = PlainRunner._compute
+
+    def travelled(runner: PlainRunner, stage: AnyStage, ref: Ref, threads: int) -> None:
+        there = cloudpickle.loads(cloudpickle.dumps(stage))
+        assert there.identity.ref == ref
+        compute(runner, there, ref, threads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlainRunner, "_compute", travelled)
+        yield
 
 
 @pytest.fixture(scope="session")
