@@ -63,11 +63,13 @@ class News:
         self._prefix = f"memlib-news-{uuid.uuid4().hex}-".encode()
         self._totals: dict[int, int] = {}
         self._spent: dict[int, float] = {}
+        self._tries: dict[int, int] = {}
         self._looked = time.monotonic()
 
     def of(self, number: int) -> Told:
-        """Return the entry of a part; what an earlier try of the part took stays spent."""
+        """Return the entry of a new try of a part; what an earlier try took stays spent, and its entry is not read again."""
         self._spent[number] = 0.0
+        self._tries[number] = self._tries.get(number, 0) + 1
         return Told(self._key(number))
 
     def look(self, running: Iterable[int]) -> None:
@@ -91,7 +93,7 @@ class News:
         return None
 
     def _key(self, number: int) -> bytes:
-        return self._prefix + str(number).encode()
+        return self._prefix + f"{number}-{self._tries.get(number, 0)}".encode()
 
     def end(self, number: int, seconds: float) -> None:
         """Show that a part has ended, and count its time."""

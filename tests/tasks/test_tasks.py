@@ -206,6 +206,20 @@ def test_workers_tell_their_progress_and_the_time_they_take(
     assert not table
 
 
+def test_the_time_of_a_lost_worker_is_counted_once(table: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last entry, of 100 s, is still in the table while its successor, which takes 7 s, has told nothing yet."""
+    monkeypatch.setattr(news, "NEWS_SECONDS", 0.0)
+    spent: list[float] = []
+    with news.hearing(["a"], Bars(), lambda workers, seconds: spent.append(seconds)) as heard:  # type: ignore[arg-type]
+        table[heard.of(0).key] = json.dumps({"done": 3, "total": 10, "note": "", "seconds": 100.0}).encode()
+        heard.look([0])
+        heard.of(0)
+        heard.look([0])
+        heard.end(0, 7.0)
+    assert spent == [100.0, 7.0]
+    assert not table
+
+
 def test_a_table_that_does_not_answer_stops_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ConnectionError
