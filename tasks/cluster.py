@@ -17,6 +17,7 @@ from typing import Any
 
 from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError, UserError
 from memlib.pipeline import user_code
+from memlib.running.limits import check_time
 from memlib.runs.journal import LOG_VARIABLE
 from memlib.settings import waiting
 from memlib.specs import Resources
@@ -250,18 +251,14 @@ class Watch:
 
     def __init__(self, ray: Any, context: Context, stage: str, needs: Mapping[str, float], *, parts: int = 1) -> None:
         self._ray, self._stage, self._needs, self._parts = ray, stage, needs, parts
-        self._limit, self._patience = context.resources.of(stage).timeout, context.resources.room_timeout
+        self._resources, self._patience = context.resources, context.resources.room_timeout
         self._started = self._had_room = time.monotonic()
         self._journal, self._is_waiting = context.journal, False
 
     def look(self) -> None:
         """Check the time limits; raise RunError if one has passed."""
         now = time.monotonic()
-        if self._limit is not None and now - self._started > self._limit:
-            raise RunError(
-                f"{self._stage} was stopped after its time limit of {self._limit:g} s; raise "
-                f"resources.stages.{self._stage}.timeout and run the same command again"
-            )
+        check_time(self._resources, self._stage, now - self._started)
         has_room = places(self._ray, self._needs) >= self._parts
         if has_room is self._is_waiting:
             self._is_waiting = not has_room

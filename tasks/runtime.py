@@ -13,6 +13,7 @@ from rich.console import Console
 
 from memlib.errors import RunError
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, OldCode
+from memlib.running.limits import check_hours
 from memlib.running.publishing import Work
 from memlib.runs.journal import LOG_VARIABLE, Journal
 from memlib.runs.plans import given_plan
@@ -97,12 +98,7 @@ class Context:
         """
         with self.shared.spending:
             self.shared.spent += workers * seconds
-        limit, hours = self.resources.max_hours, self.shared.spent / 3600
-        if limit is not None and hours > limit:
-            raise RunError(
-                f"workers have taken {hours:.3g} hours, but resources.max_hours allows {limit:g}; finished work is kept: "
-                "run the same command again, or raise the limit"
-            )
+        check_hours(self.resources, self.shared.spent)
 
     def discard(self, ref: Ref, *, evicted: bool = False) -> None:
         """Discard an artifact that is computed again, see `Known.discard`."""

@@ -1,5 +1,6 @@
 """Commands that plan, run and resume audits."""
 
+import contextlib
 import json
 import os
 import sys
@@ -143,7 +144,7 @@ def _carry_out(
     log_as_asked()
     opened = Store(store)
     event = Event(request.audit.name, str(getattr(request.recipe, "title", "")), opened.uri)
-    with reported(hooks, event) as ending:
+    with reported(hooks, event) as ending, contextlib.redirect_stdout(sys.stderr):  # code of a recipe may print
         run = carry_out(request, opened, options, say=lambda line: say(f"warning: {line}"))
         ending.learn(run=run.run)
         if run.verdict is not None:

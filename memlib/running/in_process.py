@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from memlib.audits.arrangement import body_of, check_stages
@@ -12,6 +13,8 @@ from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AuditRequest
 from memlib.running.eviction import evict
 from memlib.running.finished import finished
+from memlib.running.limits import check_hours, check_time
+from memlib.running.precision import settings_of
 from memlib.running.runners import PlainRunner
 from memlib.runs.journal import Journal
 from memlib.runs.plans import given_plan, unrecorded
@@ -63,6 +66,8 @@ def carry_out_here(
         try:
             record = body_of(audit)(runner, recipe)
         except BaseException as error:
+            for line in dict.fromkeys(runner.warnings):
+                say(line)
             problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__
             runner.journal.end("failed" if isinstance(error, Exception) else "stopped", problem)
             raise
@@ -72,6 +77,27 @@ def carry_out_here(
         say(line)
     evict(store, runner.transient, resources, say=say)
     return record
+
+
+class Worked:
+    """The time that a run, with all its cells, has spent on computing artifacts."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._began: float | None = None
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Count the time of the block, also while it lasts."""
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._ended, self._began = self.seconds(), None
+
+    def seconds(self) -> float:
+        """Return the time so far."""
+        return self._ended + (0.0 if self._began is None else time.monotonic() - self._began)
 
 
 class StepsRunner(PlainRunner):
@@ -86,7 +112,8 @@ class StepsRunner(PlainRunner):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._begun: tuple[str, float] | None = None  # the step that is being computed: title, time of its start
-        self._done, self._parts, self._said = 0, 1, 0.0
+        self._step, self._done, self._parts, self._said = "", 0, 1, 0.0
+        self._worked = Worked()
 
     def run(self, stage: Stage[Out]) -> Artifact[Out]:
         """Run a step of one part."""
@@ -97,7 +124,7 @@ class StepsRunner(PlainRunner):
         if not stages:
             return []
         name, before = stages[0].declared.name, len(self.computed)
-        self._expect(len(stages))
+        self._expect(name, len(stages))
         try:
             artifacts = super().run_all(stages)
         except BaseException as error:
@@ -119,27 +146,45 @@ class StepsRunner(PlainRunner):
             self.journal.note("cached", name, count=len(stages) - made)
         return artifacts
 
-    def _expect(self, parts: int) -> None:
+    def _expect(self, name: str, parts: int) -> None:
         """Begin with a step of which nothing has been computed yet."""
-        self._begun, self._done, self._parts = None, 0, parts
+        self._begun, self._step, self._done, self._parts = None, name, 0, parts
 
     def _make(self, stage: AnyStage, ref: Ref, parts: int) -> None:
+        if stage.declared.name != self._step:
+            self._print(f"{stage.title}: recomputing, as evicted files are needed again")
+            super()._make(stage, ref, parts)
+            return
         if self._begun is None:
             self._begun = stage.title, time.monotonic()
             self._said = time.monotonic()
             self.journal.note("computing", ref.stage, "" if parts > 1 else ref.key)
             self._print(f"{stage.title}{f' ({stage.label})' if stage.label and parts == 1 else ''}: started")
+        self._check_limits(stage)
         super()._make(stage, ref, parts)
         self._done += 1
         self._show(ref.stage, self._done, self._parts, "")
 
+    def _compute(self, stage: AnyStage, ref: Ref, threads: int) -> None:
+        with self._worked.measuring():
+            super()._compute(stage, ref, threads)
+
     def progress(self, stage: AnyStage, done: float, total: float) -> None:
-        """Show how far the computation of a part has come."""
+        """Show how far the computation of a part has come, and stop it at a limit of its time."""
+        self._check_limits(stage)
+        if stage.declared.name != self._step:
+            return
         if self._parts > 1:
             part = f"{stage.label or f'part {self._done + 1}'} {done:,.0f} of {total:,.0f}"
             self._show(stage.declared.name, self._done, self._parts, part)
         else:
             self._show(stage.declared.name, done, total, "")
+
+    def _check_limits(self, stage: AnyStage) -> None:
+        """Raise RunError if the run, or the step, has taken longer than its resources allow."""
+        assert self._begun is not None
+        check_hours(self.resources, self._worked.seconds())
+        check_time(self.resources, settings_of(self.resources, stage), time.monotonic() - self._begun[1])
 
     def _show(self, name: str, done: float, total: float, note: str) -> None:
         self.journal.note("progress", name, done=done, total=total, note=note)

@@ -79,6 +79,48 @@ def test_a_failed_step_is_recorded_with_its_problem(tmp_path: Path) -> None:
     assert status["stages"]["decode"]["computed"] == 1
 
 
+def test_a_run_stops_at_the_limits_of_its_time_and_keeps_finished_work(tmp_path: Path) -> None:
+    """Both limits are over as soon as they are looked at: in the first step, and in the training."""
+    for resources, said in (
+        ({"max_hours": 1e-10}, "hours, but resources.max_hours allows 1e-10; finished work is kept"),
+        ({"stages": {"train": {"timeout": 1e-7}}}, "train was stopped after its time limit of 1e-07 s; raise"),
+    ):
+        with pytest.raises(RunError, match=said):
+            run(tmp_path, RunOptions(quiet=True), resources=resources)
+    assert len(list(tmp_path.glob("artifacts/decode/*/manifest.json"))) == 1
+    assert not list(tmp_path.glob("artifacts/train/*/manifest.json"))
+    record, _ = run(tmp_path, RunOptions(quiet=True), resources={"max_hours": 1.0, "stages": {"train": {"timeout": 3600}}})
+    assert "decode" not in {name.partition("/")[0] for name in record.computed}
+
+
+def test_warnings_of_a_run_that_fails_are_told(tmp_path: Path) -> None:
+    run(tmp_path, RunOptions(quiet=True))
+    (damaged,) = tmp_path.glob("artifacts/gradient_norms/*/*/norms.npy")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    said: list[str] = []
+    request = AuditRequest.read(MOONS | {"resources": {"stages": {"gradient_norms": {"timeout": 1e-7}}}}, {})
+    with pytest.raises(RunError, match="gradient_norms was stopped after its time limit"):
+        carry_out_here(request, Store(str(tmp_path)), RunOptions(quiet=True), say=said.append)
+    assert [line for line in said if "computing it again" in line]
+
+
+def test_only_the_result_goes_to_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What code of the recipe prints, such as a model's, goes to standard error."""
+
+    def chatty(*arguments: Any, **named: Any) -> RunRecord:
+        print("printed by a model")
+        return carry_out_here(*arguments, **named)
+
+    monkeypatch.setattr("memlib.running.in_process.carry_out_here", chatty)
+    (tmp_path / "moons.yaml").write_text(yaml.safe_dump(MOONS))
+    assert main(["run", str(tmp_path / "moons.yaml"), "--store", str(tmp_path / "store"), "--in-process", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["audit"] == "self_influence"
+    assert "printed by a model" in printed.err
+
+
 def test_the_command_computes_in_its_process_without_prefect_and_ray(tmp_path: Path) -> None:
     (tmp_path / "moons.yaml").write_text(yaml.safe_dump(MOONS))
     program = (
