@@ -1,4 +1,4 @@
-# make audit: a first audit. make test: everything CI runs. make FAISS=gpu audit: with FAISS for NVIDIA GPUs.
+# make demo: what an audit finds, in seconds. make audit: a first audit. make test: everything CI runs. make FAISS=gpu audit: with FAISS for NVIDIA GPUs.
 # make TORCH_INDEX=URL audit: PyTorch from another index, such as the one with its wheels for the CPU alone.
 PYTHON ?= python3
 FAISS ?= cpu
@@ -11,9 +11,10 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = rm -f .venv/$(OTHER) .venv/$(OTHER)-test; $(BIN)/python locks/install.py --torch-index '$(TORCH_INDEX)'
 FOR_GPU = $(if $(filter gpu,$(FAISS)),$(INSTALL) gpu)
 
-.PHONY: audit check test suite test-ray test-slow test-rounding docs docs-test docs-pages docs-cells notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
+.PHONY: demo audit check test suite test-ray test-slow test-rounding docs docs-test docs-pages docs-cells notebooks lint pins locks sbom validate image-check validity bench-check gpu-check drill drill-slurm drill-cluster faults fuzz clean help
 
 help:
+	@echo "make demo       make .venv, and show in seconds what an audit finds"
 	@echo "make audit      make .venv, run the embedded audit, print a table and the path of the report"
 	@echo "make check      ruff, mypy, import-linter and the unit tests: while you work"
 	@echo "make test       ruff, mypy, import-linter, every test in process, and one run on Prefect and Ray"
@@ -37,6 +38,9 @@ help:
 	@echo "make drill-slurm  Slurm with two nodes on this machine: time limit, lost node, cancel, job array; half an hour"
 	@echo "make drill-cluster  Prefect, S3 and three machines made of namespaces: cut cables, lost power; root, half an hour"
 	@echo "make clean      remove .venv and caches"
+
+demo: .venv/$(FAISS)
+	$(BIN)/memlib demo --store $(STORE)
 
 audit: .venv/$(FAISS)
 	$(BIN)/memlib run deja-vu --recipe smoke --store $(STORE)
