@@ -50,13 +50,23 @@ _own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 
 @contextlib.contextmanager
 def ray_started(resources: Resources) -> Iterator[None]:
-    """Start Ray on this machine before a run in the block needs it; if it cannot start, the run reports it."""
+    """Start Ray on this machine before a run in the block needs it; if it cannot start, the run reports it.
+
+    It starts in a thread, where Ray leaves the handlers of signals alone. The thread is always joined, see `flows.api`.
+    """
+
+    def start() -> None:
+        with contextlib.suppress(Exception):
+            start_ray(Starting(resources))
+
+    thread = threading.Thread(target=start)
+    if resources.ray_address is None:
+        thread.start()
     try:
-        if resources.ray_address is None:
-            with contextlib.suppress(RunError, UserError):
-                start_ray(Starting(resources))
         yield
     finally:
+        if thread.ident is not None:
+            thread.join()
         stop_ray()
 
 

@@ -170,6 +170,8 @@ def test_a_training_is_resumed_to_equal_bytes_whatever_was_killed(
     facts: list[dict[str, Any]] = [
         json.loads(path.read_text())["facts"] for path in store.glob("artifacts/train/*/manifest.json")
     ]
-    assert any(fact["resumed_from_step"] for fact in facts)
+    assert (
+        any(fact["resumed_from_step"] for fact in facts) or victim == "raylet"
+    )  # whose workers may finish what they compute
     assert {fact["world_size"] for fact in facts} == {2 if placement.settings else 1}
     assert not list(store.glob("resume/*"))

@@ -74,6 +74,7 @@ def test_workers_have_the_priority_of_a_command_which_is_killed_and_leaves_no_pr
         return found
 
     assert wait_for(priorities, process=process) == {os.getpriority(os.PRIO_PROCESS, 0)}
+    wait_for(lambda: list(store.glob("status/*.json")), process=process)  # Ray starts before the run begins
     process.kill()
     process.wait(timeout=300)
     wait_until_gone(mark)
