@@ -52,22 +52,28 @@ _own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 def ray_started(resources: Resources) -> Iterator[None]:
     """Start Ray on this machine before a run in the block needs it; if it cannot start, the run reports it.
 
-    It starts in a thread, where Ray leaves the handlers of signals alone. The thread is always joined, see `flows.api`.
+    It starts in a thread, where Ray leaves the handlers of signals alone. The thread lives as long as Ray, whose processes the
+    kernel ends with the thread that started them.
     """
+    tried, over = threading.Event(), threading.Event()
 
     def start() -> None:
         with contextlib.suppress(Exception):
             start_ray(Starting(resources))
+        tried.set()
+        over.wait()
 
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=start, daemon=True)
     if resources.ray_address is None:
         thread.start()
+    else:
+        tried.set()
     try:
         yield
     finally:
-        if thread.ident is not None:
-            thread.join()
+        tried.wait()
         stop_ray()
+        over.set()
 
 
 @dataclass(frozen=True)
