@@ -52,8 +52,8 @@ _own = contextlib.ExitStack()  # holds the folder of a local Ray until it stops
 def ray_started(resources: Resources) -> Iterator[None]:
     """Start Ray on this machine before a run in the block needs it; if it cannot start, the run reports it.
 
-    It starts in a thread, where Ray leaves the handlers of signals alone. The thread lives as long as Ray, whose processes the
-    kernel ends with the thread that started them.
+    It starts in a thread, where Ray leaves the handlers of signals alone. The thread lives as long as Ray, whose processes
+    the kernel ends with the thread that started them.
     """
     tried, over = threading.Event(), threading.Event()
 
