@@ -1,6 +1,7 @@
 """The SQLite database of a Prefect server that a run starts for itself: it is checked first, and a new one need not migrate.
 
-Prefect waits for minutes, in silence, for a database that another process has locked, and for one of a newer Prefect.
+Prefect waits for minutes, in silence, for a database that another process has locked, for a damaged one, and for one of a
+newer Prefect.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from memlib.errors import RunError, UserError
 from memlib.store.permissions import PRIVATE, make_folder, user_folder
 
+MOST_CHECKED = 2**26  # bytes of a database that is searched for damage, which takes about a second
 LOCKED_SECONDS = 5.0  # other runs lock it for moments
 PREFIX = "sqlite+aiosqlite:///"
 MIGRATIONS = "server/database/_migrations/versions/sqlite"
@@ -36,27 +38,32 @@ def ready_database() -> Iterator[None]:
 
     Raises:
         RunError: if another process keeps the database locked.
-        UserError: if the database is of a newer Prefect, or is none.
+        UserError: if the database is of a newer Prefect, is damaged, or is none.
     """
     path = database()
     if path is None:
         yield
         return
     is_new = not path.exists()
-    migrated = user_folder("cache") / f"prefect-{version('prefect')}.db"
     if is_new:
-        with contextlib.suppress(OSError, sqlite3.Error):  # the server then makes its own
-            _copy(migrated, path)
+        with contextlib.suppress(OSError, sqlite3.Error, UserError):  # the server then makes its own
+            _copy(_kept_at(), path)
     else:
         check_database(path)
     yield
-    if is_new and not migrated.exists():  # nothing but the tables: no run has been recorded yet
-        with contextlib.suppress(OSError, sqlite3.Error):
-            _copy(path, migrated)
+    if is_new:
+        with contextlib.suppress(OSError, sqlite3.Error, UserError):
+            if not _kept_at().exists():
+                _copy(path, _kept_at())
+
+
+def _kept_at() -> Path:
+    """Return the file of a new database that is kept; raise UserError for a user without a home folder."""
+    return user_folder("cache") / f"prefect-{version('prefect')}.db"
 
 
 def check_database(path: Path) -> None:
-    """Raise an error of one line unless a database can be written and is of this Prefect or an older one."""
+    """Raise an error of one line unless a database can be written, is intact, and is of this Prefect or an older one."""
     advice = "end that process, or set PREFECT_HOME to another folder"
     end = time.monotonic() + LOCKED_SECONDS
     while True:
@@ -64,6 +71,8 @@ def check_database(path: Path) -> None:
             with contextlib.closing(sqlite3.connect(path, timeout=1.0, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("ROLLBACK")
+                if path.stat().st_size <= MOST_CHECKED and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                    raise sqlite3.DatabaseError("it is damaged")
                 _check_revision(path, connection)
                 return
         except sqlite3.OperationalError as error:
@@ -73,7 +82,9 @@ def check_database(path: Path) -> None:
                 raise RunError(f"Prefect's database {path} is locked by another process; {advice}") from error
             time.sleep(0.2)
         except sqlite3.DatabaseError as error:
-            message = f"{path} is no database of Prefect ({error}); move it away, or set PREFECT_HOME to another folder"
+            message = (
+                f"{path} is no intact database of Prefect ({error}); move it away, or set PREFECT_HOME to another folder"
+            )
             raise UserError(message) from error
 
 
@@ -99,10 +110,10 @@ def _revisions() -> set[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy an intact database to a new, private file; another process may do the same at the same time.
+    """Copy an intact database without runs to a new, private file; another process may do the same at the same time.
 
     Raises:
-        OSError, sqlite3.Error: if there is no intact database, or the target cannot be written.
+        OSError, sqlite3.Error: if there is no such database, or the target cannot be written.
     """
     make_folder(target.parent, PRIVATE.folder)
     part = target.with_name(f"{target.name}.{os.getpid()}")
@@ -115,7 +126,14 @@ def _copy(source: Path, target: Path) -> None:
             original.backup(copy)
             if copy.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError(f"{source} is damaged")
+            if _has_runs(copy):  # of another process, which has the same new database
+                raise sqlite3.DatabaseError(f"{source} holds runs")
             copy.execute("PRAGMA journal_mode=WAL")  # as Prefect sets it
         os.link(part, target)  # fails if there is one meanwhile
     finally:
         part.unlink(missing_ok=True)
+
+
+def _has_runs(connection: sqlite3.Connection) -> bool:
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")} & {"flow", "flow_run"}
+    return any(connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables)

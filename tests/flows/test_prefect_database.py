@@ -53,8 +53,23 @@ def test_a_database_of_a_newer_prefect_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prefect.db").write_bytes(b"not a database, but as long as the header of one" * 100)
-    with pytest.raises(UserError, match="is no database of Prefect"):
+    with pytest.raises(UserError, match="is no intact database of Prefect"):
         check_database(tmp_path / "prefect.db")
+
+
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    """The page of the table of revisions is left alone, so that only a search through all pages finds the damage."""
+    path = make(tmp_path / "prefect.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE flow_run (parameters TEXT)")
+        connection.executemany("INSERT INTO flow_run VALUES (?)", [("x" * 1000,)] * 100)
+        connection.commit()
+    check_database(path)
+    content = bytearray(path.read_bytes())
+    content[-4096:-3800] = b"damaged " * 37
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"is no intact database of Prefect \(it is damaged\); move it away"):
+        check_database(path)
 
 
 @pytest.fixture
@@ -82,6 +97,25 @@ def test_a_database_that_was_there_before_is_not_kept(home: Path) -> None:
     with ready_database():
         pass
     assert not list((home.parent / "cache").rglob("*.db"))
+
+
+def test_a_database_on_which_a_run_began_meanwhile_is_not_kept(home: Path) -> None:
+    """A second run with the same new home may be faster; its recipe must not reach the databases of other homes."""
+    with ready_database(), contextlib.closing(sqlite3.connect(make(home / "prefect.db"))) as connection:
+        connection.execute("CREATE TABLE flow_run (parameters TEXT)")
+        connection.execute("INSERT INTO flow_run VALUES ('a recipe')")
+        connection.commit()
+    assert not list((home.parent / "cache").rglob("*.db"))
+
+
+def test_a_user_without_a_home_folder_gets_a_database_of_prefects(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with ready_database():
+        make(home / "prefect.db")
 
 
 def test_a_damaged_copy_is_not_used(home: Path) -> None:
