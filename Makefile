@@ -31,7 +31,7 @@ help:
 	@echo "make image-check  the image, built by buildah and tried by a smoke audit; says what is missing; 30 GB while it runs"
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make bench-check  whether memlib is still as fast beside plain versions as docs/benchmarks.md says, as ratios; minutes"
-	@echo "make gpu-check  a GPU against the CPU: search, embedding, training of every objective; speed and memory; minutes"
+	@echo "make gpu-check  a GPU against the CPU: placement, stacks, resume, search, every objective; at most eight minutes"
 	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
 	@echo "make fuzz       damage every kind of file that is read, 20,000 times; prints docs/reliability.md's table, ten minutes"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
@@ -102,7 +102,7 @@ bench-check: .venv/$(FAISS)-test
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/check.py
 
 gpu-check: .venv/$(FAISS)
-	@$(BIN)/python benchmarks/device.py
+	@$(BIN)/python -m benchmarks.device
 
 faults: .venv/$(FAISS)-test
 	@PYTHONPATH=tests/end_to_end:. $(BIN)/python tests/end_to_end/faults.py

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import check, device
+from benchmarks import check
 
 OUTPUT = "search                     plain   19.334 s   ours    2.616 s   ratio    7.4\nsame neighbours 100.0000%, same votes 99%\n"
 
@@ -44,19 +44,3 @@ def test_the_status_tells_whether_every_check_passed(
     assert check.main(["--only", "decode"]) == 0
     assert check.main([]) == 1
     assert capsys.readouterr().out.endswith("FAILED one: status 1: ValueError: no data\n")
-
-
-@pytest.mark.slow
-def test_an_accelerator_is_compared_with_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert device.main(["--device", "cpu", "--small"]) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| train")]
-    assert len(rows) == 11
-    assert all("| yes | 0.0e+00 |" in row for row in rows)
-
-
-def test_a_machine_without_an_accelerator_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert device.main([]) == 2
-    assert capsys.readouterr().err.startswith("no GPU is visible to PyTorch")
