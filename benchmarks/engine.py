@@ -1,4 +1,4 @@
-"""What Prefect and Ray cost an audit beside its own work: the same recipes by `memlib run` and in one process, and a floor.
+"""The cost of Prefect and Ray beside the own work of an audit: the same recipes by `memlib run` and in one process, and a floor.
 
 python benchmarks/engine.py [--times 3] [--recipes NAME ...] [--memlib PYTHON_PATH ...]
 

@@ -93,7 +93,7 @@ def test_a_run_stops_at_the_limits_of_its_time_and_keeps_finished_work(tmp_path:
     assert "decode" not in {name.partition("/")[0] for name in record.computed}
 
 
-def test_warnings_of_a_run_that_fails_are_told(tmp_path: Path) -> None:
+def test_a_run_that_fails_says_its_warnings(tmp_path: Path) -> None:
     run(tmp_path, RunOptions(quiet=True))
     (damaged,) = tmp_path.glob("artifacts/gradient_norms/*/*/norms.npy")
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -107,7 +107,7 @@ def test_warnings_of_a_run_that_fails_are_told(tmp_path: Path) -> None:
 def test_only_the_result_goes_to_standard_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What code of the recipe prints, such as a model's, goes to standard error."""
+    """Code of a recipe, such as its model, prints to standard error."""
 
     def chatty(*arguments: Any, **named: Any) -> RunRecord:
         print("printed by a model")
