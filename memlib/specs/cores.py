@@ -21,15 +21,15 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN) -> int:
     except AttributeError:  # not Linux
         affinity = os.cpu_count() or 1
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    slurm = [int(granted)] if granted.isdigit() else []
+    slurm = [int(granted)] if granted.isdecimal() else []
     return max(1, min([affinity, *slurm, *(math.floor(quota) for quota in _quotas(cgroups, own))]))
 
 
 def threads(granted: int | None = None) -> int:
     """Return the threads to compute with: all cores, or those granted, limited by OMP_NUM_THREADS where it is set."""
-    limit = os.environ.get(LIMIT_OF_THREADS, "")
+    limit = os.environ.get(LIMIT_OF_THREADS, "").partition(",")[0].strip()  # a list is of nested levels
     most = cores() if granted is None else granted
-    return min(most, int(limit)) if limit.isdigit() and int(limit) else most
+    return min(most, int(limit)) if limit.isdecimal() and int(limit) else most
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:

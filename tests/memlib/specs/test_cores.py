@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memlib.specs.cores import cores
+from memlib.specs.cores import cores, threads
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,16 @@ def test_cores_are_limited_by_affinity_and_slurm(tmp_path: Path, monkeypatch: py
     for text, expected in (("4", 4), ("64", 8), ("0", 1), ("many", 8)):
         monkeypatch.setenv("SLURM_CPUS_ON_NODE", text)
         assert cores(tmp_path, nothing) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("", 6), ("0", 6), ("x", 6), ("-1", 6), ("\u00b2", 6), ("3", 3), (" 3 ", 3), ("3,2", 3), ("64", 6), ("9" * 30, 6)],
+)
+def test_threads_are_limited_as_openmp_reads_its_variable(limit: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a list, the first number counts; what is no number is ignored."""
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert threads(6) == expected
 
 
 @pytest.mark.parametrize(
