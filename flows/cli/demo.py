@@ -1,5 +1,6 @@
 """The command that shows in seconds what an audit finds, on data that memlib brings along."""
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -43,8 +44,9 @@ def demo(
     opened, started = Store(store), time.monotonic()
     last = _show_members(opened) if what == "members" else _show_secret(opened)
     recipe = "membership" if what == "members" else "exposure"
+    page = f"memlib open {last.run} --store {shlex.quote(opened.uri)}"
     console.print(
-        f"\n{time.monotonic() - started:.0f} s. The page with all numbers: memlib open {last.run} --store {opened.uri}\n"
+        f"\n{time.monotonic() - started:.0f} s. The page with all numbers: {page}\n"
         f"Next: memlib init {recipe} writes a recipe to adapt; memlib init asks what you have.",
         soft_wrap=True,
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
-from memlib.errors import RunError
+from memlib.errors import RunError, UserError
 from memlib.pipeline.stage import (
     NO_CELLS,
     AnyArtifact,
@@ -129,7 +130,8 @@ class PlainRunner:
 
         with exact(threads), self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
             attempt.warn, attempt.progress = self.warn, functools.partial(self.progress, stage)
-            stage.fill(attempt, self._device or torch.device("cpu"))
+            with naming(stage):
+                stage.fill(attempt, self._device or torch.device("cpu"))
 
     def progress(self, stage: AnyStage, done: float, total: float) -> None:
         """Show how far the computation of a stage has come; a plain runner shows nothing."""
@@ -180,6 +182,17 @@ class PlainRunner:
                     done[name] = problem_of(name, error)
                 self._work.computed += inner.computed
         return {name: done[name] for name in cells}
+
+
+@contextlib.contextmanager
+def naming(stage: AnyStage) -> Iterator[None]:
+    """Name the model in an error that its training raises in the block."""
+    try:
+        yield
+    except (RunError, UserError) as error:
+        if stage.place != "fleet" or type(error) not in (RunError, UserError):  # others are not the model's own fault
+            raise
+        raise type(error)(f"{stage.label}: {error}") from error
 
 
 class Unfinished(RunError):

@@ -71,7 +71,7 @@ def test_a_damaged_artifact_is_named_and_computed_again(store: Path) -> None:
 
 def test_a_failed_step_is_recorded_with_its_problem(tmp_path: Path) -> None:
     broken = MOONS["training"] | {"optimizer": {"learning_rate": 1e12}, "epochs": 5}
-    with pytest.raises(RunError, match="not finite") as caught:
+    with pytest.raises(RunError, match="^self-influence 0: the loss is not finite") as caught:
         run(tmp_path, RunOptions(quiet=True), training=broken)
     (status,) = (json.loads(path.read_text()) for path in tmp_path.glob("status/*.json"))
     assert (status["state"], status["problem"]) == ("failed", str(caught.value))
