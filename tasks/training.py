@@ -98,16 +98,7 @@ Problems = list[tuple[str, tuple[str, Any]]]
 
 
 def uses_tasks(resources: Resources, needs: Mapping[str, float]) -> bool:
-    """Return whether each model is trained by one Ray task, and not by Ray Train.
-
-    Raises:
-        ResourcesError: if tasks are asked for, but a model has several workers.
-    """
-    if resources.trainer == "tasks" and resources.workers_per_model > 1:
-        raise ResourcesError(
-            f"resources.workers_per_model is {resources.workers_per_model}, but a task trains a model alone; set "
-            "resources.trainer to train, or leave it out"
-        )
+    """Return whether each model is trained by one Ray task, and not by Ray Train."""
     if resources.trainer != "auto":
         return resources.trainer == "tasks"
     alone = resources.workers_per_model == 1 and not needs.get("GPU")

@@ -130,6 +130,7 @@ class PlainRunner:
 
         with exact(threads), self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
             attempt.warn, attempt.progress = self.warn, functools.partial(self.progress, stage)
+            attempt.resume_seconds = self.resources.resume_seconds
             with naming(stage):
                 stage.fill(attempt, self._device or torch.device("cpu"))
 

@@ -76,6 +76,15 @@ class Resources(Spec):
     """Adapt the number of models trained in parallel to the cluster: fewer when nodes are lost, more when nodes join. By
     default the number stays as it was at the start."""
 
+    @model_validator(mode="after")
+    def _tasks_train_alone(self) -> Self:
+        if self.trainer == "tasks" and self.workers_per_model > 1:
+            raise ValueError(
+                f"workers_per_model is {self.workers_per_model}, but with trainer tasks one worker trains a model; set "
+                "trainer to train, or leave it out"
+            )
+        return self
+
     def of(self, stage: str) -> Needs:
         """Return the resources of one part of a stage; a stage in a folder is looked up by the last part of its name."""
         return self.stages.get(stage.rpartition("/")[2], Needs())

@@ -83,6 +83,8 @@ class Attempt:
     """Called with (done, total) as the work proceeds; the runner of the stage displays the progress."""
     warn: Callable[[str], None] = print
     """Called with a message that the user must see."""
+    resume_seconds: float | None = None
+    """Seconds between two saves of a state from which interrupted work resumes, if the runner sets them."""
 
     def path(self, name: str) -> Path:
         """Return the path at which to write the file called `name`; missing sub-folders are created."""

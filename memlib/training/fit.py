@@ -170,7 +170,8 @@ class Train(Stage[TrainedModel]):
             attempt.progress(news["epoch"], self.training.epochs)
 
         with scratch("train") as folder:
-            run = _Run(self, attempt.ref, Worker(device=device), folder, RESUME_SECONDS, progress)
+            seconds = RESUME_SECONDS if attempt.resume_seconds is None else attempt.resume_seconds
+            run = _Run(self, attempt.ref, Worker(device=device), folder, seconds, progress)
             run.train()
             run.fill(attempt)
 

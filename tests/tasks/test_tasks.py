@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from ray import exceptions as ray_exceptions
 
-from memlib.errors import CorruptArtifact, EngineLost, ResourcesError, RunError
+from memlib.errors import CorruptArtifact, EngineLost, RunError, UserError
+from memlib.recipes.files import validate
 from memlib.specs import Resources
 from memlib.store import Ref, Store
 from tasks import cluster, news, training
@@ -297,6 +298,6 @@ def test_a_model_that_one_cpu_worker_of_this_machine_trains_is_a_task(
 
 def test_a_task_trains_a_model_alone() -> None:
     with pytest.raises(
-        ResourcesError, match="workers_per_model is 2, but a task trains a model alone; set resources.trainer"
+        UserError, match="workers_per_model is 2, but with trainer tasks one worker trains a model; set trainer"
     ):
-        training.uses_tasks(Resources(trainer="tasks", workers_per_model=2), {"CPU": 1})
+        validate(Resources, {"trainer": "tasks", "workers_per_model": 2})

@@ -20,6 +20,7 @@ from memlib.runs.journal import read_status
 from memlib.runs.records import RunRecord
 from memlib.specs.options import RunOptions
 from memlib.store import Store
+from memlib.training.loop import Training
 
 MOONS: dict[str, Any] = {
     "audit": "self_influence", "title": "two moons", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
@@ -119,6 +120,28 @@ def test_only_the_result_goes_to_standard_output(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["audit"] == "self_influence"
     assert "printed by a model" in printed.err
+
+
+def test_an_interrupted_training_resumes_from_what_it_saved_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are saved as often as resources.resume_seconds says: after every step, with 0."""
+    steps = []
+
+    def interrupt(self: Training, *arguments: Any) -> Any:
+        steps.append(self.step)
+        if len(steps) == 5:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    step = Training._add_gradients
+    monkeypatch.setattr(Training, "_add_gradients", interrupt)
+    often: dict[str, Any] = {"resources": {"resume_seconds": 0}}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, RunOptions(quiet=True), **often)
+    record, _ = run(tmp_path, RunOptions(quiet=True), **often)
+    assert steps[5] == 4
+    (facts,) = (json.loads(path.read_text())["facts"] for path in tmp_path.glob("artifacts/train/*/manifest.json"))
+    assert facts["resumed_from_step"] == 4
+    assert record.verdict is not None
 
 
 def test_the_command_computes_in_its_process_without_prefect_and_ray(tmp_path: Path) -> None:
