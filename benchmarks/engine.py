@@ -2,17 +2,15 @@
 
 python benchmarks/engine.py [--times 3] [--recipes NAME ...] [--memlib PYTHON_PATH ...]
 
-CPU seconds are those of whole process trees (this process adopts and waits for what a command leaves), medians; each run has its own
-store and PREFECT_HOME, the ways take turns. The fixed cost is a run on Prefect and Ray less the same in one process. The floor is the
+CPU seconds are those of all processes of a session, looked up ten times a second, medians; each run has its own store and
+PREFECT_HOME, the ways take turns. The fixed cost is a run on Prefect and Ray less the same in one process. The floor is the
 least that the two libraries cost: Ray that starts two workers which import torch, and Prefect with its server and twelve empty tasks.
 Each --memlib is another checkout, measured beside this one, without --in-process where it has none. Set nothing that switches bytecode
 off, and let nothing else run.
 """
 
 import argparse
-import ctypes
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,8 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[1]
-PR_SET_CHILD_SUBREAPER = 36
+LOOK_SECONDS = 0.1
+TICKS = os.sysconf("SC_CLK_TCK")
 ONE_PROCESS = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -77,37 +76,34 @@ def recipes() -> dict[str, str]:
 
 def measured(command: Sequence[str], environment: dict[str, str]) -> Cost:
     """Run a command to its end, and to the end of every process that it leaves."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    started = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd="/"
     )  # fmt: skip
+    spent: dict[int, float] = {}
     workers: set[int] = set()
     while process.poll() is None:
-        workers |= _workers(process.pid)
-        time.sleep(0.2)
+        _look(process.pid, spent, workers)
+        time.sleep(LOOK_SECONDS)
     wall = time.monotonic() - started
     if process.returncode:
         assert process.stderr is not None
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {process.stderr.read()[-2000:]}")
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            break
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Cost(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall, len(workers))
+    return Cost(sum(spent.values()), wall, len(workers))
 
 
-def _workers(session: int) -> set[int]:
-    """Return Ray's Python workers in a session."""
-    found = set()
+def _look(session: int, spent: dict[int, float], workers: set[int]) -> None:
+    """Note the CPU seconds of each process of a session so far, and which of them are Ray's Python workers."""
     for folder in Path("/proc").glob("[0-9]*"):
+        number = int(folder.name)
         try:
-            if os.getsid(int(folder.name)) == session and b"ray::" in (folder / "cmdline").read_bytes():
-                found.add(int(folder.name))
+            if os.getsid(number) == session:
+                user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+                spent[number] = (int(user) + int(system)) / TICKS
+                if b"ray::" in (folder / "cmdline").read_bytes():
+                    workers.add(number)
         except OSError:
             continue
-    return found
 
 
 def environment_in(folder: Path, checkout: str) -> dict[str, str]:
@@ -124,8 +120,6 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="*", default=[])
     parser.add_argument("--memlib", nargs="*", default=[])
     options = parser.parse_args()
-    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise SystemExit("this kernel adopts no processes: nothing can be measured")
     texts = {name: text for name, text in recipes().items() if not options.recipes or name in options.recipes}
     checkouts = {Path(path).name: path for path in options.memlib} | {"this": str(ROOT)}
     found: dict[tuple[str, str, str], list[Cost]] = {}
@@ -145,7 +139,8 @@ def main() -> None:
                         cost = measured([sys.executable, *words], environment)
                         found.setdefault((audit, checkout, way), []).append(cost)
             for floor, program in (("Ray with torch in two workers", RAY), ("Prefect with twelve empty tasks", PREFECT)):
-                environment = environment_in(folder / f"floor-{turn}", str(ROOT))
+                (folder / floor / f"{turn}").mkdir(parents=True)
+                environment = environment_in(folder / floor / f"{turn}", str(ROOT))
                 found.setdefault((floor, "", ""), []).append(measured([sys.executable, "-c", program], environment))
     lines(texts, list(checkouts), found)
 
