@@ -3,6 +3,7 @@
 import bz2
 import json
 import mailbox
+import time
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,8 @@ def test_the_process_that_renders_a_template_gets_no_credentials(tmp_path: Path,
         monkeypatch.setenv(name, "hidden")
     child = chats._start(tokenizer(tmp_path / "tokenizer"))
     try:
-        seen = Path(f"/proc/{child.pid}/environ").read_bytes()
+        while not (seen := Path(f"/proc/{child.pid}/environ").read_bytes()) and child.poll() is None:
+            time.sleep(0.01)  # for a moment, a process that is being started has no environment
     finally:
         child.kill()
         child.wait()
