@@ -80,6 +80,11 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return pq.ParquetFile(path).read(columns=columns)
 
 
+def read_bytes(content: bytes) -> pa.Table:
+    """Read a table from the bytes of a file, in this thread: one of pyarrow that frees them while Python exits aborts."""
+    return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+
+
 def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the given columns of a table one row group at a time, so that it need not fit in memory."""
     file = pq.ParquetFile(path)

@@ -203,7 +203,8 @@ class _Tables(Mapping[str, "pa.Table"]):
 
     def __getitem__(self, name: str) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.parquet as pq
+
+        from memlib.tables import read_bytes
 
         if name not in self._record.results:
             raise KeyError(name)
@@ -211,7 +212,7 @@ class _Tables(Mapping[str, "pa.Table"]):
         paths = [path for path in self._record.published if path.rpartition("/")[0] == folder]
         if not paths:
             raise RunError(f"the manifest of run {self._record.run} does not list the files of {name}; run its audit again")
-        return pa.concat_tables(pq.ParquetFile(pa.BufferReader(self._run.published(path))).read() for path in paths)
+        return pa.concat_tables(read_bytes(self._run.published(path)) for path in paths)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._record.results)
