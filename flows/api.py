@@ -81,7 +81,8 @@ def carry_out(request: AuditRequest, store: Store, options: RunOptions, *, say: 
         if record is not None:
             return record
     require_files(request.recipe)
-    early = needs_workers(request.audit, request.recipe, store, request.resources, force=options.force)
+    is_here = request.resources.ray_address is None  # a cluster runs already: there is nothing to start, and no plan to make
+    early = is_here and needs_workers(request.audit, request.recipe, store, request.resources, force=options.force)
     with contextlib.ExitStack() as running:
         with _server_starting():
             check_prefect()

@@ -63,11 +63,7 @@ def ray_started(resources: Resources) -> Iterator[None]:
         tried.set()
         over.wait()
 
-    thread = threading.Thread(target=start, daemon=True)
-    if resources.ray_address is None:
-        thread.start()
-    else:
-        tried.set()
+    threading.Thread(target=start, daemon=True).start()
     try:
         yield
     finally:
