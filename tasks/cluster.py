@@ -493,9 +493,13 @@ def as_lost(error: BaseException) -> BaseException:
 
 
 def stop_ray() -> None:
-    """Disconnect from Ray if it was started in this process."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
-    _inherited.clear()
-    _own.close()
+    """Disconnect from Ray if it was started in this process, or is being started by another thread of it.
+
+    Ray says that it is initialized before its start has ended; where it is stopped in between, it ends the process.
+    """
+    with _starting:
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            ray.shutdown()
+        _inherited.clear()
+        _own.close()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,32 @@ def test_workers_of_ray_on_this_machine_inherit_their_environment(started: Any) 
     assert cluster.runtime_env(None) == {"env_vars": needed}  # as in a program that has started Ray itself
     started(ray_address="auto")
     assert cluster.runtime_env("auto") == {"env_vars": cluster.worker_environment("auto")}
+
+
+def test_ray_that_another_thread_is_starting_is_stopped_when_it_has_started(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is refused meanwhile ends with its own message: Ray would end the process with status 1."""
+    ray, begun, may_end, ended = sys.modules["ray"], threading.Event(), threading.Event(), list[str]()
+
+    def init(**options: Any) -> None:
+        ray.options = options  # type: ignore[attr-defined]
+        begun.set()
+        may_end.wait(60)
+        ended.append("started")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("stopped"))
+    starting = threading.Thread(target=started)
+    starting.start()
+    assert begun.wait(60)
+    stopping = threading.Thread(target=cluster.stop_ray)
+    stopping.start()
+    stopping.join(0.2)  # time enough for a stop that does not wait
+    may_end.set()
+    starting.join()
+    stopping.join()
+    assert ended == ["started", "stopped"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="loopback has another name")
