@@ -61,7 +61,7 @@ test-slow: .venv/$(FAISS)-test
 	$(BIN)/pytest -m slow
 
 test-rounding: .venv/$(FAISS)-test
-	@$(BIN)/python tests/rounding/run.py
+	@$(BIN)/python benchmarks/rounding/run.py
 
 lint: .venv/$(FAISS)-test
 	$(BIN)/ruff check .
@@ -105,10 +105,10 @@ gpu-check: .venv/$(FAISS)
 	@$(BIN)/python -m benchmarks.device
 
 faults: .venv/$(FAISS)-test
-	@PYTHONPATH=tests/end_to_end:. $(BIN)/python tests/end_to_end/faults.py
+	@PYTHONPATH=tests/end_to_end:tests/docs:. $(BIN)/python benchmarks/faults.py
 
 fuzz: .venv/$(FAISS)-test
-	@PYTHONPATH=tests/fuzz:tests/end_to_end:. $(BIN)/python -W ignore tests/fuzz/fuzz.py
+	@PYTHONPATH=benchmarks/fuzz:tests/end_to_end:tests/docs:. $(BIN)/python -W ignore benchmarks/fuzz/fuzz.py
 
 drill: .venv/$(FAISS)
 	$(BIN)/python -m deployments.local.drill

@@ -75,7 +75,7 @@ def own_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of published values where the seeds are shifted (tests/rounding)."""
+    """Skip tests of published values where the seeds are shifted (benchmarks/rounding)."""
     if int(os.environ.get("MEMLIB_TEST_SEED") or 0):
         for item in items:
             if item.get_closest_marker("pinned"):

@@ -32,11 +32,9 @@ def test_relative_links_of_documents_exist() -> None:
 
 
 def test_every_audit_has_a_recipe_for_fault_injection() -> None:
-    matrix = (ROOT / "tests/end_to_end/faults.py").read_text()
+    matrix = (ROOT / "benchmarks/faults.py").read_text()
     for name, audit in AUDITS.items():
-        assert not stages_of(audit) or f'"{name}": ' in matrix, (
-            f"{name}: give RECIPES of tests/end_to_end/faults.py a tiny recipe"
-        )
+        assert not stages_of(audit) or f'"{name}": ' in matrix, f"{name}: give RECIPES of benchmarks/faults.py a tiny recipe"
 
 
 def test_commands_in_documents_have_valid_settings() -> None:

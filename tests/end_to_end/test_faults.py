@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FAULTS, RECIPES, Watched, make_cases, ray_cluster, rows
 from harness import Memlib, end_session, newest, published, wait_for
+
+from benchmarks.faults import FAULTS, RECIPES, Watched, make_cases, ray_cluster, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

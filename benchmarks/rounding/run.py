@@ -39,7 +39,7 @@ def run(setting: int) -> tuple[str, list[str]]:
     kernels, instructions, threads, seed, tests = SETTINGS[setting]
     environment = os.environ | {
         "ATEN_CPU_CAPABILITY": kernels, "ONEDNN_MAX_CPU_ISA": instructions, "OMP_NUM_THREADS": str(threads),
-        "MEMLIB_TEST_SEED": str(seed), "PYTHONPATH": os.pathsep.join([str(ROOT / "tests/rounding"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "MEMLIB_TEST_SEED": str(seed), "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks/rounding"), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }  # fmt: skip
     options = [] if tests in ALONE else ["--numprocesses", "2", "--dist", "loadfile"]
     started = time.monotonic()
