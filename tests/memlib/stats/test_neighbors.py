@@ -108,6 +108,17 @@ def test_searches_in_float16_give_the_neighbours_of_float32(seed: int, lattice: 
     assert (half.calls[0], half.engine.half) == ((30, 18), 0.0) or len(half.calls) == 1
 
 
+def test_the_bound_of_what_was_not_proposed_allows_for_the_least_numbers_of_float16_in_every_coordinate() -> None:
+    """Coordinates half way between the least numbers move by as much as they can, all of them outwards."""
+    public = np.full((2, 64), 1.5 * 2.0**-24 * 1.001, dtype=np.float32)
+    public[1] *= -1
+    engine = neighbors._Faiss(public, "float16", on_gpu=False)
+    proposed, _ = engine.propose(queries := np.zeros((1, 64), dtype=np.float32), 2)
+    exact = engine.distances(queries, np.array([[0, 1]]))
+    assert proposed[0, 0] > 1.7 * exact[0, 0]  # (2 / 1.5)^2
+    assert neighbors._least_left(engine, queries, proposed[:, -1], exact[:, 0])[0] <= exact.min()
+
+
 def test_unsettled_queries_are_widened_until_all_examples_are_compared() -> None:
     rng = np.random.default_rng(0)
     public = rng.normal(size=(2000, 4)).astype(np.float32)
