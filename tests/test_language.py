@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,24 +47,24 @@ def prose(text: str) -> str:
     return CODE_MARKS.sub(" ", text)
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def docstrings(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
                 yield getattr(node, "lineno", 1), text
 
 
-def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def strings(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Texts of several words: docstrings, messages, descriptions."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 2:
             yield node.lineno, node.value
 
 
-def names_of_tests(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def names_of_tests(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Names of tests as sentences."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield node.lineno, node.name.removeprefix("test_").replace("_", " ")
 
@@ -76,11 +76,11 @@ def test_docstrings_and_messages_read_as_english() -> None:
 
 
 def offences(path: Path) -> Iterator[tuple[int, str]]:
-    tree = ast.parse(path.read_text())
-    yield from ((line, text.splitlines()[0]) for line, text in docstrings(tree) if OPENINGS.match(text))
-    for line, text in [*strings(tree), *names_of_tests(tree)]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    yield from ((line, text.splitlines()[0]) for line, text in docstrings(nodes) if OPENINGS.match(text))
+    for line, text in [*strings(nodes), *names_of_tests(nodes)]:
         yield from ((line, found[0]) for found in (*RIDDLES.finditer(prose(text)), *AMERICAN.finditer(prose(text))))
-    yield from ((line, name) for line, name in names_of_tests(tree) if VAGUE.search(name))
+    yield from ((line, name) for line, name in names_of_tests(nodes) if VAGUE.search(name))
 
 
 def test_documents_read_as_english() -> None:
