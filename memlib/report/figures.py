@@ -21,8 +21,6 @@ from PIL import Image, ImageDraw
 from memlib.report.format import percent
 from memlib.report.hover import as_number, has_markers, hover_marks, note
 
-matplotlib.use("Agg")
-
 INK, TARGET, REFERENCE, MUTED, ACCENT = "#1f2933", "#b3262e", "#33658a", "#9aa5b1", "#d9a441"
 
 LONG = 1000  # characters of a tag that draws a curve of many points

@@ -14,6 +14,7 @@ import memlib
 from memlib.report.figures import also_png, corners, new_figure, save_figure
 from memlib.report.hover import APART, MOST, STACKED, evenly
 from tests.memlib.report.test_hover import shapes
+from tests.pairs import run_code
 
 pytestmark = pytest.mark.page
 
@@ -152,3 +153,9 @@ def test_a_finished_run_is_asked_for_png_files_by_its_recipe_and_computes_its_pa
     back = memlib.run(INFLUENCE, store=store, quiet=True)
     assert not back.record.computed
     assert {path.suffix for path in figures.iterdir()} == {".svg"}
+
+
+def test_figures_leave_a_program_the_backend_of_its_own_figures() -> None:
+    """A notebook shows its own figures after an audit as before."""
+    code = "import matplotlib; matplotlib.use('pdf'); import memlib.report.figures; print(matplotlib.get_backend())"
+    assert run_code(code).stdout.strip() == "pdf"
