@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from memlib.audits import AUDITS, audit_of, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
@@ -51,7 +50,7 @@ from memlib.runs.signatures import is_signed, private_key, public_key, sign_text
 from memlib.specs.asks import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable, parse
-from memlib.tables import RUNS, read_table
+from memlib.tables import RUNS, read_bytes, read_table
 
 SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
@@ -536,7 +535,7 @@ def _same_table(store: Store, path: str, part: Path) -> bool:
     if content is None:
         return True  # reported as missing by check_run
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = read_bytes(content)
         expected = read_table(part).select(table.column_names)
     except (pa.ArrowException, OSError, KeyError, ValueError):
         return False
@@ -556,7 +555,7 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
         yield Problem(path, "is missing, so the tables of its run are not counted; run its audit again")
         return
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = read_bytes(content)
         table.validate(full=True)
         found = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError):
