@@ -360,17 +360,9 @@ def calls_on_ray(
     ray = start_ray(context)
     needs = needs_of(ray, context, stage, of, gpu=gpu)
     _refuse_without_room(ray, context, stage, needs)
-    configured, threads = context.resources.of(stage), context.resources.threads(stage, of)
-    options: dict[str, Any] = {
-        "num_cpus": needs["CPU"],
-        "num_gpus": needs.get("GPU", 0),
-        "resources": dict(configured.custom),
-    }
-    options |= {"memory": needs["memory"]} if "memory" in needs else {}
-    options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
-    retries = 3 if may_repeat is None else 0
-    remote = ray.remote(**options, max_retries=retries, runtime_env=runtime_env(context.resources.ray_address))(function)
-    watch, limit = Watch(ray, context, stage, needs), configured.parallel
+    remote = _as_task(ray, context, stage, function, needs, retries=3 if may_repeat is None else 0)
+    threads, limit = context.resources.threads(stage, of), context.resources.of(stage).parallel
+    watch = Watch(ray, context, stage, needs)
     waiting = list(range(len(parts)))[::-1]
     running: dict[Any, int] = {}
     failures: dict[int, Exception] = {}
@@ -411,6 +403,23 @@ def calls_on_ray(
                     ray.cancel(task, force=True)
             raise
     return list(dict.fromkeys(warnings)), failures
+
+
+def _as_task(
+    ray: Any, context: Context, stage: str, function: Callable[..., Any], needs: Mapping[str, float], *, retries: int
+) -> Any:
+    """Return a function as a Ray task with the resources that a part of the stage needs."""
+    configured = context.resources.of(stage)
+    options: dict[str, Any] = {
+        "num_cpus": needs["CPU"],
+        "num_gpus": needs.get("GPU", 0),
+        "resources": dict(configured.custom),
+        "max_retries": retries,
+        "runtime_env": runtime_env(context.resources.ray_address),
+    }
+    options |= {"memory": needs["memory"]} if "memory" in needs else {}
+    options |= {"accelerator_type": configured.accelerator_type} if configured.accelerator_type else {}
+    return ray.remote(**options)(function)
 
 
 def worker_environment(address: str | None) -> dict[str, str]:
