@@ -100,7 +100,8 @@ def _look(session: int, spent: dict[int, float], workers: set[int]) -> None:
             if os.getsid(number) == session:
                 user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
                 spent[number] = (int(user) + int(system)) / TICKS
-                if b"ray::" in (folder / "cmdline").read_bytes():
+                title = (folder / "cmdline").read_bytes()
+                if b"ray::" in title and b"Agent" not in title:  # which run once a node, and compute nothing
                     workers.add(number)
         except OSError:
             continue
