@@ -119,6 +119,8 @@ def _connect(ray: Any, context: Context | Starting) -> None:
     else:
         options["address"] = address
     options["job_config"] = _job_config()
+    with contextlib.suppress(AttributeError):  # Ray prints pages of its logs about a lost worker; memlib says it itself
+        ray._private.worker._worker_logs_enabled = False
     try:
         with _unchanged_handler(signal.SIGTERM), _inheriting() if address is None else contextlib.nullcontext():
             ray.init(**options)

@@ -116,7 +116,10 @@ def _by_tasks(
 
     def may_repeat(number: int) -> bool:
         board.lose(number)
-        return board.may_start(number, saved_step(jobs[number]))
+        if not board.may_start(number, step := saved_step(jobs[number])):
+            return False
+        context.note(f"{jobs[number].name}: its worker was lost; another one resumes at step {step}")
+        return True
 
     parts = [Part(job.name, (job, context.resources.resume_seconds)) for job in jobs]
     _, failures = calls_on_ray(context, stage, train_there, parts, of, bars, may_repeat=may_repeat)

@@ -16,11 +16,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import ray_cluster
 from harness import Memlib, published
 from test_membership import NETS
 from test_s3_server import s3_manifest, s3_tables
 
+from benchmarks.faults import ray_cluster
 from deployments.local.swift import SwiftServer
 
 pytestmark = pytest.mark.slow

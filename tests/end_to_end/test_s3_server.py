@@ -14,11 +14,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import Watched
 from harness import Memlib, published, unlike
 from test_prefect_server import ask
 from test_unique_feature import MOONS, wrote
 
+from benchmarks.faults import Watched
 from deployments.local.swift import SwiftServer
 from memlib.errors import CorruptArtifact, StoreRefused
 from memlib.runs.index import list_runs
