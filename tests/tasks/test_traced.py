@@ -44,7 +44,7 @@ AUDITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "self-influence": (STARTERS / "self_influence.yaml", {"training.epochs": 12, "data.source.num_examples": 100, "split.validation_per_class": 10}),
 }  # fmt: skip
 
-CHEAP = ("self-influence", "exposure")
+CHEAP = ("self-influence",)
 Ran = dict[type[AnyStage], set[CodeType]]
 
 

@@ -144,6 +144,7 @@ def test_an_interrupted_training_resumes_from_what_it_saved_in_time(tmp_path: Pa
     assert record.verdict is not None
 
 
+@pytest.mark.ray
 def test_the_command_computes_in_its_process_without_prefect_and_ray(tmp_path: Path) -> None:
     (tmp_path / "moons.yaml").write_text(yaml.safe_dump(MOONS))
     program = (

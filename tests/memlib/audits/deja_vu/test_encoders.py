@@ -113,6 +113,7 @@ def assert_same_votes(units: pa.Table, expected: pa.Table, *, share: float = 1.0
         assert (mine[name].to_numpy() == theirs[name].to_numpy()).mean() >= share, name
 
 
+@pytest.mark.ray
 def test_supplied_embeddings_give_the_same_audit_as_their_encoders(trained: Trained, tmp_path: Path) -> None:
     images = exported(tmp_path / "shown")
     assert os.stat(tmp_path / "shown" / "images.csv").st_mode & 0o077 == 0

@@ -41,7 +41,7 @@ def audited(folder: Path, *settings: str) -> tuple[PlainRunner, RunRecord, pa.Ta
 
 
 @pytest.mark.usefixtures("without_power")
-@pytest.mark.long
+@pytest.mark.ray
 def test_fine_tuning_arms_share_their_start_and_a_frozen_backbone_stays_unchanged(tmp_path: Path) -> None:
     store = tmp_path / "store"
     _, own, _ = audited(store)

@@ -103,6 +103,7 @@ def audited(folder: Path) -> RunRecord:
         return run(folder, recipe(folder))
 
 
+@pytest.mark.ray
 def test_secrets_inserted_thirty_times_are_revealed_after_full_fine_tuning(audited: RunRecord, folder: Path) -> None:
     units = pq.read_table(audited.results["units"]).to_pylist()
     last = {
@@ -121,6 +122,7 @@ def test_secrets_inserted_thirty_times_are_revealed_after_full_fine_tuning(audit
     assert all(text.startswith("my pin is ") for text in inserted)
 
 
+@pytest.mark.ray
 def test_documents_are_tested_for_every_variant_and_shown_on_the_page(audited: RunRecord) -> None:
     documents = pq.read_table(audited.results["documents"]).to_pylist()
     assert {row["variant"] for row in documents} == {"whole", "adapters"}
@@ -140,6 +142,7 @@ def test_documents_are_tested_for_every_variant_and_shown_on_the_page(audited: R
     assert "my pin is 1" not in page
 
 
+@pytest.mark.ray
 def test_a_moved_model_folder_keeps_its_keys(audited: RunRecord, folder: Path) -> None:
     shutil.copytree(folder / "gpt", folder / "moved")
     model = {"kind": "huggingface", "path": str(folder / "moved")}
