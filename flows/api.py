@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.cli.start import check_prefect
 from flows.environment import prepare_environment
+from flows.prefect_server import check_prefect, ready_database
 from memlib.audits.arrangement import check_stages
 from memlib.errors import RunError, UserError
 from memlib.recipes.named_files import require_files
@@ -120,8 +120,6 @@ def _server_starting() -> Iterator[None]:
             from prefect.context import refresh_global_settings_context
             from prefect.server.api.server import SubprocessASGIServer
             from prefect.settings import PREFECT_API_URL
-
-            from flows.prefect_database import ready_database
 
             loading.close()
             if not PREFECT_API_URL.value() and not unwanted.is_set():

@@ -5,10 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.captions.recipe import Direction, Recipe
-from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrieve, TrainPairs, public_blocks
-from memlib.audits.captions.stages import Report, Retrievals, Score
+from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrievals, Retrieve, TrainPairs, public_blocks
+from memlib.audits.captions.stages import Report, Score
 from memlib.audits.last_stages import run_id
 from memlib.data.caption_stages import Captions, CaptionSet, SplitPairs
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
@@ -115,4 +115,7 @@ def _retrievals(
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `captions` when it is asked for."""
-    return prefect_flow("captions", name)
+    check_flow("captions", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("captions")

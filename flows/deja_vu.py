@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
 from memlib.audits.deja_vu.beyond import Beyond
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
@@ -450,4 +450,7 @@ def _queries(crop: CropSpec) -> View:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `deja_vu` when it is asked for."""
-    return prefect_flow("deja_vu", name)
+    check_flow("deja_vu", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("deja_vu")

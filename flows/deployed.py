@@ -8,6 +8,7 @@ from prefect import Flow, flow, runtime, tags
 from prefect.states import Crashed, Failed
 
 from flows.engine import TAG, flow_of
+from memlib.audits import AUDITS, audit_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
@@ -40,13 +41,13 @@ def audit(
 
 
 @functools.cache
-def audit_flow(name: str, question: str) -> Flow[Any, Any]:
+def audit_flow(module: str) -> Flow[Any, Any]:
     """Return the Prefect flow of one audit, `flows.<audit>.<audit>`, which refuses recipes of other audits.
 
     Args:
-        name: the audit's name on the command line.
-        question: the question that it answers, shown in Prefect's UI.
+        module: name of the audit's module in flows/.
     """
+    named = AUDITS[audit_of(module)]
 
     def run(
         recipe: str,
@@ -54,13 +55,13 @@ def audit_flow(name: str, question: str) -> Flow[Any, Any]:
         store: str = DEFAULT_STORE,
         resources: Resources = Resources(),
     ) -> Any:
-        return _run(recipe, changes, store, resources, name)
+        return _run(recipe, changes, store, resources, named.name)
 
-    run.__name__ = run.__qualname__ = name.replace("-", "_")
+    run.__name__ = run.__qualname__ = module
     run.__module__ = f"flows.{run.__name__}"  # the place from which workers load it
     _, _, parameters = (audit.fn.__doc__ or "").partition("\n")
-    run.__doc__ = f"{question}\n{parameters}"
-    return flow(name=name, validate_parameters=True)(run)
+    run.__doc__ = f"{named.question}\n{parameters}"
+    return flow(name=named.name, validate_parameters=True)(run)
 
 
 def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources, expected: str = "") -> Any:

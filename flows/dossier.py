@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from memlib.audits import AUDITS
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.dossier.listed import Failed
 from memlib.audits.dossier.recipe import Recipe
 from memlib.audits.dossier.stages import Joined, Report, Score
@@ -78,4 +78,7 @@ def _stale(store: Store, runs: list[RunRecord], most_days: float | None) -> list
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `dossier` when it is asked for."""
-    return prefect_flow("dossier", name)
+    check_flow("dossier", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("dossier")

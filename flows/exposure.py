@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.exposure.models import CorpusData, ExternalModel, ModelAt
 from memlib.audits.exposure.observing import Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.ranks import FitLaw, ScoredModel, law_stages, rank_stages
@@ -230,4 +230,7 @@ def _searches(recipe: Recipe, scored: Sequence[ScoredModel]) -> list[Search]:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `exposure` when it is asked for."""
-    return prefect_flow("exposure", name)
+    check_flow("exposure", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("exposure")

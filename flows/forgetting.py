@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
 from memlib.audits.last_stages import run_id
@@ -178,4 +178,7 @@ def _observe(
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `forgetting` when it is asked for."""
-    return prefect_flow("forgetting", name)
+    check_flow("forgetting", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("forgetting")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.membership.columns import Columns, ReadColumns
 from memlib.audits.membership.documents.corpus import MakeDocuments, ReadDocumentMembers, StoredDocuments, training_data
@@ -240,4 +240,7 @@ def _seeds(seed: int, numbers: Sequence[int]) -> tuple[int, ...]:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `membership` when it is asked for."""
-    return prefect_flow("membership", name)
+    check_flow("membership", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("membership")

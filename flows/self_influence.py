@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.self_influence.influence import influence_of, influence_of_external
 from memlib.audits.self_influence.recipe import Recipe
@@ -36,4 +36,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `self_influence` when it is asked for."""
-    return prefect_flow("self_influence", name)
+    check_flow("self_influence", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("self_influence")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.stages import Report, Score, outcomes_of
 from memlib.pipeline.stage import AnyStage, Runner
@@ -35,4 +35,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `sweep` when it is asked for."""
-    return prefect_flow("sweep", name)
+    check_flow("sweep", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("sweep")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.self_influence.influence import influence_of
 from memlib.audits.self_influence.stages import Score as SelfInfluence
@@ -232,4 +232,7 @@ def _score(runner: Runner, cells: Sequence[_Prepared], models: Sequence[Sequence
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `unique_feature` when it is asked for."""
-    return prefect_flow("unique_feature", name)
+    check_flow("unique_feature", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("unique_feature")

@@ -21,7 +21,7 @@ The functions are imported when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"  # as in pyproject.toml
+from memlib.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from memlib.audits.base import Audit

@@ -14,9 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import memlib
-
-VERSION = memlib.__version__
 KEY_LENGTH = 32  # hex digits, 128 bits
 KEY = re.compile(rf"[0-9a-f]{{{KEY_LENGTH}}}")
 

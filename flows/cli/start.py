@@ -9,8 +9,6 @@ import re
 import shutil
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -22,6 +20,7 @@ from rich.console import Console
 import memlib
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption
+from flows.prefect_server import check_prefect
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.cells import CellsSpec
 from memlib.errors import RunError, UserError
@@ -319,27 +318,6 @@ def _prefect() -> tuple[str, str]:
     except UserError as error:
         return url or "no server", str(error)
     return (f"{url} answers" if url else "each run starts its own server (PREFECT_API_URL is not set)"), ""
-
-
-def check_prefect() -> None:
-    """Check that the Prefect server answers, if one is configured, and else that Prefect may start one."""
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:
-        from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
-
-        if not (PREFECT_API_URL.value() or PREFECT_SERVER_EPHEMERAL_ENABLED.value()):
-            raise UserError(
-                "PREFECT_API_URL is not set, and PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off, so that there is no Prefect "
-                "server; set one of them"
-            )
-        return
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
-            pass
-    except urllib.error.HTTPError:
-        pass  # it answers; Prefect itself reports whether it accepts the credentials
-    except (OSError, ValueError) as error:
-        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
 def _store(uri: str) -> tuple[str, str]:

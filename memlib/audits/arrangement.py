@@ -5,12 +5,11 @@ Arrangements are loaded by their place beside memlib, never by the name `flows`:
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.audits import AUDITS, PACKAGES
 from memlib.audits.base import Audit
 from memlib.errors import UserError
 
@@ -77,8 +76,8 @@ def resolved(audit: Audit, content: dict[str, Any]) -> dict[str, Any]:
     return resolve(content)
 
 
-def prefect_flow(module: str, name: str) -> Any:
-    """Return the Prefect flow of an audit, the attribute of its module in flows/; Prefect is imported on the call.
+def check_flow(module: str, name: str) -> None:
+    """Check that a name is that of an audit's Prefect flow, and that `flows` is memlib's package.
 
     Args:
         module: name of the audit's module in flows/.
@@ -95,8 +94,6 @@ def prefect_flow(module: str, name: str) -> Any:
     if FOLDER not in (Path(folder).resolve() for folder in found):
         state = f"hidden by {', '.join(found)}" if found else "missing"
         raise UserError(f"memlib's package flows is {state}; deploy from another folder")
-    audit = AUDITS[audit_of(module)]
-    return import_module("flows.deployed").audit_flow(audit.name, audit.question)
 
 
 def _module(audit: Audit) -> Any:

@@ -67,10 +67,10 @@ class PageStage(Stage[Path]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the page and its figures."""
         from memlib.audits import AUDITS, audit_of  # which audits list their packages
+        from memlib.audits.what_was_read import what_was_read
         from memlib.findings import Findings
         from memlib.report.imprint import signed
         from memlib.report.page import render  # matplotlib is slow to load
-        from memlib.report.read import what_was_read
 
         audit = AUDITS[audit_of(self.recipe.model_dump()["audit"])]
         with self._figures_as_asked():

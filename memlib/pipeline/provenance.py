@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memlib.identity import VERSION
+from memlib.version import VERSION
 
 LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 
 from memlib.findings import Verdict
-from memlib.identity import VERSION
 from memlib.pipeline.provenance import source_state, who
 from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
@@ -13,6 +12,7 @@ from memlib.report.page import Content, Page
 from memlib.runs.subjects import data_name
 from memlib.specs import Spec
 from memlib.store import Store
+from memlib.version import VERSION
 
 DIGITS = 16  # hexadecimal digits shown of each digest
 OVERVIEW = f"../../{FOLDER}/{FILE}"  # from the page of a run, runs/<run>/report.html

@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from memlib.audits import AUDITS, audit_of
 from memlib.findings import DESCRIPTIVE, Finding, Findings, Verdict, Word
-from memlib.identity import VERSION
 from memlib.pipeline.provenance import who
 from memlib.report.format import format_interval, format_settings, format_value, in_words, say_p, varying_params
 from memlib.report.intervals import Mark, bars
@@ -19,6 +18,7 @@ from memlib.runs.index import cells_of
 from memlib.runs.records import RunRecord
 from memlib.sanitize import count_of
 from memlib.store import Store
+from memlib.version import VERSION
 
 MOST_OPEN = 30  # findings that differ and are shown at once; further ones are folded
 STYLES = ("first", "second")

@@ -11,7 +11,7 @@ from memlib.audits.arrangement import stages_within
 from memlib.audits.base import Audit
 from memlib.data.outside import LONG, reads_of
 from memlib.findings import Findings
-from memlib.identity import VERSION, flat
+from memlib.identity import flat
 from memlib.pipeline import sources
 from memlib.pipeline.definitions import equal_codes
 from memlib.pipeline.provenance import source_state
@@ -29,6 +29,7 @@ from memlib.specs import Spec
 from memlib.specs.asks import asks, asks_digest
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord, sealed
+from memlib.version import VERSION
 
 THRESHOLD = re.compile(r"(?<!\blora)\.(alpha|(\w+_)?bound)$")
 MOST_SHOWN = 10  # departures that a page names

@@ -14,7 +14,6 @@ from memlib.audits import AUDITS, audit_of
 from memlib.audits.last_stages import REPORT_FILE
 from memlib.errors import UserError
 from memlib.findings import Finding, Findings
-from memlib.identity import VERSION
 from memlib.report.format import format_interval, format_value, say_p
 from memlib.report.intervals import MOST_MARKS, Mark, strip
 from memlib.report.overview import FILE, FOLDER, GENERATOR, DataGroup, Overview, RunRow, render
@@ -28,6 +27,7 @@ from memlib.runs.run import ListedRun, deciding
 from memlib.sanitize import count_of
 from memlib.store import Store
 from memlib.store.permissions import replace_file
+from memlib.version import VERSION
 
 DIGITS = 16  # hexadecimal digits shown of a digest
 LOST, WITHOUT = "shown, lost by looks", "no verdict"

@@ -14,7 +14,7 @@ from memlib.audits.last_stages import REPORT_FILE, run_id
 from memlib.data.outside import read_beside_data
 from memlib.errors import RunError
 from memlib.findings import Findings
-from memlib.identity import VERSION, file_digest
+from memlib.identity import file_digest
 from memlib.pipeline import sources
 from memlib.pipeline.provenance import software, source_state, who
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
@@ -41,6 +41,7 @@ from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.records import DIGEST, Unreadable, parse, sealed
 from memlib.tables import copy_table
+from memlib.version import VERSION
 
 
 @dataclass

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from memlib.errors import UserError
-from memlib.identity import VERSION, file_digest
+from memlib.identity import file_digest
 from memlib.settings import choice
 from memlib.store.backend import TMP, Backend, Facts
 from memlib.store.permissions import MODES, PRIVATE, Mode, Permissions, permissions
 from memlib.store.records import FileRecord, MarkerRecord, Unreadable, parse
+from memlib.version import VERSION
 
 MARKER = "memlib-store.json"
 FORMAT = 1  # version of the store's layout; raised when earlier versions of memlib must not write there

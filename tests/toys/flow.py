@@ -5,7 +5,7 @@ from typing import Any
 from memlib.audits.class_sizes.recipe import Recipe
 from memlib.audits.class_sizes.stages import Count, Report
 
-from memlib.audits.arrangement import prefect_flow
+from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
 from memlib.data.stages import Decode
 from memlib.pipeline.stage import Runner
@@ -24,4 +24,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 def __getattr__(name: str) -> Any:
     """Build the Prefect flow `class_sizes` when it is asked for."""
-    return prefect_flow("class_sizes", name)
+    check_flow("class_sizes", name)
+    from flows.deployed import audit_flow
+
+    return audit_flow("class_sizes")

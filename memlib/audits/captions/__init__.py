@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.attacks import IMAGES, PAIRS, WEIGHTS, Attack, DataFacts
 from memlib.audits.base import Audit, Exported
 from memlib.audits.captions.exposed import rankings
-from memlib.audits.captions.recipe import HEADLINE, Recipe
+from memlib.audits.captions.recipe import HEADLINE, NOT_SHOWN, Recipe
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.trainings import trainings
 from memlib.audits.cells import CellSpec
@@ -70,14 +70,6 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
     pictures = ((name_of(row, None, shard.key), shard.content.images[row]) for row in public)
     return Exported(pictures, len(public), sets, {side.lower(): f"{side} and C" for side in recipe.directions}, texts)
 
-
-NOT_SHOWN = (
-    "That a pair is not remembered: this audit gives no upper bound, and memory that shows otherwise than by objects among "
-    "neighbours is not looked for.",
-    "What a single pair gave away: a gain on one pair may be chance; only means over many pairs are tested.",
-    "Whether the public images are free of the audited ones: near copies are looked for by small versions and equal captions "
-    "alone.",
-)
 
 ATTACKS = (
     Attack(

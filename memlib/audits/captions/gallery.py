@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.captions.recipe import Recipe
+from memlib.audits.captions.retrieval import Retrievals
 from memlib.audits.captions.scores import most_voted, votes_of
 from memlib.data.caption_stages import CaptionSet
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.data.stages import Shard, members_of
 from memlib.pipeline.stage import Artifact
-
-if TYPE_CHECKING:
-    from memlib.audits.captions.stages import Retrievals
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,14 @@ from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS
 Direction = Literal["A", "B"]
 HEADLINE, DOSES = "headline", "doses"  # families of tests
 
+NOT_SHOWN = (
+    "That a pair is not remembered: this audit gives no upper bound, and memory that shows otherwise than by objects among "
+    "neighbours is not looked for.",
+    "What a single pair gave away: a gain on one pair may be chance; only means over many pairs are tested.",
+    "Whether the public images are free of the audited ones: near copies are looked for by small versions and equal captions "
+    "alone.",
+)
+
 
 class Config(LevelSpec):
     """Retrieval and scoring."""

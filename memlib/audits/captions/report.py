@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memlib.audits.captions import NOT_SHOWN
 from memlib.audits.captions.gallery import Found, Shown
-from memlib.audits.captions.recipe import Recipe
+from memlib.audits.captions.recipe import NOT_SHOWN, Recipe
 from memlib.audits.captions.summary import EXCESS, GAP, TOP, UNIMPLIED
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.pipeline.tables import Tables

@@ -317,3 +317,17 @@ class Retrieve(Stage[Retrieved]):
     def open(cls, artifact: Artifact[Retrieved]) -> Retrieved:
         """Return ids, neighbours and distances."""
         return Retrieved(artifact)
+
+
+@dataclass(frozen=True)
+class Retrievals:
+    """The public images nearest to each caption, under the models of one pair at one checkpoint.
+
+    Attributes:
+        pair, epoch: the setting.
+        by_model: under the model trained on A and, if there is one, under the model trained on B.
+    """
+
+    pair: int
+    epoch: int
+    by_model: tuple[Artifact[Retrieved], ...]

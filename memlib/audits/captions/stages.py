@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import scipy
 
 from memlib.audits.captions.recipe import Config, Recipe
-from memlib.audits.captions.retrieval import Retrieved, copies_of
+from memlib.audits.captions.retrieval import Retrievals, copies_of
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.caption_stages import CaptionSet
@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from memlib.report.page import Content
 
 KINDS = ("recovered", "wrong", "unimplied", "named")
-
-
-@dataclass(frozen=True)
-class Retrievals:
-    """The public images nearest to each caption, under the models of one pair at one checkpoint.
-
-    Attributes:
-        pair, epoch: the setting.
-        by_model: under the model trained on A and, if there is one, under the model trained on B.
-    """
-
-    pair: int
-    epoch: int
-    by_model: tuple[Artifact[Retrieved], ...]
 
 
 @dataclass(frozen=True)

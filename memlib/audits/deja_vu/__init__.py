@@ -24,7 +24,7 @@ from memlib.audits.attacks import IMAGES, WEIGHTS, Attack, DataFacts, in_family,
 from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.cells import CellSpec
 from memlib.audits.deja_vu.exposed import rankings
-from memlib.audits.deja_vu.recipe import HEADLINES, Recipe
+from memlib.audits.deja_vu.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.audits.deja_vu.trainings import trainings
@@ -88,14 +88,6 @@ def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
 
     return judge(run, row, limit)
 
-
-NOT_SHOWN = (
-    "What a stronger attacker would find: this attack uses only the nearest public images.",
-    "What anyone could guess: an object that its background gives away (a boat on water) is not counted as memory.",
-    "Memory of images outside the audit, or memory that only parts of an image other than the crop would bring out.",
-    "Anything about other models: the verdict applies to these trained models or, with several pairs of models, to models "
-    "trained in the same way.",
-)
 
 ATTACKS = (
     Attack(

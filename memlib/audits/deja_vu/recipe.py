@@ -32,6 +32,13 @@ DIRECTIONS: tuple[Direction, ...] = ("A", "B")
 HEADLINE, STABILITY = "headline", "stability"  # families of tests: naming objects; SSLMem
 BEYOND = "beyond the class"  # attributes and rank within the class
 HEADLINES = (HEADLINE, STABILITY, BEYOND)
+NOT_SHOWN = (
+    "What a stronger attacker would find: this attack uses only the nearest public images.",
+    "What anyone could guess: an object that its background gives away (a boat on water) is not counted as memory.",
+    "Memory of images outside the audit, or memory that only parts of an image other than the crop would bring out.",
+    "Anything about other models: the verdict applies to these trained models or, with several pairs of models, to models "
+    "trained in the same way.",
+)
 SETS = "sets_compared"  # metric of checks of given sets
 LAST = "last"
 MOST_ATTRIBUTES = 20

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.base import Audit
-from memlib.audits.dossier.recipe import Recipe
+from memlib.audits.dossier.recipe import NOT_SHOWN, Recipe
 from memlib.audits.dossier.tables import AUDITS, RISK
 from memlib.tables import SUMMARY
 
@@ -18,12 +18,6 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Return whether a finding with these params appears in short listings: all do."""
     return True
 
-
-NOT_SHOWN = (
-    "Other attacks than those listed as run. A stronger one, or one with more queries, may find what these missed.",
-    "Other models: weights from another training, or another checkpoint, may remember more or less.",
-    "Whether the use of the data was lawful, or the model is anonymous in the sense of a law.",
-)
 
 AUDIT = Audit(
     name="dossier",

@@ -20,6 +20,12 @@ OPENED = {
 }
 """Forms of release, in words."""
 
+NOT_SHOWN = (
+    "Other attacks than those listed as run. A stronger one, or one with more queries, may find what these missed.",
+    "Other models: weights from another training, or another checkpoint, may remember more or less.",
+    "Whether the use of the data was lawful, or the model is anonymous in the sense of a law.",
+)
+
 
 class SubjectSpec(Spec):
     """The subject of a dossier: a data set, a model, or runs."""

@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 from markupsafe import Markup
 
-from memlib.audits.dossier import NOT_SHOWN
 from memlib.audits.dossier.listed import FAILED, NOT_APPLICABLE, NOT_RUN, RUN
-from memlib.audits.dossier.recipe import OPENED, Recipe, ReleaseSpec
+from memlib.audits.dossier.recipe import NOT_SHOWN, OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.dossier.summary import ALPHA, PARETO
 from memlib.audits.ranking import CANARY

@@ -151,7 +151,7 @@ class _Stated:
 def _cells(run: RunRecord) -> dict[str, _Stated | None]:
     """Return what the recipes of a run's cells state, by name; cells are missing if the run's recipe is not valid."""
     try:
-        recipe = AUDITS[audit_of(run.audit)].recipe.model_validate(run.recipe)
+        recipe = AUDITS[audit_of(run.audit)].schema(run.recipe).model_validate(run.recipe)
         cells = recipe.changes() if isinstance(recipe, CellsSpec) else []
         return {name: _Stated.of(changed_content(base, change)) for name, base, change in cells if not isinstance(base, str)}
     except (ValueError, TypeError, KeyError):

@@ -26,7 +26,7 @@ from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
 from memlib.audits.exposure.exposed import rankings
 from memlib.audits.exposure.gate import judge
-from memlib.audits.exposure.recipe import HEADLINES, Recipe
+from memlib.audits.exposure.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.specs.text import PairsFileSource, TopicPairsSource
 from memlib.store import Store
@@ -65,15 +65,6 @@ def _revealed(store: Store, recipe: Mapping[str, Any], artifacts: Mapping[str, s
 
     return revealed(store, recipe, artifacts)
 
-
-NOT_SHOWN = (
-    "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
-    "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
-    "What people can learn from generated text alone: the audit uses the likelihoods of texts. Where a greedy search "
-    "extracted a secret, generated text may reveal it, too.",
-    "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
-    "results.",
-)
 
 ATTACKS = (
     Attack(

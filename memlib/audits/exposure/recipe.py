@@ -25,6 +25,14 @@ from memlib.specs.subject import TrainIt
 HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families
 VARIANTS, OVERTRAINING = "variants", "overtraining"
 HEADLINES = (HEADLINE, DOCUMENTS, PRIVACY)
+NOT_SHOWN = (
+    "How exposed secrets of another format are, or the same secrets in another place or inserted more or less often.",
+    "That a secret is safe because a search did not find it: another search, or a longer one, may find it.",
+    "What people can learn from generated text alone: the audit uses the likelihoods of texts. Where a greedy search "
+    "extracted a secret, generated text may reveal it, too.",
+    "Other models: the verdict is about these trained models. Other canaries, another seed or another text give other "
+    "results.",
+)
 UNSANITIZED, SANITIZED = "unsanitized", "sanitized"  # variants
 Method = Literal["auto", "pruned", "enumerated", "sampled", "extrapolated"]
 

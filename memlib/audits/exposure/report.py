@@ -13,10 +13,9 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memlib.audits.exposure import NOT_SHOWN
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
-from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, PRIVACY, Recipe
+from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, NOT_SHOWN, PRIVACY, Recipe
 from memlib.audits.exposure.verdict import misranked, plural
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, new_figure, plain_ticks, save_figure

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.attacks import IMAGES, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
-from memlib.audits.forgetting.recipe import HEADLINES, Recipe
+from memlib.audits.forgetting.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.tables import COMMON
 
@@ -59,13 +59,6 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     members = select(runner.run(DrawSets(recipe, shard)).content, *POOL)
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 
-
-NOT_SHOWN = (
-    "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
-    "Whether other data of the same owner were used: only D_Q was tested.",
-    "That an unlearning method works in general: the verdict is about these models and this data set.",
-    "Anything about other models: that the tested model is the one in use has to be established by other means.",
-)
 
 ATTACKS = (
     Attack(

@@ -16,6 +16,12 @@ RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found, inconclusive", "undecided"
 TARGETS = "targets"  # the family of tests, one per target
 HEADLINES = (TARGETS,)
+NOT_SHOWN = (
+    "Whether a single example of D_Q was used: the verdict is about D_Q as a whole.",
+    "Whether other data of the same owner were used: only D_Q was tested.",
+    "That an unlearning method works in general: the verdict is about these models and this data set.",
+    "Anything about other models: that the tested model is the one in use has to be established by other means.",
+)
 TARGET, NULL = "target", "null"
 
 Mix = Mapping[str, Annotated[float, Field(gt=0, le=1)]]

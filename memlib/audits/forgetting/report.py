@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.forgetting import NOT_SHOWN
-from memlib.audits.forgetting.recipe import NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
+from memlib.audits.forgetting.recipe import NO_TRACE, NOT_SHOWN, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Recipe
 from memlib.audits.forgetting.trace import FEWEST_RETAINED, FOUND
 from memlib.audits.forgetting.verdict import found_of, outcome, outcomes_of, trained_on, trains_all
 from memlib.findings import Finding, Findings

@@ -26,7 +26,7 @@ from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.exposed import rankings
-from memlib.audits.membership.recipe import HEADLINES, Recipe, is_of_texts
+from memlib.audits.membership.recipe import HEADLINES, NOT_SHOWN, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.findings import Finding, Findings
 from memlib.specs.text import PairsFileSource, TopicPairsSource
@@ -70,13 +70,6 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     members = select(runner.run(HoldOut(recipe.split, shard)).content, TRAIN)
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 
-
-NOT_SHOWN = (
-    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
-    "with the stated share of false alarms.",
-    "That nobody can do better: only the listed attacks were tried.",
-    "Anything about other models: that the audited model is the one in use has to be established by other means.",
-)
 
 ATTACKS = (
     Attack(

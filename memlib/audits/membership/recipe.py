@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from memlib.specs import (
     ClassifierSpec,
@@ -25,6 +25,12 @@ from memlib.specs.observing import WEIGHTLESS, check_numbers
 
 MEMBERS, PRIVACY = "members", "privacy"
 HEADLINES = (MEMBERS, PRIVACY)
+NOT_SHOWN = (
+    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
+    "with the stated share of false alarms.",
+    "That nobody can do better: only the listed attacks were tried.",
+    "Anything about other models: that the audited model is the one in use has to be established by other means.",
+)
 SLICES, COLUMNS = "slices", "hidden columns"  # families of tests of their own; no headlines
 ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
 AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory"]
@@ -210,16 +216,6 @@ class Recipe(Spec):
     privacy: ClaimSpec | None = None
     """A claim of differential privacy that is tested."""
     report: ReportSpec = ReportSpec()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_texts(cls, content: Any, handler: ModelWrapValidatorHandler["Recipe"]) -> "Recipe":
-        """Validate a recipe with a source of text as a DocumentsRecipe."""
-        from memlib.audits.membership.documents.recipe import DocumentsRecipe  # which derives from this class
-
-        if cls is Recipe and is_of_texts(content):
-            return DocumentsRecipe.model_validate(content)
-        return handler(content)
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":

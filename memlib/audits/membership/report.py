@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.membership import NOT_SHOWN
-from memlib.audits.membership.recipe import MEMBERS, Recipe
+from memlib.audits.membership.recipe import MEMBERS, NOT_SHOWN, Recipe
 from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
 from memlib.audits.membership.verdict import BLIND, NAMES, shows_alone
 from memlib.data.splits import HELD_OUT, TRAIN

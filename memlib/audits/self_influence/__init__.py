@@ -16,7 +16,7 @@ from memlib.audits.attacks import LABELLED, NOBODY, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
 from memlib.audits.self_influence.exposed import rankings
-from memlib.audits.self_influence.recipe import Recipe
+from memlib.audits.self_influence.recipe import NOT_SHOWN, Recipe
 from memlib.audits.self_influence.tables import UNITS
 from memlib.tables import COMMON
 
@@ -25,12 +25,6 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     """Return whether a finding with these params appears in short listings: all do except those on single classes."""
     return "class" not in params
 
-
-NOT_SHOWN = (
-    "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
-    "large values too.",
-    "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
-)
 
 ATTACKS = (
     Attack(

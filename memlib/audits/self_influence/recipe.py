@@ -10,6 +10,12 @@ from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER
 from memlib.specs.observing import check_numbers
 from memlib.specs.subject import TrainIt
 
+NOT_SHOWN = (
+    "Whether an example is memorized: nothing here says what self-influence would be without memory, and hard examples have "
+    "large values too.",
+    "The exact effect of leaving an example out of the training: the measure approximates it from gradients at checkpoints.",
+)
+
 
 class CheckpointSpec(Spec):
     """A checkpoint of an external model."""

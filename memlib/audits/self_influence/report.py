@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.self_influence import NOT_SHOWN
-from memlib.audits.self_influence.recipe import Recipe
+from memlib.audits.self_influence.recipe import NOT_SHOWN, Recipe
 from memlib.findings import Finding, Findings, Verdict
 from memlib.report.figures import TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.format import format_interval, percent

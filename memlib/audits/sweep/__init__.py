@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.base import Audit
-from memlib.audits.sweep.recipe import Recipe, run_of
+from memlib.audits.sweep.recipe import NOT_SHOWN, Recipe, run_of
 from memlib.audits.sweep.tables import SWEEP
 
 
@@ -21,11 +21,6 @@ def _run_of(recipe: Mapping[str, Any], scores: str) -> str:
     """Return the id of a sweep, which is known before its cells have run: they are one look at the data."""
     return run_of(Recipe.model_validate(recipe))
 
-
-NOT_SHOWN = (
-    "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
-    "apart. Where no difference is tested above, the cells give no reason to prefer one.",
-)
 
 AUDIT = Audit(
     name="sweep",

@@ -10,6 +10,11 @@ from memlib.specs.asks import NAME_LENGTH, PageSpec
 
 EQUAL_UTILITY = 0.05
 
+NOT_SHOWN = (
+    "A difference between cells: that one cell shows memorization and another does not is not enough to tell them "
+    "apart. Where no difference is tested above, the cells give no reason to prefer one.",
+)
+
 
 class Recipe(CellsSpec):
     """A sweep of audits."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.outcomes import Outcome
-from memlib.audits.sweep import NOT_SHOWN
-from memlib.audits.sweep.recipe import EQUAL_UTILITY
+from memlib.audits.sweep.recipe import EQUAL_UTILITY, NOT_SHOWN
 from memlib.audits.sweep.scores import verdict
 from memlib.audits.sweep.trends import Trend
 from memlib.audits.sweep.utility import changes_along, difference, in_words, is_equal, remarks_on, utilities

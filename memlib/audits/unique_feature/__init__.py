@@ -24,7 +24,7 @@ from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
 from memlib.audits.unique_feature.exposed import rankings
-from memlib.audits.unique_feature.recipe import HEADLINES, Recipe
+from memlib.audits.unique_feature.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.audits.unique_feature.trainings import planned, trainings
 from memlib.tables import COMMON
@@ -41,12 +41,6 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 
     return limits(recipe)
 
-
-NOT_SHOWN = (
-    "Whether the model remembers other features: only this one was tested, as it was inserted here.",
-    "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
-    "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
-)
 
 ATTACKS = (
     Attack(

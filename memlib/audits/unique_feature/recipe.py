@@ -29,6 +29,11 @@ Output = Literal["probability", "logit"]
 CONTROLS_FOR_P = 19  # with fewer controls, no net can reach a calibrated p of .05
 HEADLINE, OWN = "headline", "own model"  # families of tests: of trained models, of an external one
 HEADLINES = (HEADLINE, OWN)
+NOT_SHOWN = (
+    "Whether the model remembers other features: only this one was tested, as it was inserted here.",
+    "That somebody who does not know the feature could read it out of the model: the audit shows it to the model.",
+    "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
+)
 RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1]
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 FLIPS = "flips"  # metric: share of other examples whose predicted class becomes the canary's when the feature is inserted

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memlib.audits.unique_feature import NOT_SHOWN
 from memlib.audits.unique_feature.analysis import counting
 from memlib.audits.unique_feature.comparisons import CHANGE
 from memlib.audits.unique_feature.page_content import Material
-from memlib.audits.unique_feature.recipe import Recipe
+from memlib.audits.unique_feature.recipe import NOT_SHOWN, Recipe
 from memlib.audits.unique_feature.report.figures import (
     attention_section,
     boundary_section,

@@ -7,7 +7,6 @@ import pytest
 
 from memlib.audits.membership.documents.audited import DocumentsAudited, answers_of, signals_of
 from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
-from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.units import Pool
 from memlib.data.blind_features import id_features
@@ -26,8 +25,7 @@ RECIPE = {
 
 def world(memory: float, *, seed: int, count: int = 160, shadows: int = 6, rows: int = 1, **changes: Any) -> DocumentsAudited:
     """Return documents of different difficulty, on which models gain `memory` nats per token by training."""
-    recipe = Recipe.model_validate({**RECIPE, "shadows": {"count": shadows}, **changes})
-    assert isinstance(recipe, DocumentsRecipe)
+    recipe = DocumentsRecipe.model_validate({**RECIPE, "shadows": {"count": shadows}, **changes})
     groups = np.arange(count) // rows
     coins = toss(groups, [TARGET, *range(shadows)], share=0.5, seed=seed)
     rng, hardness = np.random.default_rng(seed + 10_000), np.random.default_rng(1).normal(-4, 1, count)

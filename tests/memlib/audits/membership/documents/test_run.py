@@ -12,7 +12,7 @@ from small_models import save_model
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.findings import DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from memlib.running.runners import PlainRunner
 from memlib.store import Store
@@ -29,12 +29,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def recipe_of(texts: Path, epochs: int, **changes: Any) -> Recipe:
+def recipe_of(texts: Path, epochs: int, **changes: Any) -> DocumentsRecipe:
     training = {
         "objective": {"kind": "language"}, "epochs": epochs, "batch_size": 8, "augment": None,
         "optimizer": {"learning_rate": 0.02, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
     }  # fmt: skip
-    return Recipe.model_validate(
+    return DocumentsRecipe.model_validate(
         {
             "data": {"source": {"kind": "jsonl", "path": str(texts)}, "window": 48},
             "model": {"architecture": "gru", "width": 48, "layers": 1, "embedding": 16},
@@ -44,7 +44,7 @@ def recipe_of(texts: Path, epochs: int, **changes: Any) -> Recipe:
     )  # fmt: skip
 
 
-def run(recipe: Recipe, store: Path) -> Findings:
+def run(recipe: DocumentsRecipe, store: Path) -> Findings:
     manifest = body_of(AUDITS["membership"])(PlainRunner(Store(str(store))), recipe)
     assert manifest is not None
     return Findings.read(pq.read_table(manifest.results["summary"]))

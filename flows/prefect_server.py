@@ -1,7 +1,7 @@
-"""The SQLite database of a Prefect server that a run starts for itself: it is checked first, and a new one need not migrate.
+"""The Prefect server of a run: one that is configured must answer, and the SQLite database of one that it starts is checked.
 
 Prefect waits for minutes, in silence, for a database that another process has locked, for a damaged one, and for one of a
-newer Prefect.
+newer Prefect. A new database is a copy, which need not migrate.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import os
 import re
 import sqlite3
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +22,27 @@ MOST_CHECKED = 2**26  # bytes of a database that is searched for damage, which t
 LOCKED_SECONDS = 5.0  # other runs lock it for moments
 PREFIX = "sqlite+aiosqlite:///"
 MIGRATIONS = "server/database/_migrations/versions/sqlite"
+
+
+def check_prefect() -> None:
+    """Check that the Prefect server answers, if one is configured, and else that Prefect may start one."""
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED
+
+        if not (PREFECT_API_URL.value() or PREFECT_SERVER_EPHEMERAL_ENABLED.value()):
+            raise UserError(
+                "PREFECT_API_URL is not set, and PREFECT_SERVER_ALLOW_EPHEMERAL_MODE is off, so that there is no Prefect "
+                "server; set one of them"
+            )
+        return
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers; Prefect itself reports whether it accepts the credentials
+    except (OSError, ValueError) as error:
+        raise UserError(f"no Prefect server at PREFECT_API_URL {url} ({error}); start it or unset the variable") from error
 
 
 def database() -> Path | None:

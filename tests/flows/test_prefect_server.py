@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_database
-from flows.prefect_database import check_database, ready_database
+from flows import prefect_server
+from flows.prefect_server import check_database, ready_database
 from memlib.errors import RunError, UserError
 
 
@@ -15,7 +15,7 @@ def make(path: Path, revision: str = "") -> Path:
     """Make a database with a revision; by default the newest that Prefect knows."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.execute("INSERT INTO alembic_version VALUES (?)", [revision or max(prefect_database._revisions())])
+        connection.execute("INSERT INTO alembic_version VALUES (?)", [revision or max(prefect_server._revisions())])
         connection.commit()
     return path
 
@@ -26,7 +26,7 @@ def revision_of(path: Path) -> str:
 
 
 def test_a_database_of_this_prefect_and_an_empty_one_pass(tmp_path: Path) -> None:
-    assert len(prefect_database._revisions()) > 100
+    assert len(prefect_server._revisions()) > 100
     check_database(make(tmp_path / "prefect.db"))
     (tmp_path / "empty.db").touch()
     check_database(tmp_path / "empty.db")
@@ -36,13 +36,13 @@ def test_a_database_that_is_locked_for_moments_is_waited_for_and_then_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "prefect.db")
-    monkeypatch.setattr(prefect_database, "LOCKED_SECONDS", 0.0)
+    monkeypatch.setattr(prefect_server, "LOCKED_SECONDS", 0.0)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(RunError, match=r"prefect.db is locked by another process; end that process, or set PREFECT_HOME"):
             check_database(path)
-        monkeypatch.setattr(prefect_database, "LOCKED_SECONDS", 60.0)
-        monkeypatch.setattr(prefect_database.time, "sleep", lambda seconds: other.execute("ROLLBACK"))
+        monkeypatch.setattr(prefect_server, "LOCKED_SECONDS", 60.0)
+        monkeypatch.setattr(prefect_server.time, "sleep", lambda seconds: other.execute("ROLLBACK"))
         check_database(path)
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(prefect_database, "database", lambda: tmp_path / "home" / "prefect.db")
+    monkeypatch.setattr(prefect_server, "database", lambda: tmp_path / "home" / "prefect.db")
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
@@ -129,7 +129,7 @@ def test_a_damaged_copy_is_not_used(home: Path) -> None:
 
 
 def test_a_server_that_is_not_sqlite_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefect_database, "database", lambda: None)
+    monkeypatch.setattr(prefect_server, "database", lambda: None)
     with ready_database():
         pass
 
@@ -146,4 +146,4 @@ def test_the_database_is_the_one_that_prefect_is_configured_with(address: str, p
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: address}):
-        assert prefect_database.database() == path
+        assert prefect_server.database() == path

@@ -1,0 +1,3 @@
+"""The version of memlib."""
+
+VERSION = "0.1.0"  # as in pyproject.toml
