@@ -42,32 +42,20 @@ class Reported(Protocol):
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval, and the units that were sampled.
+    """A 95 % interval, and the units that were sampled."""
 
-    Attributes:
-        low: lower end in the metric's unit.
-        high: upper end; None where only a lower bound is known.
-        over: the sampled units: examples, groups, trainings, nets, canaries, references, or data.
-    """
-
-    low: float
-    high: float | None
-    over: str
+    low: float  #: lower end in the metric's unit.
+    high: float | None  #: upper end; None where only a lower bound is known.
+    over: str  #: the sampled units: examples, groups, trainings, nets, canaries, references, or data.
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a run in plain words.
+    """The verdict of a run in plain words."""
 
-    Attributes:
-        word: shown, bounded, inconclusive, or descriptive when the audit tests nothing.
-        sentence: the result for readers who read nothing else.
-        explanation: the numbers behind it, and the effects that could have been missed.
-    """
-
-    word: Word
-    sentence: str
-    explanation: str
+    word: Word  #: shown, bounded, inconclusive, or descriptive when the audit tests nothing.
+    sentence: str  #: the result for readers who read nothing else.
+    explanation: str  #: the numbers behind it, and the effects that could have been missed.
 
 
 @dataclass(frozen=True)

@@ -289,16 +289,11 @@ class Watch:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a step, computed by one call on a worker.
+    """One part of a step, computed by one call on a worker."""
 
-    Attributes:
-        name: name in the display of the progress, unique within the step.
-        arguments: arguments of the call.
-        near: id of the node that holds a copy of what the call reads, or None; the call goes there if there is room.
-    """
-
-    name: str
-    arguments: tuple[Any, ...]
+    name: str  #: name in the display of the progress, unique within the step.
+    arguments: tuple[Any, ...]  #: arguments of the call.
+    #: id of the node that holds a copy of what the call reads, or None; the call goes there if there is room.
     near: str | None = None
 
 

@@ -16,13 +16,9 @@ from ray.train.torch.config import _TorchBackend
 
 @dataclass
 class MeetInFile(TorchConfig):
-    """Ray's settings for torch.distributed, with the process group's store in a file; TCPStore listens on all interfaces.
+    """Ray's settings for torch.distributed, with the process group's store in a file; TCPStore listens on all interfaces."""
 
-    Attributes:
-        folder: private folder on the machine of all workers.
-    """
-
-    folder: str = ""
+    folder: str = ""  #: private folder on the machine of all workers.
 
     @property
     def backend_cls(self) -> type["_InFile"]:

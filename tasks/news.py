@@ -21,13 +21,9 @@ NAMESPACE = b"memlib"
 
 @dataclass(frozen=True)
 class Told:
-    """The entry of one part in the table.
+    """The entry of one part in the table."""
 
-    Attributes:
-        key: key of the entry.
-    """
-
-    key: bytes
+    key: bytes  #: key of the entry.
 
     def reporter(self) -> Callable[..., None]:
         """Return, on a worker, a function that reports progress: (done, total, note). Failures to report are ignored."""

@@ -48,23 +48,16 @@ class Context:
     """Store, resources and display of a run, and the artifacts it reused and computed, for its manifest.
 
     Attributes:
-        store: store of all artifacts.
-        resources: machine settings.
-        options: settings of what the run prints and recomputes.
-        run: id under which the run was requested.
-        title: title of the run.
-        shared: state shared with the other cells of a sweep.
-        computed: artifacts that the run has computed, as text.
         work: artifacts and time of the run so far.
     """
 
-    store: Store
-    resources: Resources = field(default_factory=Resources)
-    options: RunOptions = field(default_factory=RunOptions)
-    run: str = ""
-    title: str = ""
-    shared: Shared = field(default_factory=Shared)
-    computed: list[str] = field(default_factory=list)
+    store: Store  #: store of all artifacts.
+    resources: Resources = field(default_factory=Resources)  #: machine settings.
+    options: RunOptions = field(default_factory=RunOptions)  #: settings of what the run prints and recomputes.
+    run: str = ""  #: id under which the run was requested.
+    title: str = ""  #: title of the run.
+    shared: Shared = field(default_factory=Shared)  #: state shared with the other cells of a sweep.
+    computed: list[str] = field(default_factory=list)  #: artifacts that the run has computed, as text.
 
     def __post_init__(self) -> None:
         self.work = Work(self.resources, computed=self.computed, look=self.shared.look, plan=given_plan(self.options))

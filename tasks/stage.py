@@ -39,13 +39,9 @@ Refs = list[Ref]
 
 @dataclass(frozen=True)
 class StageRunner:
-    """Runner of an audit's stages, shown in Prefect and computed on Ray or by the driver, depending on a stage's place.
+    """Runner of an audit's stages, shown in Prefect and computed on Ray or by the driver, depending on a stage's place."""
 
-    Attributes:
-        context: store, machines and display of the run.
-    """
-
-    context: Context
+    context: Context  #: store, machines and display of the run.
 
     @property
     def store(self) -> Store:

@@ -38,16 +38,12 @@ def _option(event: str, help_: str) -> Parameter:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Commands or webhooks that are called when a run has ended.
+    """Commands or webhooks that are called when a run has ended."""
 
-    Attributes:
-        on_end: called however the run ended.
-        on_failure: called if the run failed.
-        on_finding: called if the verdict of the completed run is "shown".
-    """
-
+    #: called however the run ended.
     on_end: Annotated[str, _option("END", f"to call when the run has ended, however it ended. {_GETS}")] = ""
-    on_failure: Annotated[str, _option("FAILURE", "to call if the run failed.")] = ""
+    on_failure: Annotated[str, _option("FAILURE", "to call if the run failed.")] = ""  #: called if the run failed.
+    #: called if the verdict of the completed run is "shown".
     on_finding: Annotated[str, _option("FINDING", "to call if the verdict of the completed run is shown.")] = ""
 
     def check(self) -> None:
@@ -66,23 +62,15 @@ NO_HOOKS = Hooks()
 
 @dataclass(frozen=True)
 class Event:
-    """The facts about a run that its hooks learn.
+    """The facts about a run that its hooks learn."""
 
-    Attributes:
-        audit, title: name of the audit on the command line, and title of the recipe.
-        store: address of the store, which never contains credentials.
-        run: id of the run; "" if it did not get that far.
-        verdict, sentence: its verdict; "" unless it has completed.
-        status: completed, failed or stopped.
-    """
-
-    audit: str
+    audit: str  #: audit, title: name of the audit on the command line, and title of the recipe.
     title: str
-    store: str
-    run: str = ""
-    verdict: str = ""
+    store: str  #: address of the store, which never contains credentials.
+    run: str = ""  #: id of the run; "" if it did not get that far.
+    verdict: str = ""  #: verdict, sentence: its verdict; "" unless it has completed.
     sentence: str = ""
-    status: str = "running"
+    status: str = "running"  #: completed, failed or stopped.
 
 
 def fire(hooks: Hooks, event: Event) -> None:

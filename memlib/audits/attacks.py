@@ -36,24 +36,16 @@ def in_family(*families: str) -> Callable[[Finding], bool]:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack known to the field.
+    """An attack known to the field."""
 
-    Attributes:
-        name: name of the attack.
-        kinds: kinds of data to which it applies.
-        item: item of the list in EDPB Opinion 28/2024, par. 55, under which it falls; "" for none.
-        access: access that the attacker needs, in words.
-        by: forms of release that give this access.
-        holds: condition under which a finding of the audit is the attack's; None for all that are no other attack's.
-        reason: reason why it was not run: the setting of the recipe that asks for it, or why memlib does not have it.
-    """
-
-    name: str
-    kinds: frozenset[Kind]
-    item: str
-    access: str
-    by: frozenset[Access]
+    name: str  #: name of the attack.
+    kinds: frozenset[Kind]  #: kinds of data to which it applies.
+    item: str  #: item of the list in EDPB Opinion 28/2024, par. 55, under which it falls; "" for none.
+    access: str  #: access that the attacker needs, in words.
+    by: frozenset[Access]  #: forms of release that give this access.
+    #: condition under which a finding of the audit is the attack's; None for all that are no other attack's.
     holds: Callable[[Finding], bool] | None = None
+    #: reason why it was not run: the setting of the recipe that asks for it, or why memlib does not have it.
     reason: str = "no run of this audit belongs to the dossier"
 
 
@@ -69,19 +61,13 @@ def _listed(kinds: Collection[Kind]) -> str:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The facts that decide which audits apply to data, and how their recipes fit them.
+    """The facts that decide which audits apply to data, and how their recipes fit them."""
 
-    Attributes:
-        source: source of the data.
-        persons: regular expression that finds the person in an example's id (in a document's text); "" if unknown.
-        model: an existing model, as in `trained` of recipes; None if the audits train models of their own.
-        members: file that lists the training examples of this model; "" if there is none.
-    """
-
-    source: Source
-    persons: str = ""
+    source: Source  #: source of the data.
+    persons: str = ""  #: regular expression that finds the person in an example's id (in a document's text); "" if unknown.
+    #: an existing model, as in `trained` of recipes; None if the audits train models of their own.
     model: Mapping[str, Any] | None = None
-    members: str = ""
+    members: str = ""  #: file that lists the training examples of this model; "" if there is none.
 
     @property
     def kind(self) -> Kind:

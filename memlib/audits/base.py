@@ -31,45 +31,30 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a sweep, as passed to `Audit.compare`.
+    """One cell of a sweep, as passed to `Audit.compare`."""
 
-    Attributes:
-        name: name of the cell.
-        run: manifest of the cell's run.
-        units: first part of the run's units table, which contains the units of the headline.
-    """
-
-    name: str
-    run: RunRecord
-    units: pa.Table
+    name: str  #: name of the cell.
+    run: RunRecord  #: manifest of the cell's run.
+    units: pa.Table  #: first part of the run's units table, which contains the units of the headline.
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A gate's decision about a finding.
+    """A gate's decision about a finding."""
 
-    Attributes:
-        outcome: passed, failed or undecided.
-        reason: the numbers behind the outcome, in words.
-    """
-
-    outcome: Literal["passed", "failed", "undecided"]
-    reason: str
+    outcome: Literal["passed", "failed", "undecided"]  #: passed, failed or undecided.
+    reason: str  #: the numbers behind the outcome, in words.
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """Values of a finding by training: the sample on which a comparison of two runs rests.
+    """Values of a finding by training: the sample on which a comparison of two runs rests."""
 
-    Attributes:
-        values: (num_trainings,) the finding's value in each independent training; their mean is the finding's value.
-        setting: params by which another run's finding is the same quantity.
-        audited: the units that were audited. Runs of other units cannot be compared, because all trainings of a run share
-            its units: the spread of the trainings does not show how the choice of the units moves the value.
-    """
-
+    #: (num_trainings,) the finding's value in each independent training; their mean is the finding's value.
     values: NDArray[np.float64]
-    setting: Params
+    setting: Params  #: params by which another run's finding is the same quantity.
+    #: the units that were audited. Runs of other units cannot be compared, because all trainings of a run share its units:
+    #: the spread of the trainings does not show how the choice of the units moves the value.
     audited: Hashable
 
 
@@ -106,21 +91,14 @@ def _without_cell(facts: DataFacts) -> str:
 
 @dataclass(frozen=True)
 class Exported:
-    """The images handed to the owner of external encoders.
+    """The images handed to the owner of external encoders."""
 
-    Attributes:
-        pictures: id and pixels, uint8 (height, width, channels), of each image that the audit embeds, read one at a time.
-        count: number of pictures.
-        sets: set (A, B, C or X) of each example by id, needed to train the encoders.
-        encoders: training sets of each encoder that the audit needs, by the encoder's name in recipes.
-        texts: id and text of each caption that the audit embeds.
-    """
-
+    #: id and pixels, uint8 (height, width, channels), of each image that the audit embeds, read one at a time.
     pictures: Iterable[tuple[str, NDArray[np.uint8]]]
-    count: int
-    sets: Mapping[str, str]
-    encoders: Mapping[str, str]
-    texts: Mapping[str, str] = field(default_factory=dict)
+    count: int  #: number of pictures.
+    sets: Mapping[str, str]  #: set (A, B, C or X) of each example by id, needed to train the encoders.
+    encoders: Mapping[str, str]  #: training sets of each encoder that the audit needs, by the encoder's name in recipes.
+    texts: Mapping[str, str] = field(default_factory=dict)  #: id and text of each caption that the audit embeds.
 
 
 @dataclass(frozen=True, eq=False)  # one instance per audit, compared by identity

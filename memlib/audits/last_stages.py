@@ -33,17 +33,11 @@ class ScoresStage(Stage[Tables]):
 
 
 class PageStage(Stage[Path]):
-    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and, if the recipe asks for it, *.png.
+    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and, if the recipe asks for it, *.png."""
 
-    Attributes:
-        recipe: recipe of the run.
-        run: id of the run.
-        scores: artifact of the run's tables.
-    """
-
-    recipe: Spec
-    run: str
-    scores: Artifact[Tables]
+    recipe: Spec  #: recipe of the run.
+    run: str  #: id of the run.
+    scores: Artifact[Tables]  #: artifact of the run's tables.
 
     @property
     def spec(self) -> Mapping[str, Any]:

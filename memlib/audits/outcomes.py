@@ -20,21 +20,13 @@ from memlib.store import Ref, Store
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a cell.
+    """The outcome of a cell."""
 
-    Attributes:
-        cell: name of the cell.
-        audit: audit of its recipe.
-        changes: its changes to the recipe, by dotted key.
-        run: manifest of its run; None if the cell failed.
-        problem: reason for the failure.
-    """
-
-    cell: str
-    audit: str
-    changes: Mapping[str, Any]
-    run: RunRecord | None
-    problem: str = ""
+    cell: str  #: name of the cell.
+    audit: str  #: audit of its recipe.
+    changes: Mapping[str, Any]  #: its changes to the recipe, by dotted key.
+    run: RunRecord | None  #: manifest of its run; None if the cell failed.
+    problem: str = ""  #: reason for the failure.
 
     @cached_property
     def findings(self) -> Findings:

@@ -30,21 +30,14 @@ ROTATED_UNKNOWN = "is rotated by EXIF, and it is unknown whether its boxes were 
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects annotated in one image.
+    """Objects annotated in one image."""
 
-    Attributes:
-        names: name of each object's class; "" where the annotation states none.
-        boxes: (num_objects, 4) float64, half-open rectangles x0, y0, x1, y1, in pixels or as fractions of the picture.
-        size: width and height of the picture on which the boxes were drawn, if stated.
-        fractions: True if the boxes are fractions of the picture.
-        file: name of the annotation file.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  #: name of each object's class; "" where the annotation states none.
+    #: (num_objects, 4) float64, half-open rectangles x0, y0, x1, y1, in pixels or as fractions of the picture.
     boxes: NDArray[np.float64]
-    size: tuple[int, int] | None
-    file: str
-    fractions: bool = False
+    size: tuple[int, int] | None  #: width and height of the picture on which the boxes were drawn, if stated.
+    file: str  #: name of the annotation file.
+    fractions: bool = False  #: True if the boxes are fractions of the picture.
 
     @property
     def largest(self) -> str | None:

@@ -45,17 +45,11 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class BlindFeatures:
-    """Features of units, by family.
+    """Features of units, by family."""
 
-    Attributes:
-        values: (num_units, num_features) float64, finite.
-        names: name of each feature.
-        families: family of each feature: ids, sizes, dates, classes, pixels, points or text.
-    """
-
-    values: NDArray[np.float64]
-    names: tuple[str, ...]
-    families: tuple[str, ...]
+    values: NDArray[np.float64]  #: (num_units, num_features) float64, finite.
+    names: tuple[str, ...]  #: name of each feature.
+    families: tuple[str, ...]  #: family of each feature: ids, sizes, dates, classes, pixels, points or text.
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2

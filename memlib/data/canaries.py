@@ -28,17 +28,11 @@ from memlib.specs import CanarySpec, FeatureSpec, GlyphFeature, PictureFeature, 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature as it is inserted into examples of one shape.
+    """A feature as it is inserted into examples of one shape."""
 
-    Attributes:
-        values: (height, width, channels) uint8, or (dim,) float32 for points.
-        mask: (height, width) or (dim,) bool, True where the example is overwritten.
-        cover: grey value of the masked area in all other images; None leaves them unchanged.
-    """
-
-    values: NDArray[Any]
-    mask: NDArray[np.bool_]
-    cover: int | None = None
+    values: NDArray[Any]  #: (height, width, channels) uint8, or (dim,) float32 for points.
+    mask: NDArray[np.bool_]  #: (height, width) or (dim,) bool, True where the example is overwritten.
+    cover: int | None = None  #: grey value of the masked area in all other images; None leaves them unchanged.
 
     @property
     def weight(self) -> NDArray[np.bool_]:
@@ -316,15 +310,10 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """One model's training set: stored rows, and the examples among them that carry the feature.
+    """One model's training set: stored rows, and the examples among them that carry the feature."""
 
-    Attributes:
-        rows: (num_examples,) int64 rows of the stored images.
-        marked: (num_examples,) bool, True for examples with the feature.
-    """
-
-    rows: NDArray[np.int64]
-    marked: NDArray[np.bool_]
+    rows: NDArray[np.int64]  #: (num_examples,) int64 rows of the stored images.
+    marked: NDArray[np.bool_]  #: (num_examples,) bool, True for examples with the feature.
 
 
 def training_rows(members: NDArray[np.int64], canary: int, spec: CanarySpec, *, with_feature: bool) -> TrainingRows:

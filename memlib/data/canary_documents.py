@@ -50,17 +50,12 @@ COINS = Table(
 
 @dataclass(frozen=True)
 class Form:
-    """The form of canary documents.
+    """The form of canary documents."""
 
-    Attributes:
-        text: format of the document, or of the answer in a chat; its holes are filled at random.
-        prompt: format of the user's turn, for chats; None for plain documents. Its holes are filled independently.
-        field: the record's field with the text or the messages.
-    """
-
-    text: str = FORMAT
+    text: str = FORMAT  #: format of the document, or of the answer in a chat; its holes are filled at random.
+    #: format of the user's turn, for chats; None for plain documents. Its holes are filled independently.
     prompt: str | None = None
-    field: str | None = None
+    field: str | None = None  #: the record's field with the text or the messages.
 
     @property
     def field_name(self) -> str:
@@ -70,19 +65,12 @@ class Form:
 
 @dataclass(frozen=True)
 class CanaryDocument:
-    """A canary document.
+    """A canary document."""
 
-    Attributes:
-        canary: its id.
-        text: the document, or the answer in a chat.
-        span: first character of the random part of `text`, and the one after its last.
-        prompt: the user's turn of a chat; None for a plain document.
-    """
-
-    canary: str
-    text: str
-    span: tuple[int, int]
-    prompt: str | None = None
+    canary: str  #: its id.
+    text: str  #: the document, or the answer in a chat.
+    span: tuple[int, int]  #: first character of the random part of `text`, and the one after its last.
+    prompt: str | None = None  #: the user's turn of a chat; None for a plain document.
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -102,19 +90,12 @@ class CanaryDocument:
 
 @dataclass(frozen=True)
 class Coins:
-    """The coins of a folder of canaries, and how they are to be used.
+    """The coins of a folder of canaries, and how they are to be used."""
 
-    Attributes:
-        canaries: ids, in the order of all.jsonl.
-        inside: (num_canaries,) bool, true for the documents given to the trainer.
-        repeats: number of times that each of the inserted documents was given.
-        guesses: numbers of guesses for the bound of epsilon, fixed when the coins were drawn.
-    """
-
-    canaries: tuple[str, ...]
-    inside: NDArray[np.bool_]
-    repeats: int
-    guesses: tuple[int, ...]
+    canaries: tuple[str, ...]  #: ids, in the order of all.jsonl.
+    inside: NDArray[np.bool_]  #: (num_canaries,) bool, true for the documents given to the trainer.
+    repeats: int  #: number of times that each of the inserted documents was given.
+    guesses: tuple[int, ...]  #: numbers of guesses for the bound of epsilon, fixed when the coins were drawn.
 
 
 def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[CanaryDocument]:

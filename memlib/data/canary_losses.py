@@ -33,17 +33,12 @@ LOSSES = Table(
 
 @dataclass(frozen=True)
 class CanaryScores:
-    """Scores of a membership attack on canaries, higher for those that the model learned.
+    """Scores of a membership attack on canaries, higher for those that the model learned."""
 
-    Attributes:
-        values: (num_canaries,), minus the loss in nats; if the base model's loss was recorded, its loss minus the model's.
-        step: optimizer steps of the audited model.
-        relative: True if the scores are relative to the base model's loss.
-    """
-
+    #: (num_canaries,), minus the loss in nats; if the base model's loss was recorded, its loss minus the model's.
     values: NDArray[np.float64]
-    step: int
-    relative: bool
+    step: int  #: optimizer steps of the audited model.
+    relative: bool  #: True if the scores are relative to the base model's loss.
 
 
 def read_losses(path: Path) -> pa.Table:

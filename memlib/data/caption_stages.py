@@ -86,20 +86,14 @@ class CaptionSet:
 
 @dataclass(frozen=True)
 class Captions(Stage[CaptionSet]):
-    """Read the captions of images: captions.parquet and, for models that read words, words.npy.
-
-    Attributes:
-        data: the source of the images, which may state captions.
-        captions: the origin of the captions.
-        shard: the images.
-    """
+    """Read the captions of images: captions.parquet and, for models that read words, words.npy."""
 
     declared: ClassVar[Declared] = Declared("captions", 1)
     title: ClassVar[str] = "read captions"
 
-    data: DataSpec
-    captions: CaptionSpec
-    shard: Artifact[Shard]
+    data: DataSpec  #: the source of the images, which may state captions.
+    captions: CaptionSpec  #: the origin of the captions.
+    shard: Artifact[Shard]  #: the images.
 
     @property
     def spec(self) -> Mapping[str, Any]:

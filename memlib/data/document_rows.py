@@ -33,39 +33,25 @@ FEWEST = 20  # documents, or groups of documents
 
 
 class Sizes(NamedTuple):
-    """Sizes of the kept documents, each (num_documents,) int64.
+    """Sizes of the kept documents, each (num_documents,) int64."""
 
-    Attributes:
-        number: place of the document in the source, counted from 0.
-        first: its first window.
-        windows, tokens: its numbers of windows, and of tokens with its end mark.
-        compressed: bytes of its text compressed by zlib, an estimate of entropy without a model (Carlini 2021, section 5.1).
-    """
-
-    number: NDArray[np.int64]
-    first: NDArray[np.int64]
-    windows: NDArray[np.int64]
+    number: NDArray[np.int64]  #: place of the document in the source, counted from 0.
+    first: NDArray[np.int64]  #: its first window.
+    windows: NDArray[np.int64]  #: windows, tokens: its numbers of windows, and of tokens with its end mark.
     tokens: NDArray[np.int64]
+    #: bytes of its text compressed by zlib, an estimate of entropy without a model (Carlini 2021, section 5.1).
     compressed: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class DocumentRows:
-    """Windows of documents.
+    """Windows of documents."""
 
-    Attributes:
-        vocabulary: symbols by id.
-        windows: rows of tables.SPLITS, one per window, in order of the windows.
-        documents: rows of tables.SPLITS, one per document; the column `row` holds the document's first window.
-        sizes: sizes of the documents.
-        features: features of the documents that are known without a model.
-    """
-
-    vocabulary: list[str]
-    windows: pa.Table
-    documents: pa.Table
-    sizes: Sizes
-    features: BlindFeatures
+    vocabulary: list[str]  #: symbols by id.
+    windows: pa.Table  #: rows of tables.SPLITS, one per window, in order of the windows.
+    documents: pa.Table  #: rows of tables.SPLITS, one per document; the column `row` holds the document's first window.
+    sizes: Sizes  #: sizes of the documents.
+    features: BlindFeatures  #: features of the documents that are known without a model.
 
 
 class _Document(NamedTuple):

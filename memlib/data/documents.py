@@ -187,17 +187,11 @@ def build_documents(
 
 
 class _Encoded(NamedTuple):
-    """The documents' tokens, one document after another in a file, and digests that tell documents apart.
+    """The documents' tokens, one document after another in a file, and digests that tell documents apart."""
 
-    Attributes:
-        file: file of the tokens.
-        lengths: number of tokens of each document.
-        wholes, beginnings: digests of each document's tokens, and of the first BEGINNING of them.
-    """
-
-    file: IO[bytes]
-    lengths: NDArray[np.int64]
-    wholes: NDArray[np.uint64]
+    file: IO[bytes]  #: file of the tokens.
+    lengths: NDArray[np.int64]  #: number of tokens of each document.
+    wholes: NDArray[np.uint64]  #: wholes, beginnings: digests of each document's tokens, and of the first BEGINNING of them.
     beginnings: NDArray[np.uint64]
 
 
@@ -271,16 +265,12 @@ def _check_size(encoded: _Encoded, sides: Sequence[NDArray[np.int64]], spec: Tex
 
 
 class _Packed(NamedTuple):
-    """Documents of one side (training or held-out), in the order in which its rows contain them.
+    """Documents of one side (training or held-out), in the order in which its rows contain them."""
 
-    Attributes:
-        begins, lengths: offset of each text in tokens, counted from the side's first row, and its number of tokens.
-        first, last: the side's first row, and the row after its last.
-    """
-
+    #: begins, lengths: offset of each text in tokens, counted from the side's first row, and its number of tokens.
     begins: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    first: int
+    first: int  #: first, last: the side's first row, and the row after its last.
     last: int
 
 

@@ -33,37 +33,24 @@ NO_BOXES: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 
 @dataclass(frozen=True)
 class Example:
-    """One image, or point, of a source.
+    """One image, or point, of a source."""
 
-    Attributes:
-        example_id: path or row within the source.
-        image: (height, width, 3) uint8, RGB; or intensities of more than 8 bits, (height, width) or (height, width, 3), which
-            are scaled once for the source; or a point, (dim,) float32.
-        label: index into the source's class_names.
-        boxes: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
-        oddities: descriptions of what was corrected when the image was read.
-        window: intensities of black and white, if the file states them.
-    """
-
-    example_id: str
+    example_id: str  #: path or row within the source.
+    #: (height, width, 3) uint8, RGB; or intensities of more than 8 bits, (height, width) or (height, width, 3), which are
+    #: scaled once for the source; or a point, (dim,) float32.
     image: NDArray[Any]
-    label: int
-    boxes: NDArray[np.int64]
-    oddities: tuple[str, ...] = ()
-    window: tuple[float, float] | None = None
+    label: int  #: index into the source's class_names.
+    boxes: NDArray[np.int64]  #: (num_boxes, 4) int64, half-open pixel rectangles x0, y0, x1, y1 of the objects; may be empty.
+    oddities: tuple[str, ...] = ()  #: descriptions of what was corrected when the image was read.
+    window: tuple[float, float] | None = None  #: intensities of black and white, if the file states them.
 
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption, and all objects in its image.
+    """A caption, and all objects in its image."""
 
-    Attributes:
-        text: the caption.
-        objects: names of the objects, named by the caption or not.
-    """
-
-    text: str
-    objects: tuple[str, ...]
+    text: str  #: the caption.
+    objects: tuple[str, ...]  #: names of the objects, named by the caption or not.
 
 
 class UnreadableImage(ValueError):

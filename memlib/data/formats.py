@@ -43,12 +43,9 @@ class Candidates(ABC):
 
     A candidate is a row of choices, one for each slot. A walk through the tree of prefixes goes from place to place: place 0
     lies before the first slot, and place len(slots) is the end.
-
-    Attributes:
-        slots: the options at each place.
     """
 
-    slots: tuple[tuple[Any, ...], ...]
+    slots: tuple[tuple[Any, ...], ...]  #: the options at each place.
 
     @abstractmethod
     def tokens(self, choices: Choices) -> NDArray[np.int64]:
@@ -154,13 +151,9 @@ class Candidates(ABC):
 
 @dataclass(frozen=True)
 class Space(Candidates):
-    """Candidates for a model with one symbol for each option at a place.
+    """Candidates for a model with one symbol for each option at a place."""
 
-    Attributes:
-        slots: ids of the possible symbols at each place.
-    """
-
-    slots: tuple[tuple[int, ...], ...]
+    slots: tuple[tuple[int, ...], ...]  #: ids of the possible symbols at each place.
 
     def tokens(self, choices: Choices) -> NDArray[np.int64]:
         """See `Candidates.tokens`; all candidates have the same length."""
@@ -182,12 +175,9 @@ class Worded(Candidates):
 
     No option of a slot may be the beginning of another option, which the space after each word ensures. A place of the tree
     is a beginning of an option; the last place is the end.
-
-    Attributes:
-        slots: spellings of the options at each place, as ids of symbols.
     """
 
-    slots: tuple[tuple[tuple[int, ...], ...], ...]
+    slots: tuple[tuple[tuple[int, ...], ...], ...]  #: spellings of the options at each place, as ids of symbols.
 
     sparse = True
 
@@ -245,19 +235,13 @@ class Worded(Candidates):
 
 @dataclass(frozen=True)
 class Format:
-    """A text with holes.
+    """A text with holes."""
 
-    Attributes:
-        text: text with holes such as {d3}: three symbols of alphabet d.
-        alphabets: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
-        holes: True if the text must have at least one hole.
-        words: words of the text that {w} stands for, unless `alphabets` gives w another meaning.
-    """
-
-    text: str
+    text: str  #: text with holes such as {d3}: three symbols of alphabet d.
+    #: symbols by name, besides the built-in d (digits), h (hexadecimal), l and u (letters), a (l and d).
     alphabets: Mapping[str, tuple[str, ...]]
-    holes: bool = True
-    words: tuple[str, ...] = ()
+    holes: bool = True  #: True if the text must have at least one hole.
+    words: tuple[str, ...] = ()  #: words of the text that {w} stands for, unless `alphabets` gives w another meaning.
 
     @property
     def has_words(self) -> bool:

@@ -23,21 +23,13 @@ BLOCK = 4096  # captions compared with all others at a time
 
 @dataclass(frozen=True)
 class Set:
-    """One of two data sets.
+    """One of two data sets."""
 
-    Attributes:
-        ids: (num_examples,) ids.
-        digests: (num_examples,) digest of each image; None for one that could not be read.
-        rows: (num_examples,) stored rows.
-        images: (num_stored, height, width, channels) uint8; None if the examples are no images.
-        captions: caption by id; empty if there are none.
-    """
-
-    ids: Sequence[str]
-    digests: Sequence[str | None]
-    rows: NDArray[np.int64]
-    images: NDArray[np.uint8] | None
-    captions: Mapping[str, str]
+    ids: Sequence[str]  #: (num_examples,) ids.
+    digests: Sequence[str | None]  #: (num_examples,) digest of each image; None for one that could not be read.
+    rows: NDArray[np.int64]  #: (num_examples,) stored rows.
+    images: NDArray[np.uint8] | None  #: (num_stored, height, width, channels) uint8; None if the examples are no images.
+    captions: Mapping[str, str]  #: caption by id; empty if there are none.
 
 
 def overlap(first: Set, second: Set, *, near: float, shared: float) -> pa.Table:

@@ -155,18 +155,12 @@ def source_tokens(
 
 @dataclass(frozen=True)
 class Paired(Space):
-    """Targets whose source contains the secret: each is scored after its own source, so no tree of prefixes is shared.
+    """Targets whose source contains the secret: each is scored after its own source, so no tree of prefixes is shared."""
 
-    Attributes:
-        sources: for each place of the source, a tuple with its symbol; or, if it copies a hole of the target, the place of
-            that hole.
-        before: symbols of the target before the first slot.
-        window: length of a source with its padding.
-    """
-
+    #: for each place of the source, a tuple with its symbol; or, if it copies a hole of the target, the place of that hole.
     sources: tuple[tuple[int, ...] | int, ...]
-    before: tuple[int, ...]
-    window: int
+    before: tuple[int, ...]  #: symbols of the target before the first slot.
+    window: int  #: length of a source with its padding.
 
     has_tree = False
 

@@ -61,24 +61,16 @@ class Undecodable(ValueError):
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image.
+    """A decoded image."""
 
-    Attributes:
-        pixels: (height, width, 3) uint8 RGB; or, where more than 8 bits are stored, intensities (height, width) uint16, int32
-            or float32, whose range is known only for the source as a whole.
-        stored_size: width and height as stored, before EXIF rotation.
-        orientation: EXIF orientation, 1 if there is none.
-        bits: bits per channel, as stored.
-        oddities: descriptions of what was corrected.
-        window: intensities of black and white, if the file states them.
-    """
-
+    #: (height, width, 3) uint8 RGB; or, where more than 8 bits are stored, intensities (height, width) uint16, int32 or
+    #: float32, whose range is known only for the source as a whole.
     pixels: NDArray[Any]
-    stored_size: tuple[int, int]
-    orientation: int
-    bits: int
-    oddities: tuple[str, ...]
-    window: tuple[float, float] | None = None
+    stored_size: tuple[int, int]  #: width and height as stored, before EXIF rotation.
+    orientation: int  #: EXIF orientation, 1 if there is none.
+    bits: int  #: bits per channel, as stored.
+    oddities: tuple[str, ...]  #: descriptions of what was corrected.
+    window: tuple[float, float] | None = None  #: intensities of black and white, if the file states them.
 
 
 def read_picture(data: bytes | Image.Image) -> Picture:

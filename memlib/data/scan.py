@@ -14,13 +14,9 @@ MOST_SECRETS = 1_000_000  # different ones that are held in memory
 
 @dataclass(frozen=True)
 class Scan:
-    """The secrets of a text.
+    """The secrets of a text."""
 
-    Attributes:
-        counts: number of occurrences by secret; must not be shown.
-    """
-
-    counts: Mapping[str, int] = field(repr=False)
+    counts: Mapping[str, int] = field(repr=False)  #: number of occurrences by secret; must not be shown.
 
     @property
     def occurrences(self) -> int:

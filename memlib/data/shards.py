@@ -39,15 +39,10 @@ NAMED = 5  # images named in an error
 
 @dataclass(frozen=True)
 class Written:
-    """Index and oddities of a decoded source.
+    """Index and oddities of a decoded source."""
 
-    Attributes:
-        index: the index (tables.INDEX) of the source.
-        oddities: number of images in which each oddity was corrected, by a description of the oddity.
-    """
-
-    index: pa.Table
-    oddities: Mapping[str, int]
+    index: pa.Table  #: the index (tables.INDEX) of the source.
+    oddities: Mapping[str, int]  #: number of images in which each oddity was corrected, by a description of the oddity.
 
 
 def write_shard(

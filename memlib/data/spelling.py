@@ -34,21 +34,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Spelled(Candidates):
-    """Candidates of a format under a tokenizer.
+    """Candidates of a format under a tokenizer."""
 
-    Attributes:
-        slots: the possible characters at each place.
-        tokenizer: the model's tokenizer.
-        text_before: known text before the first slot.
-        lead: characters that the tokenizer puts before every text: a space or nothing.
-        context: the tokens of the known text.
-    """
-
-    slots: tuple[tuple[str, ...], ...]
-    tokenizer: Tokenizer
-    text_before: str
-    lead: str
-    context: tuple[int, ...]
+    slots: tuple[tuple[str, ...], ...]  #: the possible characters at each place.
+    tokenizer: Tokenizer  #: the model's tokenizer.
+    text_before: str  #: known text before the first slot.
+    lead: str  #: characters that the tokenizer puts before every text: a space or nothing.
+    context: tuple[int, ...]  #: the tokens of the known text.
 
     ambiguous = True
 

@@ -170,21 +170,15 @@ def _is_whole(store: Store, stage: Decode) -> bool:
 
 @dataclass(frozen=True)
 class DecodeBlock(Stage[Shard]):
-    """Decode a block of a source into images.npy (or images.arrow) and index.parquet, with rows numbered from 0.
-
-    Attributes:
-        data: the source.
-        digest: digest of the source's content.
-        first, last: first row of the block in the source, and the row after its last.
-    """
+    """Decode a block of a source into images.npy (or images.arrow) and index.parquet, with rows numbered from 0."""
 
     declared: ClassVar[Declared] = Declared("decode_block", 1)
     title: ClassVar[str] = "decode a block of images"
     place: ClassVar[Place] = "cores"
 
-    data: DataSpec
-    digest: str
-    first: int
+    data: DataSpec  #: the source.
+    digest: str  #: digest of the source's content.
+    first: int  #: first, last: first row of the block in the source, and the row after its last.
     last: int
 
     @property
@@ -216,18 +210,13 @@ class DecodeBlock(Stage[Shard]):
 
 @dataclass(frozen=True)
 class Decode(Stage[Shard]):
-    """Decode a source into the shard that all later stages read.
-
-    Attributes:
-        data: the source.
-        blocks: the decoded blocks of a large source; they are not part of any key.
-    """
+    """Decode a source into the shard that all later stages read."""
 
     declared: ClassVar[Declared] = Declared("decode", 1)
     title: ClassVar[str] = "decode examples"
 
-    data: DataSpec
-    blocks: tuple[Artifact[Shard], ...] = ()
+    data: DataSpec  #: the source.
+    blocks: tuple[Artifact[Shard], ...] = ()  #: the decoded blocks of a large source; they are not part of any key.
 
     @property
     def where(self) -> Place:
@@ -299,15 +288,10 @@ class Decode(Stage[Shard]):
 
 
 class Seen(NamedTuple):
-    """Examples that a model sees.
+    """Examples that a model sees."""
 
-    Attributes:
-        rows: (num_examples,) stored rows of the examples.
-        labels: (num_examples,) labels of the examples.
-    """
-
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]  #: (num_examples,) stored rows of the examples.
+    labels: NDArray[np.int64]  #: (num_examples,) labels of the examples.
 
 
 @remembered

@@ -228,14 +228,11 @@ class Encoded(ReadRows):
 
 @dataclass(frozen=True)
 class Storing:
-    """Functions that store examples in a file.
+    """Functions that store examples in a file."""
 
-    Attributes:
-        keep: store an example at a position and return b"", or return it encoded, to be passed to `add`; thread-safe.
-        add: append an encoded example; called once per example, in order, with b"" for unencoded or unreadable ones.
-    """
-
+    #: store an example at a position and return b"", or return it encoded, to be passed to `add`; thread-safe.
     keep: Callable[[int, NDArray[Any]], bytes]
+    #: append an encoded example; called once per example, in order, with b"" for unencoded or unreadable ones.
     add: Callable[[bytes], None]
 
 

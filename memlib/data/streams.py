@@ -34,29 +34,19 @@ UNSIGNED = (np.uint8, np.uint16, np.uint32)
 
 
 class Measured(NamedTuple):
-    """Digest and length of a text, which are known once the text has been read to its end.
+    """Digest and length of a text, which are known once the text has been read to its end."""
 
-    Attributes:
-        digest: SHA-256 of the text, for use in stage keys.
-        length: number of characters, or of documents.
-    """
-
-    digest: str
-    length: int
+    digest: str  #: SHA-256 of the text, for use in stage keys.
+    length: int  #: number of characters, or of documents.
 
 
 @dataclass(frozen=True)
 class Readable(ABC):
-    """A text that is streamed in pieces from its beginning, as often as needed.
+    """A text that is streamed in pieces from its beginning, as often as needed."""
 
-    Attributes:
-        read: function that starts a new pass over the pieces.
-        name: name of the text in messages.
-        remarks: function that returns lines on parts that the last pass left out, or read with a fallback.
-    """
-
-    read: Callable[[], Iterator[str]]
-    name: str = "text"
+    read: Callable[[], Iterator[str]]  #: function that starts a new pass over the pieces.
+    name: str = "text"  #: name of the text in messages.
+    #: function that returns lines on parts that the last pass left out, or read with a fallback.
     remarks: Callable[[], Sequence[str]] = list
 
     separator: ClassVar[bytes] = b""  # between pieces, in the digest

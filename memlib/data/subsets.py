@@ -16,19 +16,12 @@ from memlib.data.stages import Seen, TrainingData, digest_of, rows_of
 
 @dataclass(frozen=True)
 class Subsets:
-    """The training sets of some models, each drawn from the pool by independent coins.
+    """The training sets of some models, each drawn from the pool by independent coins."""
 
-    Attributes:
-        data: the pool (role TRAIN) and other examples.
-        numbers: numbers of the models, see `memlib.data.inclusion`.
-        share: probability that an example, or a group of examples, is in a training set.
-        seed: seed of the coins.
-    """
-
-    data: TrainingData
-    numbers: tuple[int, ...]
-    share: float
-    seed: int
+    data: TrainingData  #: the pool (role TRAIN) and other examples.
+    numbers: tuple[int, ...]  #: numbers of the models, see `memlib.data.inclusion`.
+    share: float  #: probability that an example, or a group of examples, is in a training set.
+    seed: int  #: seed of the coins.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -79,17 +72,11 @@ class Subsets:
 
 @dataclass(frozen=True)
 class RoleSets:
-    """The training sets of some models, each the examples of one role; keys identify them by their content.
+    """The training sets of some models, each the examples of one role; keys identify them by their content."""
 
-    Attributes:
-        data: the examples and their roles.
-        roles: the role of each model: its name, which ends with its number.
-        num_classes: number of classes of the data.
-    """
-
-    data: TrainingData
-    roles: tuple[str, ...]
-    num_classes: int
+    data: TrainingData  #: the examples and their roles.
+    roles: tuple[str, ...]  #: the role of each model: its name, which ends with its number.
+    num_classes: int  #: number of classes of the data.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -27,20 +27,14 @@ MOST_NAMED = 20  # columns named in a remark
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table and its coordinates.
+    """A column of a table and its coordinates."""
 
-    Attributes:
-        name: name of the column.
-        categories: the values of a categorical column, sorted; None for a numeric column.
-        missing: number of rows without a value.
-        coordinates: (num_rows, num_coordinates) float32. Numeric column: the standardized value, 0 if it is missing; then, if
-            the column lacks any value, an indicator of missing values. Categorical column: an indicator of each category,
-            then of missing values, if there are any.
-    """
-
-    name: str
-    categories: tuple[str, ...] | None
-    missing: int
+    name: str  #: name of the column.
+    categories: tuple[str, ...] | None  #: the values of a categorical column, sorted; None for a numeric column.
+    missing: int  #: number of rows without a value.
+    #: (num_rows, num_coordinates) float32. Numeric column: the standardized value, 0 if it is missing; then, if the column
+    #: lacks any value, an indicator of missing values. Categorical column: an indicator of each category, then of missing
+    #: values, if there are any.
     coordinates: NDArray[np.float32]
 
     def __str__(self) -> str:
@@ -50,17 +44,11 @@ class Column:
 
 @dataclass(frozen=True)
 class OneHot:
-    """The coordinates of a categorical column in a point.
+    """The coordinates of a categorical column in a point."""
 
-    Attributes:
-        start: place of the first category's coordinate.
-        categories: values of the column, one coordinate each.
-        has_missing: True if one more coordinate is 1 where the value is missing.
-    """
-
-    start: int
-    categories: tuple[str, ...]
-    has_missing: bool
+    start: int  #: place of the first category's coordinate.
+    categories: tuple[str, ...]  #: values of the column, one coordinate each.
+    has_missing: bool  #: True if one more coordinate is 1 where the value is missing.
 
     @property
     def places(self) -> slice:

@@ -44,18 +44,12 @@ NEITHER = 2  # side of symbols that fill no window
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a corpus and their roles, all of one class: first plain rows, then rows with canaries.
+    """Rows of a corpus and their roles, all of one class: first plain rows, then rows with canaries."""
 
-    Attributes:
-        kind: prefix of the rows' example ids.
-        plain: number of rows without canaries.
-        num_validation: number of plain rows, at the end, that are for validation.
-        placed: result of `place_canaries`; a row with a canary sorts next to the row that it replaces.
-    """
-
-    kind: str
-    plain: int
-    num_validation: int
+    kind: str  #: prefix of the rows' example ids.
+    plain: int  #: number of rows without canaries.
+    num_validation: int  #: number of plain rows, at the end, that are for validation.
+    #: result of `place_canaries`; a row with a canary sorts next to the row that it replaces.
     placed: Sequence[tuple[int, int]]
 
     @property
@@ -102,25 +96,18 @@ def _padded(numbers: NDArray[np.int64], width: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Windows of symbols with their roles, and the canaries among them.
+    """Windows of symbols with their roles, and the canaries among them."""
 
-    Attributes:
-        windows: (num_windows, window), memory-mapped, of the smallest unsigned type, or int32 where padding is -1.
-        vocabulary: symbols by id; 0 is the line end.
-        rows: roles of the windows; a canary's windows have the role "canary <id>".
-        canaries: the table of canaries (tables.CANARIES).
-        heads: beginnings of distinct documents, (num_documents, 7): document number; 1 if held out; number of copies in the
-            corpus; row; place in the row; number of the document's tokens in that row (0 if canaries replaced the row);
-            number of all its tokens (which continue in the next rows). None for text without documents.
-        words: words that {w} in the canaries' format stands for.
-    """
-
+    #: (num_windows, window), memory-mapped, of the smallest unsigned type, or int32 where padding is -1.
     windows: NDArray[Any]
-    vocabulary: list[str]
-    rows: Rows
-    canaries: pa.Table
+    vocabulary: list[str]  #: symbols by id; 0 is the line end.
+    rows: Rows  #: roles of the windows; a canary's windows have the role "canary <id>".
+    canaries: pa.Table  #: the table of canaries (tables.CANARIES).
+    #: beginnings of distinct documents, (num_documents, 7): document number; 1 if held out; number of copies in the corpus;
+    #: row; place in the row; number of the document's tokens in that row (0 if canaries replaced the row); number of all its
+    #: tokens (which continue in the next rows). None for text without documents.
     heads: NDArray[np.int64] | None = None
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  #: words that {w} in the canaries' format stands for.
 
     @property
     def splits(self) -> pa.Table:
@@ -192,15 +179,10 @@ def build_vocabulary(counts: Counter[str], places: Sequence[Sequence[str]], most
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret that the text, or a model's training text, already contains.
+    """A secret that the text, or a model's training text, already contains."""
 
-    Attributes:
-        choices: the secret as choices at the format's places.
-        times: number of occurrences, if the file of secrets states it.
-    """
-
-    choices: tuple[int, ...]
-    times: int | None
+    choices: tuple[int, ...]  #: the secret as choices at the format's places.
+    times: int | None  #: number of occurrences, if the file of secrets states it.
 
 
 def read_secrets(path: str, form: Format, unit: str) -> list[Secret]:

@@ -42,14 +42,6 @@ class _Classifier(Protocol):
 class FittedEstimator:
     """A fitted classifier of points. It lives in memory alone: it is fitted again where it is needed, and never pickled.
 
-    Attributes:
-        name: kind of the estimator.
-        dim: number of coordinates of a point.
-        num_classes: number of classes of the data.
-        present: (num_present,) classes of the training examples, ascending.
-        model: the scikit-learn classifier of positions in `present`; None if only one class is present and the estimator
-            cannot be fitted on one.
-
     Example:
         >>> import numpy as np
         >>> from memlib.specs import NearestSpec
@@ -59,10 +51,12 @@ class FittedEstimator:
         [1.1, 1.1, 1.1]
     """
 
-    name: str
-    dim: int
-    num_classes: int
-    present: NDArray[np.int64]
+    name: str  #: kind of the estimator.
+    dim: int  #: number of coordinates of a point.
+    num_classes: int  #: number of classes of the data.
+    present: NDArray[np.int64]  #: (num_present,) classes of the training examples, ascending.
+    #: the scikit-learn classifier of positions in `present`; None if only one class is present and the estimator cannot be
+    #: fitted on one.
     model: Any
 
     def class_scores(self, points: Points) -> Scores:

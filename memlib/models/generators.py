@@ -85,13 +85,9 @@ class Attending(nn.Module):
 
 
 class Denoiser(Taught):
-    """A U-Net that predicts the velocity v of noised images (batch, 3, side, side), given times and conditions.
+    """A U-Net that predicts the velocity v of noised images (batch, 3, side, side), given times and conditions."""
 
-    Attributes:
-        alpha_bars: the schedule of the diffusion that the network is trained for, (steps,).
-    """
-
-    alpha_bars: Tensor
+    alpha_bars: Tensor  #: the schedule of the diffusion that the network is trained for, (steps,).
 
     def __init__(self, spec: DenoiserSpec, *, dim: int, steps: int) -> None:
         super().__init__()

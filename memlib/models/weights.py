@@ -23,17 +23,11 @@ log = logging.getLogger("memlib")
 
 @dataclass(frozen=True)
 class Found:
-    """A state dict in a file that has all weights of a model.
+    """A state dict in a file that has all weights of a model."""
 
-    Attributes:
-        state: place of the state dict in the file, dotted; "" if the file is the state dict.
-        prefix: text before the names of the weights, left out of `weights`.
-        weights: weights by name.
-    """
-
-    state: str
-    prefix: str
-    weights: State
+    state: str  #: place of the state dict in the file, dotted; "" if the file is the state dict.
+    prefix: str  #: text before the names of the weights, left out of `weights`.
+    weights: State  #: weights by name.
 
 
 def weights_for(path: str, needed: Collection[str], where: InFile, *, other: str = "") -> State:

@@ -15,18 +15,12 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class BatchPart:
-    """The place of this worker's rows in a training run, of which all random draws of an objective are functions.
+    """The place of this worker's rows in a training run, of which all random draws of an objective are functions."""
 
-    Attributes:
-        seed, step: of the training run.
-        size: number of rows of the global batch, for which the draws are made.
-        rows: this worker's rows of the global batch.
-    """
-
-    seed: int
+    seed: int  #: seed, step: of the training run.
     step: int
-    size: int
-    rows: slice
+    size: int  #: number of rows of the global batch, for which the draws are made.
+    rows: slice  #: this worker's rows of the global batch.
 
 
 class Objective(nn.Module, ABC):

@@ -35,25 +35,15 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of the digests of rows of tokens
 
 @dataclass(frozen=True)
 class BatchCheck:
-    """The result of a preflight.
+    """The result of a preflight."""
 
-    Attributes:
-        seen: occurrences of canaries, whole or in part.
-        found: number of different canaries among them.
-        cut: number of occurrences with missing tokens.
-        masked: number of occurrences without a loss on any token.
-        part_masked: number of occurrences with a loss on some tokens only.
-        problems: reasons why the canaries are not trained on, each with a remedy; none if they are.
-        remarks: observations that need not be a problem.
-    """
-
-    seen: int
-    found: int
-    cut: int
-    masked: int
-    part_masked: int
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
+    seen: int  #: occurrences of canaries, whole or in part.
+    found: int  #: number of different canaries among them.
+    cut: int  #: number of occurrences with missing tokens.
+    masked: int  #: number of occurrences without a loss on any token.
+    part_masked: int  #: number of occurrences with a loss on some tokens only.
+    problems: tuple[str, ...]  #: reasons why the canaries are not trained on, each with a remedy; none if they are.
+    remarks: tuple[str, ...] = ()  #: observations that need not be a problem.
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,11 @@ BATCH = 8  # canaries at once, as each has a score of every token of the vocabul
 
 @dataclass(frozen=True)
 class EncodedCanary:
-    """A canary as a model's tokens.
+    """A canary as a model's tokens."""
 
-    Attributes:
-        canary: its id.
-        tokens: tokens of the document up to the end of its random part.
-        first: the first token of its random part.
-    """
-
-    canary: str
-    tokens: tuple[int, ...]
-    first: int
+    canary: str  #: its id.
+    tokens: tuple[int, ...]  #: tokens of the document up to the end of its random part.
+    first: int  #: the first token of its random part.
 
     @property
     def span(self) -> tuple[int, ...]:

@@ -45,17 +45,11 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True)
 class Suffixes:
-    """A model's probabilities of documents' suffixes, each (num_documents,).
+    """A model's probabilities of documents' suffixes, each (num_documents,)."""
 
-    Attributes:
-        bits: -log2 of the untruncated probability at temperature 1.
-        scheme_bits: -log2 p_z under the scheme; infinite where the suffix cannot be sampled.
-        greedy: True where every token is the likeliest.
-    """
-
-    bits: NDArray[np.float64]
-    scheme_bits: NDArray[np.float64]
-    greedy: NDArray[np.bool_]
+    bits: NDArray[np.float64]  #: -log2 of the untruncated probability at temperature 1.
+    scheme_bits: NDArray[np.float64]  #: -log2 p_z under the scheme; infinite where the suffix cannot be sampled.
+    greedy: NDArray[np.bool_]  #: True where every token is the likeliest.
 
 
 def scheme_log_probs(scores: Tensor, scheme: Scheme) -> Tensor:

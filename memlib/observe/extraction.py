@@ -27,21 +27,13 @@ Node = tuple[int, tuple[int, ...]]
 
 @dataclass
 class Frontier:
-    """A search in progress, which can be saved and resumed.
+    """A search in progress, which can be saved and resumed."""
 
-    Attributes:
-        nodes: a heap of unexpanded prefixes and of leaves.
-        found: the leaves found, in order of cost.
-        found_at: number of evaluations when each leaf was found.
-        evaluations: number of prefixes whose next symbols were evaluated so far.
-        dropped: the lowest cost of the nodes that were dropped to save memory; None if no node was dropped.
-    """
-
-    nodes: list[Node] = field(default_factory=lambda: [(0, ())])
-    found: list[Node] = field(default_factory=list)
-    found_at: list[int] = field(default_factory=list)
-    evaluations: int = 0
-    dropped: int | None = None
+    nodes: list[Node] = field(default_factory=lambda: [(0, ())])  #: a heap of unexpanded prefixes and of leaves.
+    found: list[Node] = field(default_factory=list)  #: the leaves found, in order of cost.
+    found_at: list[int] = field(default_factory=list)  #: number of evaluations when each leaf was found.
+    evaluations: int = 0  #: number of prefixes whose next symbols were evaluated so far.
+    dropped: int | None = None  #: the lowest cost of the nodes that were dropped to save memory; None if no node was dropped.
 
     def save(self, path: Path) -> None:
         """Write the search to an .npz file of arrays."""
@@ -76,22 +68,15 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Extracted:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        leaves: (cost, symbols) of the candidates found, likeliest first.
-        found_at: number of evaluations when each candidate was found.
-        ended: reason for the end: found (as many as requested), exhausted (no candidate is left), evaluations or seconds
-            (this limit was reached).
-        exact: True if no cheaper candidate can have been missed.
-        evaluations: number of prefixes whose next symbols were evaluated.
-    """
-
-    leaves: list[Node]
-    found_at: list[int]
+    leaves: list[Node]  #: (cost, symbols) of the candidates found, likeliest first.
+    found_at: list[int]  #: number of evaluations when each candidate was found.
+    #: reason for the end: found (as many as requested), exhausted (no candidate is left), evaluations or seconds (this limit
+    #: was reached).
     ended: Literal["found", "exhausted", "evaluations", "seconds"]
-    exact: bool
-    evaluations: int
+    exact: bool  #: True if no cheaper candidate can have been missed.
+    evaluations: int  #: number of prefixes whose next symbols were evaluated.
 
 
 class ShortestPath:

@@ -17,13 +17,9 @@ BATCH = 256  # images or captions per pass, on which rounding depends
 
 
 class PairEncoder(Protocol):
-    """An image-text model, in evaluation mode.
+    """An image-text model, in evaluation mode."""
 
-    Attributes:
-        side: side of its input images in pixels.
-    """
-
-    side: int
+    side: int  #: side of its input images in pixels.
 
     def images(self, pixels: Tensor) -> Tensor:
         """Return images (batch, 3, side, side) in [0, 1] in the common space, (batch, dim) of length 1."""

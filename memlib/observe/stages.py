@@ -29,25 +29,17 @@ OUTPUTS, NORMS = "outputs.npy", "norms.npy"
 
 @dataclass(frozen=True)
 class ModelOutputs(Stage[NDArray[np.float32]]):
-    """Compute class scores (logits) on the examples of some roles, in order of example id (outputs.npy).
-
-    Attributes:
-        data: the examples.
-        model: the model, trained by memlib or external, or a chunk of small nets.
-        epoch: the last epoch of a model trained by memlib.
-        roles: the roles of the examples.
-        num_classes: number of classes of the data.
-    """
+    """Compute class scores (logits) on the examples of some roles, in order of example id (outputs.npy)."""
 
     declared: ClassVar[Declared] = Declared("outputs", 1)
     title: ClassVar[str] = "outputs"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    model: Trained | ExternalClassifierSpec
-    epoch: int
-    roles: tuple[str, ...]
-    num_classes: int
+    data: TrainingData  #: the examples.
+    model: Trained | ExternalClassifierSpec  #: the model, trained by memlib or external, or a chunk of small nets.
+    epoch: int  #: the last epoch of a model trained by memlib.
+    roles: tuple[str, ...]  #: the roles of the examples.
+    num_classes: int  #: number of classes of the data.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -90,29 +82,20 @@ class ModelOutputs(Stage[NDArray[np.float32]]):
 
 @dataclass(frozen=True)
 class CheckpointNorms(Stage[NDArray[np.float64]]):
-    """Compute each training example's squared gradient norm at a checkpoint, in order of example id (norms.npy).
-
-    Attributes:
-        data: the examples.
-        model: the model, trained by memlib (the first one of a fleet) or external.
-        epoch: the checkpoint's epoch; for an external model, the checkpoint's number, from 1.
-        weights: the checkpoint file of an external model.
-        influence: batch size, and whether slow modules are allowed.
-        canary: the training example that carries a unique feature; it is shown to the model here as in training.
-        label_smoothing: label smoothing of the training loss.
-    """
+    """Compute each training example's squared gradient norm at a checkpoint, in order of example id (norms.npy)."""
 
     declared: ClassVar[Declared] = Declared("gradient_norms", 1)
     title: ClassVar[str] = "gradient norms"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    model: Trained | ExternalClassifierSpec
-    epoch: int
-    weights: str | None
-    influence: InfluenceSpec
+    data: TrainingData  #: the examples.
+    model: Trained | ExternalClassifierSpec  #: the model, trained by memlib (the first one of a fleet) or external.
+    epoch: int  #: the checkpoint's epoch; for an external model, the checkpoint's number, from 1.
+    weights: str | None  #: the checkpoint file of an external model.
+    influence: InfluenceSpec  #: batch size, and whether slow modules are allowed.
+    #: the training example that carries a unique feature; it is shown to the model here as in training.
     canary: Canary | None
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  #: label smoothing of the training loss.
 
     @property
     def spec(self) -> Mapping[str, Any]:

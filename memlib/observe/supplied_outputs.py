@@ -32,17 +32,12 @@ LEAST_LOSS = 1e-13  # of a confidence that differs from 1 by less than the limit
 
 @dataclass(frozen=True)
 class SuppliedOutputs:
-    """Outputs in the order of the requested examples.
+    """Outputs in the order of the requested examples."""
 
-    Attributes:
-        scores: (num_examples, num_classes) float64, logits, or logarithms of probabilities that sum to 1 per row.
-        probabilities: (num_examples, num_classes) float64, as supplied; None for logits.
-        digest: digest of the content read.
-    """
-
+    #: (num_examples, num_classes) float64, logits, or logarithms of probabilities that sum to 1 per row.
     scores: NDArray[np.float64]
-    probabilities: NDArray[np.float64] | None
-    digest: str
+    probabilities: NDArray[np.float64] | None  #: (num_examples, num_classes) float64, as supplied; None for logits.
+    digest: str  #: digest of the content read.
 
 
 def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> SuppliedOutputs:

@@ -25,19 +25,12 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of documents under one model.
+    """Scores of documents under one model."""
 
-    Attributes:
-        tokens: (num_documents,) number of tokens.
-        log_p: (num_documents,) sum of their log probabilities in nats.
-        lowest: (num_documents,) Min-K%++, the mean of the lowest standardized log probabilities.
-        correct: (num_documents,) share of tokens that the model gives the largest probability.
-    """
-
-    tokens: Values
-    log_p: Values
-    lowest: Values
-    correct: Values
+    tokens: Values  #: (num_documents,) number of tokens.
+    log_p: Values  #: (num_documents,) sum of their log probabilities in nats.
+    lowest: Values  #: (num_documents,) Min-K%++, the mean of the lowest standardized log probabilities.
+    correct: Values  #: (num_documents,) share of tokens that the model gives the largest probability.
 
     @property
     def mean_log_p(self) -> Values:

@@ -55,18 +55,12 @@ Name = tuple[str, str]
 
 @dataclass
 class Module:
-    """The names that a module defines and imports.
+    """The names that a module defines and imports."""
 
-    Attributes:
-        name: name of the module.
-        folder: folder of its file.
-        defined: statements that define each name.
-        imported: module and name of each import; the name is empty for a module.
-    """
-
-    name: str
-    folder: Path
-    defined: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    name: str  #: name of the module.
+    folder: Path  #: folder of its file.
+    defined: dict[str, list[ast.stmt]] = field(default_factory=dict)  #: statements that define each name.
+    #: module and name of each import; the name is empty for a module.
     imported: dict[str, Name] = field(default_factory=dict)
 
 

@@ -23,15 +23,10 @@ LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "
 
 @dataclass(frozen=True)
 class Declared:
-    """A stage's declaration of its name and version.
+    """A stage's declaration of its name and version."""
 
-    Attributes:
-        name: the stage's name in the store.
-        version: version of the code, raised whenever the stage's results change.
-    """
-
-    name: str
-    version: int
+    name: str  #: the stage's name in the store.
+    version: int  #: version of the code, raised whenever the stage's results change.
 
 
 def provenance_of(version: int, definitions: str, reads: Mapping[str, str], named: Mapping[str, str]) -> dict[str, Any]:

@@ -46,19 +46,12 @@ UNKEYED = {"keyed": False}
 
 @dataclass(frozen=True)
 class Identity:
-    """The values that determine an artifact's key; the manifest records them, so that the key can be recomputed.
+    """The values that determine an artifact's key; the manifest records them, so that the key can be recomputed."""
 
-    Attributes:
-        stage: the stage's name.
-        version: version of the stage's code, raised when results change.
-        spec: configuration of this stage alone, as plain JSON.
-        inputs: keys of the artifacts that the stage reads, by role.
-    """
-
-    stage: str
-    version: int
-    spec: Mapping[str, Any]
-    inputs: Mapping[str, Any]
+    stage: str  #: the stage's name.
+    version: int  #: version of the stage's code, raised when results change.
+    spec: Mapping[str, Any]  #: configuration of this stage alone, as plain JSON.
+    inputs: Mapping[str, Any]  #: keys of the artifacts that the stage reads, by role.
 
     @classmethod
     def recorded(cls, ref: Ref, manifest: ArtifactRecord) -> Identity | None:
@@ -340,17 +333,11 @@ AnyArtifact = Artifact[Any]
 
 @dataclass(frozen=True)
 class CellRequest:
-    """An audit that runs as a cell of another run.
+    """An audit that runs as a cell of another run."""
 
-    Attributes:
-        audit: the audit's name on the command line.
-        recipe: its recipe.
-        changes: settings in which the recipe differs from those of other cells, by dotted key.
-    """
-
-    audit: str
-    recipe: Spec
-    changes: Mapping[str, Any]
+    audit: str  #: the audit's name on the command line.
+    recipe: Spec  #: its recipe.
+    changes: Mapping[str, Any]  #: settings in which the recipe differs from those of other cells, by dotted key.
 
 
 Ended = Mapping[str, "RunRecord | str"]

@@ -151,17 +151,11 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 
 @dataclass(frozen=True)
 class _Part:
-    """One file of a recipe.
+    """One file of a recipe."""
 
-    Attributes:
-        name: the name or path by which it was requested.
-        text: the YAML text.
-        content: the parsed text, without `extends` and inherited values.
-    """
-
-    name: str
-    text: str
-    content: dict[str, Any]
+    name: str  #: the name or path by which it was requested.
+    text: str  #: the YAML text.
+    content: dict[str, Any]  #: the parsed text, without `extends` and inherited values.
 
 
 def _parts(name_or_file: str) -> list[_Part]:

@@ -24,17 +24,11 @@ AnyRecipe = str | PathLike[str] | Mapping[str, Any] | Spec
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """A validated request for an audit.
+    """A validated request for an audit."""
 
-    Attributes:
-        audit: the audit that the recipe is for.
-        recipe: the recipe, with all defaults filled in.
-        resources: machine settings; they do not affect results.
-    """
-
-    audit: Audit
-    recipe: Spec
-    resources: Resources
+    audit: Audit  #: the audit that the recipe is for.
+    recipe: Spec  #: the recipe, with all defaults filled in.
+    resources: Resources  #: machine settings; they do not affect results.
 
     @classmethod
     def read(

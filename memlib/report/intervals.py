@@ -16,22 +16,14 @@ IN_PRINT = {"null": Markup(' stroke-dasharray="3 3"'), "found": Markup(' fill="#
 
 @dataclass(frozen=True)
 class Mark:
-    """A value with its interval.
+    """A value with its interval."""
 
-    Attributes:
-        value: the value; None or NaN draws nothing.
-        low, high: ends of its interval; None where it has none, or where its end is open.
-        style: CSS class of its colour: found, not_found, odd, first or second.
-        hover: text shown on hover, which also describes the mark to screen readers.
-        link: address that the mark leads to; "" for none.
-    """
-
-    value: float | None
-    low: float | None
+    value: float | None  #: the value; None or NaN draws nothing.
+    low: float | None  #: low, high: ends of its interval; None where it has none, or where its end is open.
     high: float | None
-    style: str
-    hover: str
-    link: str = ""
+    style: str  #: CSS class of its colour: found, not_found, odd, first or second.
+    hover: str  #: text shown on hover, which also describes the mark to screen readers.
+    link: str = ""  #: address that the mark leads to; "" for none.
 
     @property
     def numbers(self) -> list[float]:

@@ -18,43 +18,28 @@ MOST_OPEN = 20  # rows of a data set that are shown at once; the earlier ones ar
 
 @dataclass(frozen=True)
 class RunRow:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        run, link: its id, and the address of its page; "" if it has none.
-        finished: time of its publication.
-        audit, model, title: names of its audit and of its model, and title of its recipe.
-        word, style: its verdict, and the style of the verdict.
-        headline: its first finding in words.
-        notes: its sentence, and remarks on it.
-    """
-
-    run: str
+    run: str  #: run, link: its id, and the address of its page; "" if it has none.
     link: str
-    finished: str
-    audit: str
+    finished: str  #: time of its publication.
+    audit: str  #: audit, model, title: names of its audit and of its model, and title of its recipe.
     model: str
     title: str
-    word: str
+    word: str  #: word, style: its verdict, and the style of the verdict.
     style: str
-    headline: str
-    notes: Sequence[str]
+    headline: str  #: its first finding in words.
+    notes: Sequence[str]  #: its sentence, and remarks on it.
 
 
 @dataclass(frozen=True)
 class DataGroup:
-    """The runs on one data set.
+    """The runs on one data set."""
 
-    Attributes:
-        name, digest: name of the data, and the beginning of their digest; "" for runs without one.
-        rows: the runs, newest first.
-        lines: a caption and a drawing of each headline over time.
-    """
-
-    name: str
+    name: str  #: name, digest: name of the data, and the beginning of their digest; "" for runs without one.
     digest: str
-    rows: Sequence[RunRow]
-    lines: Sequence[tuple[str, Markup]]
+    rows: Sequence[RunRow]  #: the runs, newest first.
+    lines: Sequence[tuple[str, Markup]]  #: a caption and a drawing of each headline over time.
 
     @property
     def counts(self) -> str:
@@ -74,18 +59,13 @@ class DataGroup:
 
 @dataclass(frozen=True)
 class Overview:
-    """The page.
+    """The page."""
 
-    Attributes:
-        title, about, legend: heading, line below it, and explanation at the end of the page.
-        groups: runs by data set.
-        problems: heading, text and rows of runs that are not finished or cannot be read.
-    """
-
-    title: str
+    title: str  #: title, about, legend: heading, line below it, and explanation at the end of the page.
     about: str
     legend: str
-    groups: Sequence[DataGroup]
+    groups: Sequence[DataGroup]  #: runs by data set.
+    #: heading, text and rows of runs that are not finished or cannot be read.
     problems: Sequence[tuple[str, str, Sequence[Sequence[str]]]]
 
     @property

@@ -32,19 +32,14 @@ MOST_TILES = 5  # maximum number of tiles per row
 
 @dataclass(frozen=True)
 class TableView:
-    """A table.
-
-    Attributes:
-        headings, rows: text of its cells; or drawings from `memlib.report.intervals`, which are Markup.
-        folded: title of a table that is shown on request; "" for one that is always visible.
-        data: the rows of published tables that it shows, which the page offers as CSV; empty for none.
-    """
+    """A table."""
 
     kind: ClassVar[str] = "table"
+    #: headings, rows: text of its cells; or drawings from `memlib.report.intervals`, which are Markup.
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    folded: str = ""
-    data: Rows = ()
+    folded: str = ""  #: title of a table that is shown on request; "" for one that is always visible.
+    data: Rows = ()  #: the rows of published tables that it shows, which the page offers as CSV; empty for none.
 
     def words(self) -> str:
         """Return the text of the table."""
@@ -54,18 +49,12 @@ class TableView:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure.
-
-    Attributes:
-        svg: SVG from `save_figure`.
-        caption: caption, which also describes the figure for screen readers.
-        data: the rows of published tables that it shows, which the page offers as CSV; empty for none.
-    """
+    """A figure."""
 
     kind: ClassVar[str] = "figure"
-    svg: str
-    caption: str
-    data: Rows = ()
+    svg: str  #: SVG from `save_figure`.
+    caption: str  #: caption, which also describes the figure for screen readers.
+    data: Rows = ()  #: the rows of published tables that it shows, which the page offers as CSV; empty for none.
 
     def words(self) -> str:
         """Return the caption."""
@@ -86,17 +75,12 @@ class PicturesView:
 
 @dataclass(frozen=True)
 class ExampleView:
-    """One example: pictures of it, and rows of pictures that it is compared with.
-
-    Attributes:
-        caption: text beside the pictures.
-        pictures: data URI and description of each.
-        rows: title, and data URI, caption, description and emphasis of each picture.
-    """
+    """One example: pictures of it, and rows of pictures that it is compared with."""
 
     kind: ClassVar[str] = "example"
-    caption: str
-    pictures: Sequence[tuple[str, str]]
+    caption: str  #: text beside the pictures.
+    pictures: Sequence[tuple[str, str]]  #: data URI and description of each.
+    #: title, and data URI, caption, description and emphasis of each picture.
     rows: Sequence[tuple[str, Sequence[tuple[str, str, str, bool]]]] = ()
 
     def words(self) -> str:
@@ -123,52 +107,33 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """The part of a page that its audit composes: everything but heading, verdict and imprint.
+    """The part of a page that its audit composes: everything but heading, verdict and imprint."""
 
-    Attributes:
-        sections: sections of the page; None stands for a section that this run does not have.
-        numbers: value, name and interval of the few numbers on which the verdict is based.
-        meaning: what an outsider could do with the finding.
-        advice: what the reader should do next.
-        limits: limitations of the audit, whatever its result.
-        terms: the audit's own terms; the end of the page defines those, and terms of all audits, that occur in the text.
-        model: the audited model.
-        lead: the evidence in the verdict's box, where it is not the verdict's whole explanation.
-    """
-
-    sections: Sequence[Section | None]
+    sections: Sequence[Section | None]  #: sections of the page; None stands for a section that this run does not have.
+    #: value, name and interval of the few numbers on which the verdict is based.
     numbers: Sequence[tuple[str, str, str]] = ()
-    meaning: str = ""
-    advice: str = ""
-    limits: Sequence[str] = ()
+    meaning: str = ""  #: what an outsider could do with the finding.
+    advice: str = ""  #: what the reader should do next.
+    limits: Sequence[str] = ()  #: limitations of the audit, whatever its result.
+    #: the audit's own terms; the end of the page defines those, and terms of all audits, that occur in the text.
     terms: Sequence[str] = ()
-    model: str = ""
-    lead: str = ""
+    model: str = ""  #: the audited model.
+    lead: str = ""  #: the evidence in the verdict's box, where it is not the verdict's whole explanation.
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report page.
+    """A report page."""
 
-    Attributes:
-        title, audit, run: the parts of the page's heading.
-        question: the question that the audit answers.
-        verdict: verdict of the run.
-        content: the part of the page that the audit composes.
-        imprint: lines about the origin of the page, as heading and text.
-        level: significance level of the tests that decide the verdict; None without such tests.
-        overview: address of the overview of all runs; "" if the page cannot link to it.
-    """
-
-    title: str
+    title: str  #: title, audit, run: the parts of the page's heading.
     audit: str
     run: str
-    question: str
-    verdict: Verdict
-    content: Content
-    imprint: Sequence[tuple[str, str]] = ()
-    level: float | None = None
-    overview: str = ""
+    question: str  #: the question that the audit answers.
+    verdict: Verdict  #: verdict of the run.
+    content: Content  #: the part of the page that the audit composes.
+    imprint: Sequence[tuple[str, str]] = ()  #: lines about the origin of the page, as heading and text.
+    level: float | None = None  #: significance level of the tests that decide the verdict; None without such tests.
+    overview: str = ""  #: address of the overview of all runs; "" if the page cannot link to it.
 
     @property
     def lead(self) -> str:

@@ -88,15 +88,10 @@ def _as_json(row: Finding) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeadlineDifference:
-    """The difference between the headlines of two runs.
+    """The difference between the headlines of two runs."""
 
-    Attributes:
-        row: the second headline minus the first; None if the runs cannot be compared example by example.
-        reason: reason why the difference is not tested; "" if it is.
-    """
-
-    row: Finding | None
-    reason: str = ""
+    row: Finding | None  #: the second headline minus the first; None if the runs cannot be compared example by example.
+    reason: str = ""  #: reason why the difference is not tested; "" if it is.
 
     def sentence(self, first: str, second: str) -> str:
         """Return the outcome of the test of two runs of these names, or the reason why there is none."""

@@ -60,15 +60,10 @@ DATA_TABLES = ("index.parquet", "splits.parquet", "documents.parquet")  # of dat
 
 @dataclass(frozen=True)
 class Asked:
-    """The person, or the single example, to erase.
+    """The person, or the single example, to erase."""
 
-    Attributes:
-        name: id of the person or of the example.
-        is_person: whether all examples of the person, or of the example's group, are meant.
-    """
-
-    name: str
-    is_person: bool
+    name: str  #: id of the person or of the example.
+    is_person: bool  #: whether all examples of the person, or of the example's group, are meant.
 
 
 @dataclass(frozen=True)

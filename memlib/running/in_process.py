@@ -101,13 +101,9 @@ class Worked:
 
 
 class StepsRunner(PlainRunner):
-    """A runner that records and prints which step is under way, how far it has come, and how long it took.
+    """A runner that records and prints which step is under way, how far it has come, and how long it took."""
 
-    Attributes:
-        journal: journal of the run.
-    """
-
-    journal: Journal
+    journal: Journal  #: journal of the run.
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

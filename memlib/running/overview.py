@@ -134,19 +134,12 @@ def overview_of(store: Store, link: Link) -> Overview:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The runs of a store.
+    """The runs of a store."""
 
-    Attributes:
-        entries: the runs by id.
-        findings: the findings of their entries.
-        lost: runs whose verdict is lost by earlier looks at their data.
-        replaced: runs whose recipe and data a newer run has, too.
-    """
-
-    entries: Mapping[str, RunEntry]
-    findings: Mapping[str, Findings]
-    lost: set[str]
-    replaced: set[str]
+    entries: Mapping[str, RunEntry]  #: the runs by id.
+    findings: Mapping[str, Findings]  #: the findings of their entries.
+    lost: set[str]  #: runs whose verdict is lost by earlier looks at their data.
+    replaced: set[str]  #: runs whose recipe and data a newer run has, too.
 
     @classmethod
     def of(cls, entries: Sequence[RunEntry]) -> "_Seen":

@@ -46,22 +46,15 @@ from memlib.version import VERSION
 
 @dataclass
 class Work:
-    """Resources and artifacts that a run has used so far.
+    """Resources and artifacts that a run has used so far."""
 
-    Attributes:
-        resources: machines and limits of the run.
-        started: start time, in seconds since 1970.
-        computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
-        look: id of the sweep whose cell the run is; "" for a run of its own.
-        plan: the frozen plan that the run was given, if any.
-    """
-
-    resources: Resources = field(default_factory=Resources)
-    started: float = field(default_factory=time.time)
+    resources: Resources = field(default_factory=Resources)  #: machines and limits of the run.
+    started: float = field(default_factory=time.time)  #: start time, in seconds since 1970.
+    #: computed, reused: addresses of the artifacts that were computed, and of those that were already in the store.
     computed: list[str] = field(default_factory=list)
     reused: list[str] = field(default_factory=list)
-    look: str = ""
-    plan: PlanFile | None = None
+    look: str = ""  #: id of the sweep whose cell the run is; "" for a run of its own.
+    plan: PlanFile | None = None  #: the frozen plan that the run was given, if any.
 
 
 def publish_audit(

@@ -11,20 +11,13 @@ from memlib.store import Ref, Store
 
 @dataclass(frozen=True)
 class Reuse:
-    """The rules by which artifacts of a store are reused; artifacts that are not are discarded.
+    """The rules by which artifacts of a store are reused; artifacts that are not are discarded."""
 
-    Attributes:
-        store: store of the artifacts.
-        known: artifacts of the run so far.
-        options: stages to recompute, and whether models are retrained whose inputs have changed.
-        warn: called with a warning for each artifact that is computed again.
-        renewed: artifacts of forced stages that were already discarded; each is discarded once per run.
-    """
-
-    store: Store
-    known: Known
-    options: RunOptions
-    warn: Callable[[str], None]
+    store: Store  #: store of the artifacts.
+    known: Known  #: artifacts of the run so far.
+    options: RunOptions  #: stages to recompute, and whether models are retrained whose inputs have changed.
+    warn: Callable[[str], None]  #: called with a warning for each artifact that is computed again.
+    #: artifacts of forced stages that were already discarded; each is discarded once per run.
     renewed: set[Ref] = field(default_factory=set)
 
     def holds(self, ref: Ref, kind: type[AnyStage]) -> bool:

@@ -44,21 +44,15 @@ Facts = tuple[int, float]  # size in bytes, and modification time
 
 @dataclass(frozen=True)
 class Garbage:
-    """An item in a store that no kept run refers to.
+    """An item in a store that no kept run refers to."""
 
-    Attributes:
-        kind: artifact: a committed artifact that no kept run refers to; attempt: files that are not named in any manifest;
-            resume: resume states of an unfinished stage; ray: Ray's files of a training attempt; log: a worker's log of an
-            artifact that no kept run refers to, or of a failed attempt; request: the request file of a run that never ended;
-            status: the status of such a run; run: results and report of a run that is not kept; part: an incomplete file
-            whose writer was killed.
-        path: path of the item below the store's root.
-        size: size of the item in bytes.
-    """
-
+    #: artifact: a committed artifact that no kept run refers to; attempt: files that are not named in any manifest; resume:
+    #: resume states of an unfinished stage; ray: Ray's files of a training attempt; log: a worker's log of an artifact that
+    #: no kept run refers to, or of a failed attempt; request: the request file of a run that never ended; status: the status
+    #: of such a run; run: results and report of a run that is not kept; part: an incomplete file whose writer was killed.
     kind: Kind
-    path: str
-    size: int
+    path: str  #: path of the item below the store's root.
+    size: int  #: size of the item in bytes.
 
 
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:

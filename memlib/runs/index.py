@@ -36,15 +36,10 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Runs:
-    """The finished runs of a store.
+    """The finished runs of a store."""
 
-    Attributes:
-        entries: the readable runs, newest first.
-        damaged: reasons why manifests cannot be read, by run.
-    """
-
-    entries: Sequence[RunEntry]
-    damaged: Mapping[str, str]
+    entries: Sequence[RunEntry]  #: the readable runs, newest first.
+    damaged: Mapping[str, str]  #: reasons why manifests cannot be read, by run.
 
     def warning(self) -> str:
         """Return one line about the manifests that cannot be read; "" if there are none."""

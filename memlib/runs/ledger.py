@@ -66,17 +66,11 @@ def in_words(earlier: Sequence[EarlierAudit]) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """A run's look at its data, among all looks that ask the same question.
+    """A run's look at its data, among all looks that ask the same question."""
 
-    Attributes:
-        number: number of the look, from 1.
-        planned: number of looks that the recipe plans.
-        is_paid_for: whether the level allows for all looks so far.
-    """
-
-    number: int
-    planned: int
-    is_paid_for: bool
+    number: int  #: number of the look, from 1.
+    planned: int  #: number of looks that the recipe plans.
+    is_paid_for: bool  #: whether the level allows for all looks so far.
 
     def is_lost(self, p_value: float | None, alpha: float | None) -> bool:
         """Return whether a result is shown only because earlier looks at the data are not allowed for."""

@@ -51,21 +51,14 @@ class EarlierAudit(Record):
 
 
 class Ledger(Record):
-    """The data that a run audits, and the earlier audits of the same data.
+    """The data that a run audits, and the earlier audits of the same data."""
 
-    Attributes:
-        data: digest of the sources.
-        examples: the smallest digests of single examples, by which data in other files are recognized.
-        look: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
-        planned: number of looks that the recipe plans.
-        earlier: audits that were published before.
-    """
-
-    data: str = ""
+    data: str = ""  #: digest of the sources.
+    #: the smallest digests of single examples, by which data in other files are recognized.
     examples: list[str] = Field(default_factory=list)
-    look: str = ""
-    planned: int = 1
-    earlier: list[EarlierAudit] = Field(default_factory=list)
+    look: str = ""  #: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
+    planned: int = 1  #: number of looks that the recipe plans.
+    earlier: list[EarlierAudit] = Field(default_factory=list)  #: audits that were published before.
 
 
 class Pin(Record):
@@ -91,57 +84,39 @@ class Publication(Record):
 
 
 class PlanSignature(Record):
-    """A signature of a frozen plan.
-
-    Attributes:
-        key: the Ed25519 public key, as 64 hexadecimal digits.
-        signed: time of the signature, as stated by the signer, in whole seconds; it is covered by the signature.
-        signature: the signature, in base64.
-    """
+    """A signature of a frozen plan."""
 
     algorithm: Literal["Ed25519"]
-    key: Sha256
+    key: Sha256  #: the Ed25519 public key, as 64 hexadecimal digits.
+    #: time of the signature, as stated by the signer, in whole seconds; it is covered by the signature.
     signed: int = Field(ge=0, lt=2**38, strict=True)
-    signature: str = Field(max_length=200)
+    signature: str = Field(max_length=200)  #: the signature, in base64.
 
 
 class FrozenPlan(Record):
-    """A plan that was fixed before a run.
+    """A plan that was fixed before a run."""
 
-    Attributes:
-        audit, title: name of the audit, and title of the recipe.
-        frozen: time at which the plan was frozen, as stated by the machine that did so.
-        recipe, asks: the recipe with its defaults but without data locations, title and report, and its digest, see
-            memlib.specs.asks.
-        looks: number of looks at the data that the recipe plans.
-        thresholds: levels and bounds of the recipe, by dotted key.
-        data: digest of the data sources as in `Ledger.data`; "" if it was not known.
-        reads: digests of the files and sources that stages read, by stage and role, as far as they were known.
-        code: versions and digests of the code of stages, and of modules that the recipe names; the first one of each was
-            current, and the others were declared to give the same results.
-        unknown: stages of which it was not known what they read.
-        held: stages of which the store already held artifacts.
-        earlier: runs on the same data that the store already held.
-        memlib, source: version of memlib, and the commit that it ran from.
-        digest: digest of all other fields.
-    """
-
-    audit: Name
+    audit: Name  #: audit, title: name of the audit, and title of the recipe.
     title: Shown
-    frozen: Seconds
+    frozen: Seconds  #: time at which the plan was frozen, as stated by the machine that did so.
+    #: recipe, asks: the recipe with its defaults but without data locations, title and report, and its digest, see
+    #: memlib.specs.asks.
     recipe: dict[str, Any]
     asks: Sha256
-    looks: int = Field(ge=1, strict=True)
-    thresholds: dict[str, float | None] = Field(default_factory=dict)
-    data: str = ""
+    looks: int = Field(ge=1, strict=True)  #: number of looks at the data that the recipe plans.
+    thresholds: dict[str, float | None] = Field(default_factory=dict)  #: levels and bounds of the recipe, by dotted key.
+    data: str = ""  #: digest of the data sources as in `Ledger.data`; "" if it was not known.
+    #: digests of the files and sources that stages read, by stage and role, as far as they were known.
     reads: dict[Shown, list[Shown]] = Field(default_factory=dict)
+    #: versions and digests of the code of stages, and of modules that the recipe names; the first one of each was current,
+    #: and the others were declared to give the same results.
     code: dict[Shown, list[Shown]] = Field(default_factory=dict)
-    unknown: list[Shown] = Field(default_factory=list)
-    held: list[Shown] = Field(default_factory=list)
-    earlier: list[Name] = Field(default_factory=list)
-    memlib: Shown = ""
+    unknown: list[Shown] = Field(default_factory=list)  #: stages of which it was not known what they read.
+    held: list[Shown] = Field(default_factory=list)  #: stages of which the store already held artifacts.
+    earlier: list[Name] = Field(default_factory=list)  #: runs on the same data that the store already held.
+    memlib: Shown = ""  #: memlib, source: version of memlib, and the commit that it ran from.
     source: dict[str, Any] = Field(default_factory=dict)
-    digest: Sha256
+    digest: Sha256  #: digest of all other fields.
 
 
 class PlanFile(Record):
@@ -161,24 +136,18 @@ class Departure(Record):
 
 
 class FollowedPlan(Record):
-    """The frozen plan that a run was given.
+    """The frozen plan that a run was given."""
 
-    Attributes:
-        digest, frozen, signatures: those of the plan.
-        began: time since when results of the run may have been known: when it was first started, or when its scores were
-            computed if that was earlier.
-        earlier: runs on the same data that existed when the plan was frozen, as the plan says.
-        fixes_data: whether the plan holds a digest of the data.
-        departures: differences between plan and run.
-    """
-
-    digest: Sha256
+    digest: Sha256  #: digest, frozen, signatures: those of the plan.
     frozen: Seconds
+    #: time since when results of the run may have been known: when it was first started, or when its scores were computed if
+    #: that was earlier.
     began: Seconds
     signatures: list[PlanSignature] = Field(default_factory=list)
+    #: runs on the same data that existed when the plan was frozen, as the plan says.
     earlier: list[Name] = Field(default_factory=list)
-    fixes_data: bool = True
-    departures: list[Departure] = Field(default_factory=list)
+    fixes_data: bool = True  #: whether the plan holds a digest of the data.
+    departures: list[Departure] = Field(default_factory=list)  #: differences between plan and run.
 
 
 class HistoryRecord(Record):
@@ -188,57 +157,38 @@ class HistoryRecord(Record):
 
 
 class RunRecord(Record):
-    """The manifest of a finished run.
+    """The manifest of a finished run."""
 
-    Attributes:
-        run, audit, title: id of the run, name of its audit, title from its recipe.
-        finished, seconds: time of its last publication, and the seconds that the publishing run took.
-        recipe, resources: recipe and machines, as plain JSON.
-        findings: rows of its summary, the headline first.
-        verdict: the verdict in words; None for runs from before verdicts were recorded.
-        ledger: digest of the data, and earlier audits of the same data.
-        results, report: URIs of its tables by name, and of its page.
-        artifacts: addresses of its artifacts by readable names.
-        scores: address of its scores; None for sweeps of earlier versions.
-        computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
-        cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
-        cell_digests: for a sweep: digest of each cell's manifest, by run.
-        history: its publications, oldest first.
-        asks: digest of its recipe without data locations and presentation, see memlib.specs.asks.asks_digest.
-        software, source: versions of libraries, and the commit that memlib ran from.
-        pins: pin of each artifact on which the run is based, by address.
-        published: sha256 of each published file, by path.
-        plan: the frozen plan with which it was first published; None if it was given none.
-        digest: digest of all other fields; None for runs from before manifests were sealed.
-    """
-
-    run: Name
+    run: Name  #: run, audit, title: id of the run, name of its audit, title from its recipe.
     audit: Name
     title: Shown
-    finished: Seconds
+    finished: Seconds  #: finished, seconds: time of its last publication, and the seconds that the publishing run took.
     seconds: Seconds = 0.0
-    findings: Annotated[list[FindingRecord], Field(min_length=1)]
-    recipe: dict[str, Any] = Field(default_factory=dict)
+    findings: Annotated[list[FindingRecord], Field(min_length=1)]  #: rows of its summary, the headline first.
+    recipe: dict[str, Any] = Field(default_factory=dict)  #: recipe, resources: recipe and machines, as plain JSON.
     resources: dict[str, Any] = Field(default_factory=dict)
-    verdict: VerdictRecord | None = None
-    ledger: Ledger = Field(default_factory=Ledger)
-    results: dict[str, str] = Field(default_factory=dict)
+    verdict: VerdictRecord | None = None  #: the verdict in words; None for runs from before verdicts were recorded.
+    ledger: Ledger = Field(default_factory=Ledger)  #: digest of the data, and earlier audits of the same data.
+    results: dict[str, str] = Field(default_factory=dict)  #: results, report: URIs of its tables by name, and of its page.
     report: str = ""
-    artifacts: dict[str, Address] = Field(default_factory=dict)
+    artifacts: dict[str, Address] = Field(default_factory=dict)  #: addresses of its artifacts by readable names.
+    #: computed, reused: addresses of the artifacts that were computed for the run, and of those already committed.
     computed: list[Address] = Field(default_factory=list)
     reused: list[Address] = Field(default_factory=list)
+    #: cells, problems: for a sweep: the run of each cell, or None if the cell failed; and the reasons for failures.
     cells: dict[str, Name | None] = Field(default_factory=dict)
-    cell_digests: dict[Name, Sha256] = Field(default_factory=dict)
+    cell_digests: dict[Name, Sha256] = Field(default_factory=dict)  #: for a sweep: digest of each cell's manifest, by run.
     problems: dict[str, str] = Field(default_factory=dict)
-    history: list[Publication] = Field(default_factory=list)
-    scores: Address | None = None
-    asks: str = ""
+    history: list[Publication] = Field(default_factory=list)  #: its publications, oldest first.
+    scores: Address | None = None  #: address of its scores; None for sweeps of earlier versions.
+    asks: str = ""  #: digest of its recipe without data locations and presentation, see memlib.specs.asks.asks_digest.
+    #: software, source: versions of libraries, and the commit that memlib ran from.
     software: dict[str, Any] = Field(default_factory=dict)
     source: dict[str, Any] = Field(default_factory=dict)
-    pins: dict[Address, Pin] = Field(default_factory=dict)
-    published: dict[Inside, Sha256] = Field(default_factory=dict)
-    plan: FollowedPlan | None = None
-    digest: str | None = None
+    pins: dict[Address, Pin] = Field(default_factory=dict)  #: pin of each artifact on which the run is based, by address.
+    published: dict[Inside, Sha256] = Field(default_factory=dict)  #: sha256 of each published file, by path.
+    plan: FollowedPlan | None = None  #: the frozen plan with which it was first published; None if it was given none.
+    digest: str | None = None  #: digest of all other fields; None for runs from before manifests were sealed.
 
 
 class Headline(TypedDict):
@@ -350,51 +300,35 @@ class IndexRecord(TypedDict):
 
 
 class RequestRecord(Record):
-    """The request file of a run that has not ended.
-
-    Attributes:
-        started, began: start time of its driver, by the driver's clock and by the store's clock.
-        host, pid: host and process id of the driver.
-        plan: the file with the frozen plan that the run was given; None if it was given none.
-        look: the sweep whose cell the run is; "" for a run of its own.
-    """
+    """The request file of a run that has not ended."""
 
     run: Name
     audit: Name
     title: Shown
-    started: Seconds
-    look: str = Field(default="", pattern="^[0-9a-f]{0,64}$")
+    started: Seconds  #: started, began: start time of its driver, by the driver's clock and by the store's clock.
+    look: str = Field(default="", pattern="^[0-9a-f]{0,64}$")  #: the sweep whose cell the run is; "" for a run of its own.
     began: Seconds | None = None
-    host: str = ""
+    host: str = ""  #: host, pid: host and process id of the driver.
     pid: int = -1
     finished: None = None
     recipe: dict[str, Any]
     resources: dict[str, Any] = Field(default_factory=dict)
-    plan: PlanFile | None = None
+    plan: PlanFile | None = None  #: the file with the frozen plan that the run was given; None if it was given none.
 
 
 class StageStatus(Record):
-    """Progress of a stage.
+    """Progress of a stage."""
 
-    Attributes:
-        state: running, done or failed.
-        note: news from the stage, such as a loss.
-        computed, cached: parts that this run computed, and that it found in the store.
-        done, total: units of the parts that are under way.
-        started, updated: time of the first and the last news, in seconds since 1970; 0 if the stage only reused parts.
-        left: estimated seconds until the stage ends; None if there is too little to go by.
-        waits: what the stage waits for, "" while it works.
-    """
-
-    state: Shown
-    note: Shown = ""
+    state: Shown  #: running, done or failed.
+    note: Shown = ""  #: news from the stage, such as a loss.
+    #: started, updated: time of the first and the last news, in seconds since 1970; 0 if the stage only reused parts.
     started: Seconds = 0.0
     updated: Seconds = 0.0
-    left: float | None = None
-    waits: Shown = ""
-    computed: int = 0
+    left: float | None = None  #: estimated seconds until the stage ends; None if there is too little to go by.
+    waits: Shown = ""  #: what the stage waits for, "" while it works.
+    computed: int = 0  #: computed, cached: parts that this run computed, and that it found in the store.
     cached: int = 0
-    done: int = 0
+    done: int = 0  #: done, total: units of the parts that are under way.
     total: int | None = None
 
 
@@ -419,43 +353,27 @@ class SignatureRecord(Record):
 
 
 class ErasureRecord(Record):
-    """The private record of the erasure of a person or an example; it outlives all that was deleted.
+    """The private record of the erasure of a person or an example; it outlives all that was deleted."""
 
-    Attributes:
-        when: time of the erasure.
-        subject: HMAC of the id that was given; the id itself is recorded nowhere.
-        examples: HMACs of the ids of her examples, except those that are mere places in a source.
-        artifacts: addresses of the deleted artifacts.
-        kept: addresses of the models that were computed from her and not deleted.
-        paths: other deleted files and folders, by path below the store's root.
-        complete: whether all of it is deleted; an erasure that was interrupted is completed by repeating it.
-    """
-
-    when: Seconds
-    subject: Sha256
+    when: Seconds  #: time of the erasure.
+    subject: Sha256  #: HMAC of the id that was given; the id itself is recorded nowhere.
+    #: HMACs of the ids of her examples, except those that are mere places in a source.
     examples: list[Sha256] = Field(default_factory=list)
-    artifacts: list[Address] = Field(default_factory=list)
-    kept: list[Address] = Field(default_factory=list)
-    paths: list[Inside] = Field(default_factory=list)
-    complete: bool = False
+    artifacts: list[Address] = Field(default_factory=list)  #: addresses of the deleted artifacts.
+    kept: list[Address] = Field(default_factory=list)  #: addresses of the models that were computed from her and not deleted.
+    paths: list[Inside] = Field(default_factory=list)  #: other deleted files and folders, by path below the store's root.
+    complete: bool = False  #: whether all of it is deleted; an erasure that was interrupted is completed by repeating it.
 
 
 class ErasedRunRecord(Record):
-    """The part of a run that was deleted to erase a person.
+    """The part of a run that was deleted to erase a person."""
 
-    Attributes:
-        run: id of the run.
-        when: time of the last erasure.
-        artifacts: addresses of the artifacts on which the run rests and which were deleted.
-        files: paths of its published files that were deleted.
-        redacted: whether ids were replaced in its manifest, which is then no longer the one that was published.
-    """
-
-    run: Name
-    when: Seconds
+    run: Name  #: id of the run.
+    when: Seconds  #: time of the last erasure.
+    #: addresses of the artifacts on which the run rests and which were deleted.
     artifacts: list[Address] = Field(default_factory=list)
-    files: list[Inside] = Field(default_factory=list)
-    redacted: bool = False
+    files: list[Inside] = Field(default_factory=list)  #: paths of its published files that were deleted.
+    redacted: bool = False  #: whether ids were replaced in its manifest, which is then no longer the one that was published.
 
 
 def parse_index(content: bytes) -> IndexRecord:

@@ -27,53 +27,33 @@ HEADINGS = ("finding", "value", "95 % interval", "p", "upper bound", "n")
 
 @dataclass(frozen=True)
 class Row:
-    """A number of a card, as texts.
+    """A number of a card, as texts."""
 
-    Attributes:
-        finding: metric and setting.
-        value, interval: the value and its 95 % interval.
-        p: its p-value, adjusted for the number of tests; "" for an estimate.
-        bound: its upper bound, and the limit in the recipe below which the verdict is "bounded".
-        n: number of units on which it is based.
-    """
-
-    finding: str
-    value: str
+    finding: str  #: metric and setting.
+    value: str  #: value, interval: the value and its 95 % interval.
     interval: str
-    p: str
-    bound: str
-    n: str
+    p: str  #: its p-value, adjusted for the number of tests; "" for an estimate.
+    bound: str  #: its upper bound, and the limit in the recipe below which the verdict is "bounded".
+    n: str  #: number of units on which it is based.
 
 
 @dataclass(frozen=True)
 class Card:
-    """The part of a model card on one run.
+    """The part of a model card on one run."""
 
-    Attributes:
-        run, audit, title: id of the run, name of its audit on the command line, title of its recipe.
-        question: the question of the audit.
-        word, sentence, explanation: its verdict.
-        looks: remark on repeated looks at the data; "" for a first look.
-        numbers: the findings that decide the verdict.
-        not_shown: the limits of the audit.
-        finished: date of the run.
-        memlib: version of memlib.
-        data, recipe: digests of the data and of the recipe without titles and locations.
-    """
-
-    run: str
+    run: str  #: run, audit, title: id of the run, name of its audit on the command line, title of its recipe.
     audit: str
     title: str
-    question: str
-    word: str
+    question: str  #: the question of the audit.
+    word: str  #: word, sentence, explanation: its verdict.
     sentence: str
     explanation: str
-    looks: str
-    numbers: Sequence[Row]
-    not_shown: Sequence[str]
-    finished: str
-    memlib: str
-    data: str
+    looks: str  #: remark on repeated looks at the data; "" for a first look.
+    numbers: Sequence[Row]  #: the findings that decide the verdict.
+    not_shown: Sequence[str]  #: the limits of the audit.
+    finished: str  #: date of the run.
+    memlib: str  #: version of memlib.
+    data: str  #: data, recipe: digests of the data and of the recipe without titles and locations.
     recipe: str
 
 

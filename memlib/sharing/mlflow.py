@@ -33,38 +33,25 @@ FOLDER = "memlib"  # of the run's artifacts in MLflow
 
 @dataclass(frozen=True)
 class Shared:
-    """The content of a run in MLflow.
+    """The content of a run in MLflow."""
 
-    Attributes:
-        title: its name.
-        started, finished: times in milliseconds since 1970.
-        metrics, params, tags: its values by name.
-        files: content of its artifacts by path.
-    """
-
-    title: str
-    started: int
+    title: str  #: its name.
+    started: int  #: started, finished: times in milliseconds since 1970.
     finished: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  #: metrics, params, tags: its values by name.
     params: Mapping[str, str]
     tags: Mapping[str, str]
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  #: content of its artifacts by path.
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """The record of a run that was shared.
+    """The record of a run that was shared."""
 
-    Attributes:
-        url: address of the run in MLflow's pages.
-        is_new: whether the run was created; otherwise it was updated.
-        files: paths of the artifacts that were uploaded.
-        kept_at: location of artifacts to which the server passes nothing on, so that none were uploaded; "" otherwise.
-    """
-
-    url: str
-    is_new: bool
-    files: Sequence[str]
+    url: str  #: address of the run in MLflow's pages.
+    is_new: bool  #: whether the run was created; otherwise it was updated.
+    files: Sequence[str]  #: paths of the artifacts that were uploaded.
+    #: location of artifacts to which the server passes nothing on, so that none were uploaded; "" otherwise.
     kept_at: str = ""
 
 

@@ -11,12 +11,7 @@ Model = TypeVar("Model", ModelSpec, ClassifierSpec, LanguageSpec, LanguageSpec |
 
 @dataclass(frozen=True)
 class TrainIt(Generic[Model]):
-    """A model that the audit trains itself.
+    """A model that the audit trains itself."""
 
-    Attributes:
-        model: architecture of the model.
-        training: settings of the model's training.
-    """
-
-    model: Model
-    training: TrainingSpec
+    model: Model  #: architecture of the model.
+    training: TrainingSpec  #: settings of the model's training.

@@ -26,16 +26,13 @@ def in_order(value: tuple[float, float]) -> tuple[float, float]:
 
 
 class Loss(Spec):
-    """Base class of all objectives.
+    """Base class of all objectives."""
 
-    Attributes:
-        has_classes: True if the loss needs scores of classes (or tokens), so that the model's last layer outputs such scores.
-        per_example: True if the loss of a batch is the mean of losses per example, so that per-example gradients exist.
-        has_teacher: True if the model keeps a moving average of itself (the teacher), which is stored with it.
-    """
-
+    #: True if the loss needs scores of classes (or tokens), so that the model's last layer outputs such scores.
     has_classes: ClassVar[bool]
+    #: True if the loss of a batch is the mean of losses per example, so that per-example gradients exist.
     per_example: ClassVar[bool]
+    #: True if the model keeps a moving average of itself (the teacher), which is stored with it.
     has_teacher: ClassVar[bool] = False
 
 

@@ -25,29 +25,21 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class AttributeInference:
-    """Rates at which a hidden column is guessed, on members and on non-members.
+    """Rates at which a hidden column is guessed, on members and on non-members."""
 
-    Attributes:
-        members: rate of right guesses on members, with strata weighted as in `difference`.
-        non_members: the same on non-members.
-        difference: members minus non-members within strata, which count by n1 n2 / (n1 + n2) (Mantel and Haenszel 1959).
-        low, high: 95 % interval of the difference (Newcombe 1998, method 10), over groups of units if there are groups; wider
-            where the difference varies more in redraws than that of two independent rates, as with an estimated prior.
-        p_value: one-sided, of redraws of the members; the smaller, the better members are guessed.
-        detectable: difference that the test finds with a power of 80 % at .05; None if no redraw changes the difference.
-        by_prior: rate of right guesses by the prior alone, without the model, on all units.
-        units: number of units.
-    """
-
-    members: float
-    non_members: float
+    members: float  #: rate of right guesses on members, with strata weighted as in `difference`.
+    non_members: float  #: the same on non-members.
+    #: members minus non-members within strata, which count by n1 n2 / (n1 + n2) (Mantel and Haenszel 1959).
     difference: float
+    #: low, high: 95 % interval of the difference (Newcombe 1998, method 10), over groups of units if there are groups; wider
+    #: where the difference varies more in redraws than that of two independent rates, as with an estimated prior.
     low: float
     high: float
-    p_value: float
+    p_value: float  #: one-sided, of redraws of the members; the smaller, the better members are guessed.
+    #: difference that the test finds with a power of 80 % at .05; None if no redraw changes the difference.
     detectable: float | None
-    by_prior: float
-    units: int
+    by_prior: float  #: rate of right guesses by the prior alone, without the model, on all units.
+    units: int  #: number of units.
 
 
 def attribute_inference(

@@ -27,37 +27,27 @@ Learner = Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64],
 
 @dataclass(frozen=True)
 class Blind:
-    """Agreement of the sides with what a classifier predicts from features.
+    """Agreement of the sides with what a classifier predicts from features."""
 
-    Attributes:
-        auc: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted
-            to the other folds, ties counted one half; .5 by chance.
-        p_value: of the agreement, by redraws of the sides to which the classifiers are fitted again.
-    """
-
+    #: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted to the
+    #: other folds, ties counted one half; .5 by chance.
     auc: float
-    p_value: float
+    p_value: float  #: of the agreement, by redraws of the sides to which the classifiers are fitted again.
 
 
 @dataclass(frozen=True)
 class BlindBaseline:
-    """Success of telling members from non-members without the model.
+    """Success of telling members from non-members without the model."""
 
-    Attributes:
-        auc: area under the ROC curve of held-out units, by the best of the learners from all features; .5 by chance.
-        low, high: 95 % interval of the AUC of the best learner, over units (groups of units, if there are groups); it
-            describes the classifiers that were fitted, not those that more units would give.
-        p_value: adjusted for all families and all features together; None where membership was not drawn at random.
-        by_family: AUC by the best of the learners, from the features of one family alone.
-        by_learner: AUC from all features by learner.
-    """
-
-    auc: float
+    auc: float  #: area under the ROC curve of held-out units, by the best of the learners from all features; .5 by chance.
+    #: low, high: 95 % interval of the AUC of the best learner, over units (groups of units, if there are groups); it
+    #: describes the classifiers that were fitted, not those that more units would give.
     low: float
     high: float
+    #: adjusted for all families and all features together; None where membership was not drawn at random.
     p_value: float | None
-    by_family: Mapping[str, float]
-    by_learner: Mapping[str, float]
+    by_family: Mapping[str, float]  #: AUC by the best of the learners, from the features of one family alone.
+    by_learner: Mapping[str, float]  #: AUC from all features by learner.
 
 
 def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np.int64], *, redraws: int, seed: int) -> Blind:
@@ -209,15 +199,10 @@ def folds_by_group(groups: NDArray[np.int64], folds: int, *, seed: int) -> NDArr
 
 @dataclass(frozen=True)
 class _Told:
-    """Predictions of ridge regressions, and their agreement with the sides.
+    """Predictions of ridge regressions, and their agreement with the sides."""
 
-    Attributes:
-        predicted: (num_units, num_tables) for the actual sides.
-        agreement: (1 + redraws, num_tables), first of the actual sides.
-    """
-
-    predicted: NDArray[np.float64]
-    agreement: NDArray[np.float64]
+    predicted: NDArray[np.float64]  #: (num_units, num_tables) for the actual sides.
+    agreement: NDArray[np.float64]  #: (1 + redraws, num_tables), first of the actual sides.
 
 
 def _told(

@@ -22,26 +22,16 @@ FEWEST_REDRAWS = 19
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """The result of an audit of canaries.
+    """The result of an audit of canaries."""
 
-    Attributes:
-        num_canaries, num_inserted: numbers of canaries, and of those given to the trainer.
-        test: the test that the scores depend on the coins.
-        auc_interval: 95 % confidence interval of `test.auc`.
-        bound: lower bound of epsilon for a canary with all its repeats.
-        repeats: number of times that each inserted canary was given to the trainer.
-        epsilon_per_record: the bound for a single record; None if there are repeats and delta is positive.
-        claim: the test of the claimed epsilon per record; None without a claim, or if it cannot be compared.
-    """
-
-    num_canaries: int
+    num_canaries: int  #: num_canaries, num_inserted: numbers of canaries, and of those given to the trainer.
     num_inserted: int
-    test: CoinTest
-    auc_interval: tuple[float, float]
-    bound: Bound
-    repeats: int
-    epsilon_per_record: float | None
-    claim: ClaimTest | None
+    test: CoinTest  #: the test that the scores depend on the coins.
+    auc_interval: tuple[float, float]  #: 95 % confidence interval of `test.auc`.
+    bound: Bound  #: lower bound of epsilon for a canary with all its repeats.
+    repeats: int  #: number of times that each inserted canary was given to the trainer.
+    epsilon_per_record: float | None  #: the bound for a single record; None if there are repeats and delta is positive.
+    claim: ClaimTest | None  #: the test of the claimed epsilon per record; None without a claim, or if it cannot be compared.
 
 
 def audit_canaries(

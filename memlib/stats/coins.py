@@ -31,21 +31,13 @@ TOP_SHARE = 0.1  # largest share of the units that counts as the top; the AUC se
 
 @dataclass(frozen=True)
 class CoinTest:
-    """The test of one attack's scores of one target.
+    """The test of one attack's scores of one target."""
 
-    Attributes:
-        auc: area under the ROC.
-        auc_p: p-value of the AUC alone.
-        tail_p: p-value of the numbers of members among the highest scores, over all cuts.
-        p_value: p-value of the attack: the AUC and all cuts together, by max-T.
-        adjusted_p: p-value by max-T over all attacks tested together; equals `p_value` for a single attack.
-    """
-
-    auc: float
-    auc_p: float
-    tail_p: float
-    p_value: float
-    adjusted_p: float
+    auc: float  #: area under the ROC.
+    auc_p: float  #: p-value of the AUC alone.
+    tail_p: float  #: p-value of the numbers of members among the highest scores, over all cuts.
+    p_value: float  #: p-value of the attack: the AUC and all cuts together, by max-T.
+    adjusted_p: float  #: p-value by max-T over all attacks tested together; equals `p_value` for a single attack.
 
 
 def coin_test(

@@ -14,16 +14,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences of two proportions, in and out, one per example or pair; all arrays have one shape.
+    """Differences of two proportions, in and out, one per example or pair; all arrays have one shape."""
 
-    Attributes:
-        num_in, num_out: numbers of models with and without the example in their training sets.
-        hits_in, hits_out: numbers of right answers among them.
-    """
-
-    num_in: NDArray[np.int64]
+    num_in: NDArray[np.int64]  #: num_in, num_out: numbers of models with and without the example in their training sets.
     num_out: NDArray[np.int64]
-    hits_in: NDArray[np.int64]
+    hits_in: NDArray[np.int64]  #: hits_in, hits_out: numbers of right answers among them.
     hits_out: NDArray[np.int64]
 
     @property

@@ -30,83 +30,53 @@ PRECISION = 1e-10  # of epsilons, in nats
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound of epsilon from one run.
+    """A lower bound of epsilon from one run."""
 
-    Attributes:
-        epsilon: lower bound of epsilon for one unit (the one of the coins), 0 if no epsilon is refuted.
-        ceiling: the bound if every guess had been right.
-        guesses, correct: number of guesses, and of right ones, for the number of guesses that gives the largest bound.
-        level: probability with which the bound may be wrong.
-        num_canaries: number of coins, those without a guess included.
-        delta: the delta for which epsilon is bounded.
-        tried: the numbers of guesses, fixed beforehand, among which the level is divided (Bonferroni).
-    """
-
-    epsilon: float
-    ceiling: float
+    epsilon: float  #: lower bound of epsilon for one unit (the one of the coins), 0 if no epsilon is refuted.
+    ceiling: float  #: the bound if every guess had been right.
+    #: guesses, correct: number of guesses, and of right ones, for the number of guesses that gives the largest bound.
     guesses: int
     correct: int
-    level: float
-    num_canaries: int
-    delta: float
-    tried: tuple[int, ...]
+    level: float  #: probability with which the bound may be wrong.
+    num_canaries: int  #: number of coins, those without a guess included.
+    delta: float  #: the delta for which epsilon is bounded.
+    tried: tuple[int, ...]  #: the numbers of guesses, fixed beforehand, among which the level is divided (Bonferroni).
 
 
 @dataclass(frozen=True)
 class ManyRunsBound:
-    """A lower bound of epsilon from many runs.
+    """A lower bound of epsilon from many runs."""
 
-    Attributes:
-        epsilon: lower bound of epsilon for one unit (the one that the runs differ in), 0 if no epsilon is refuted.
-        ceiling: the bound of an attack that tells all runs apart, by the same procedure.
-        counts: (num_splits, 4), of the evaluated half of each split: runs with the canary that were guessed to have it and to
-            lack it, and runs without it that were guessed to have it and to lack it.
-        level: probability with which the bound may be wrong.
-        delta: the delta for which epsilon is bounded.
-    """
-
-    epsilon: float
-    ceiling: float
+    epsilon: float  #: lower bound of epsilon for one unit (the one that the runs differ in), 0 if no epsilon is refuted.
+    ceiling: float  #: the bound of an attack that tells all runs apart, by the same procedure.
+    #: (num_splits, 4), of the evaluated half of each split: runs with the canary that were guessed to have it and to lack it,
+    #: and runs without it that were guessed to have it and to lack it.
     counts: NDArray[np.int64]
-    level: float
-    delta: float
+    level: float  #: probability with which the bound may be wrong.
+    delta: float  #: the delta for which epsilon is bounded.
 
 
 @dataclass(frozen=True)
 class GaussianBound:
-    """A lower bound of epsilon from one run that holds if the mechanism's trade-off curve is a Gaussian mechanism's.
+    """A lower bound of epsilon from one run that holds if the mechanism's trade-off curve is a Gaussian mechanism's."""
 
-    Attributes:
-        epsilon: epsilon of the Gaussian mechanism at `noise` and `delta`; never comparable with an epsilon of another curve.
-        ceiling: the bound if every guess had been right.
-        noise: the noise above which every Gaussian mechanism is refuted, in units of the sensitivity; inf if none is.
-        guesses, correct: number of guesses and of right ones.
-        level: probability with which the bound may be wrong.
-        num_canaries: number of coins, those without a guess included.
-        delta: the delta at which the curve is converted to epsilon.
-    """
-
+    #: epsilon of the Gaussian mechanism at `noise` and `delta`; never comparable with an epsilon of another curve.
     epsilon: float
-    ceiling: float
-    noise: float
-    guesses: int
+    ceiling: float  #: the bound if every guess had been right.
+    noise: float  #: the noise above which every Gaussian mechanism is refuted, in units of the sensitivity; inf if none is.
+    guesses: int  #: guesses, correct: number of guesses and of right ones.
     correct: int
-    level: float
-    num_canaries: int
-    delta: float
+    level: float  #: probability with which the bound may be wrong.
+    num_canaries: int  #: number of coins, those without a guess included.
+    delta: float  #: the delta at which the curve is converted to epsilon.
 
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """The test of "the mechanism is (claimed epsilon, delta)-private".
+    """The test of "the mechanism is (claimed epsilon, delta)-private"."""
 
-    Attributes:
-        p_value: at most the bound's level exactly where the bound reaches the claim.
-        smallest_p: the p-value of a perfect attack; where it is above the level, the design cannot test the claim.
-    """
-
-    p_value: float
-    smallest_p: float
+    p_value: float  #: at most the bound's level exactly where the bound reaches the claim.
+    smallest_p: float  #: the p-value of a perfect attack; where it is above the level, the design cannot test the claim.
 
 
 def one_run_p(correct: int, guesses: int, num_canaries: int, *, epsilon: float, delta: float = 0.0) -> float:

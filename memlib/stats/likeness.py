@@ -27,26 +27,19 @@ Utility = Mapping[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Likeness:
-    """A statistic of the target compared with the same statistic of its shadows.
+    """A statistic of the target compared with the same statistic of its shadows."""
 
-    Attributes:
-        name: the statistic, and the examples over which it was computed.
-        value: the target's value.
-        low, high: smallest and largest value among the shadows.
-        p_value: two-sided, from the target's rank among the N shadows: min(1, 2 (1 + b) / (N + 1)), where b is the number of
-            shadows at or above the target's value, or at or below it, whichever is smaller.
-        distance: target minus mean of the shadows, in standard deviations of a new shadow's difference from that mean;
-            infinite if the shadows do not vary and the target differs.
-        shadows: number of shadows.
-    """
-
-    name: str
-    value: float
-    low: float
+    name: str  #: the statistic, and the examples over which it was computed.
+    value: float  #: the target's value.
+    low: float  #: low, high: smallest and largest value among the shadows.
     high: float
+    #: two-sided, from the target's rank among the N shadows: min(1, 2 (1 + b) / (N + 1)), where b is the number of shadows at
+    #: or above the target's value, or at or below it, whichever is smaller.
     p_value: float
+    #: target minus mean of the shadows, in standard deviations of a new shadow's difference from that mean; infinite if the
+    #: shadows do not vary and the target differs.
     distance: float
-    shadows: int
+    shadows: int  #: number of shadows.
 
 
 def utility(

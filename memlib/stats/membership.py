@@ -100,11 +100,6 @@ class Lira(Attack[Moments]):
     Online, the score is log N(phi; in) - log N(phi; out). Offline, it is -log P(out model >= phi), one-sided: low log odds
     are no sign of membership. Both are averaged over queries.
 
-    Attributes:
-        online: use in models, too.
-        variance: "pooled" over examples, from residuals around each example's mean; "example", from the example's own models
-            alone (pooled where there are fewer than two); "shrunk", between both by the number of models: see `variances`.
-
     Example:
         >>> import numpy as np
         >>> odds = np.array([[0.0, 0.0], [2.0, 2.0], [5.0, 5.0], [7.0, 7.0]])[:, None]
@@ -115,7 +110,9 @@ class Lira(Attack[Moments]):
         [0.69, 629.49]
     """
 
-    online: bool = True
+    online: bool = True  #: use in models, too.
+    #: "pooled" over examples, from residuals around each example's mean; "example", from the example's own models alone
+    #: (pooled where there are fewer than two); "shrunk", between both by the number of models: see `variances`.
     variance: Variance = "shrunk"
 
     def summarize(self, shadows: Shadows) -> Moments:
@@ -168,10 +165,6 @@ def variances(side: Side, other: Side, kind: Variance, pools: NDArray[np.int64] 
 class Rmia(Attack[Averages]):
     """RMIA's log ratio l(x) = log p_theta(x) - log p(x), averaged over queries; RMIA ranks examples as this ratio does.
 
-    Attributes:
-        online: p(x) is the mean probability over all shadows; else ((1 + a) p_out(x) + 1 - a) / 2.
-        a: slope of the offline p(x), in [0, 1]; see `fit_a`.
-
     Example:
         >>> import numpy as np
         >>> odds = np.log([[[1 / 4]], [[3 / 2]]])  # p = .2 and .6
@@ -182,8 +175,8 @@ class Rmia(Attack[Averages]):
         2.0
     """
 
-    online: bool = True
-    a: float = OFFLINE_A
+    online: bool = True  #: p(x) is the mean probability over all shadows; else ((1 + a) p_out(x) + 1 - a) / 2.
+    a: float = OFFLINE_A  #: slope of the offline p(x), in [0, 1]; see `fit_a`.
 
     def summarize(self, shadows: Shadows) -> Averages:
         """Return the mean probabilities."""
@@ -198,10 +191,6 @@ class Rmia(Attack[Averages]):
 class Base(Attack[Averages]):
     """BASE: log p_theta(x) / T - log p(x), averaged over queries; RMIA's ratio with a temperature T.
 
-    Attributes:
-        temperature: T.
-        online, a: p(x) as in `Rmia`.
-
     Example:
         >>> import numpy as np
         >>> shadows = Shadows(np.log([[[1 / 4]], [[3 / 2]]]), np.array([[False], [True]]))
@@ -210,8 +199,8 @@ class Base(Attack[Averages]):
         True
     """
 
-    temperature: float = 1.0
-    online: bool = True
+    temperature: float = 1.0  #: T.
+    online: bool = True  #: online, a: p(x) as in `Rmia`.
     a: float = OFFLINE_A
 
     def summarize(self, shadows: Shadows) -> Averages:
@@ -331,14 +320,10 @@ class CalibratedLoss(Attack[Moments]):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Moments of log odds at checkpoints, and their scatter around each example's own means; a model can be left out.
+    """Moments of log odds at checkpoints, and their scatter around each example's own means; a model can be left out."""
 
-    Attributes:
-        moments: moments per checkpoint and example.
-        inner, outer: (num_checkpoints, num_checkpoints) sums of products of deviations, of in and of out models.
-    """
-
-    moments: Moments
+    moments: Moments  #: moments per checkpoint and example.
+    #: inner, outer: (num_checkpoints, num_checkpoints) sums of products of deviations, of in and of out models.
     inner: Values
     outer: Values
 

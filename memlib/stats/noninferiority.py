@@ -20,18 +20,12 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two means.
+    """A difference of two means."""
 
-    Attributes:
-        value: mean of the first sample minus that of the second.
-        low, high: its one-sided 95 % limits.
-        error: its standard error.
-    """
-
-    value: float
-    low: float
+    value: float  #: mean of the first sample minus that of the second.
+    low: float  #: low, high: its one-sided 95 % limits.
     high: float
-    error: float
+    error: float  #: its standard error.
 
     def outcome(self, margin: float, *, decidable: float) -> Literal["passed", "failed", "undecided"]:
         """Return failed if the first mean is shown to be the larger one and not shown to lie within the margin.

@@ -17,26 +17,18 @@ from memlib.stats.inference import exact_interval, threshold_rank
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Members and non-members above the k-th largest score of n non-members.
+    """Members and non-members above the k-th largest score of n non-members."""
 
-    Attributes:
-        rank: k.
-        num_members, num_nonmembers: numbers of units; the latter is n.
-        threshold: the k-th largest score of the non-members; only scores strictly above it count.
-        hits: number of members above the threshold.
-        tpr, tpr_interval: share of members above the threshold, and its 95 % Clopper-Pearson interval given the threshold.
-        expected_fpr: k / (n + 1), the probability that a new non-member's score is above the threshold.
-        fpr_interval: central 95 % of Beta(k, n + 1 - k), the distribution of the threshold's true false positive rate.
-    """
-
-    rank: int
-    num_members: int
+    rank: int  #: k.
+    num_members: int  #: num_members, num_nonmembers: numbers of units; the latter is n.
     num_nonmembers: int
-    threshold: float
-    hits: int
+    threshold: float  #: the k-th largest score of the non-members; only scores strictly above it count.
+    hits: int  #: number of members above the threshold.
+    #: tpr, tpr_interval: share of members above the threshold, and its 95 % Clopper-Pearson interval given the threshold.
     tpr: float
     tpr_interval: tuple[float, float]
-    expected_fpr: float
+    expected_fpr: float  #: k / (n + 1), the probability that a new non-member's score is above the threshold.
+    #: central 95 % of Beta(k, n + 1 - k), the distribution of the threshold's true false positive rate.
     fpr_interval: tuple[float, float]
 
 

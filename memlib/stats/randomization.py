@@ -35,13 +35,6 @@ LEAST = 1e-300  # smaller probabilities are dropped
 class Design:
     """A random assignment of groups of units to two sides; each stratum has a fixed number of groups on the first side.
 
-    Attributes:
-        first: (num_units,) bool, the units on the first side.
-        stratum: (num_units,) int, constant within a group.
-        group: (num_units,) int; units of one group are always on the same side.
-        given: (num_redraws, num_units) bool, redraws to use instead of random ones, whatever their number and seed; if all
-            draws but the observed one are given, every test by redraws is exact. None: redraws are random.
-
     Example:
         >>> import numpy as np
         >>> first = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
@@ -53,9 +46,11 @@ class Design:
         0.0143
     """
 
-    first: NDArray[np.bool_]
-    stratum: NDArray[np.int64]
-    group: NDArray[np.int64]
+    first: NDArray[np.bool_]  #: (num_units,) bool, the units on the first side.
+    stratum: NDArray[np.int64]  #: (num_units,) int, constant within a group.
+    group: NDArray[np.int64]  #: (num_units,) int; units of one group are always on the same side.
+    #: (num_redraws, num_units) bool, redraws to use instead of random ones, whatever their number and seed; if all draws but
+    #: the observed one are given, every test by redraws is exact. None: redraws are random.
     given: NDArray[np.bool_] | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod

@@ -25,15 +25,11 @@ def halves_nearer(own: float, others: NDArray[np.floating]) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Comparisons of true items with their candidates, from which ranks follow for any draw of the sides.
+    """Comparisons of true items with their candidates, from which ranks follow for any draw of the sides."""
 
-    Attributes:
-        nearer: (num_items, num_items) 1 where the candidate is nearer than the true item, 1/2 where it is as near, else 0.
-        candidates: (num_items, num_items) 1 for the candidates of each item, else 0.
-    """
-
+    #: (num_items, num_items) 1 where the candidate is nearer than the true item, 1/2 where it is as near, else 0.
     nearer: scipy.sparse.csr_array
-    candidates: scipy.sparse.csr_array
+    candidates: scipy.sparse.csr_array  #: (num_items, num_items) 1 for the candidates of each item, else 0.
 
     @classmethod
     def of(cls, candidates: Sequence[NDArray[np.integer]], halves: Sequence[NDArray[np.integer]]) -> "Ranks":

@@ -26,16 +26,12 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shadows:
-    """Log odds of shadow models, and the examples that each was trained on.
+    """Log odds of shadow models, and the examples that each was trained on."""
 
-    Attributes:
-        odds: (num_models, num_queries, num_examples) float32 or float64, finite log odds of the true class.
-        inside: (num_models, num_examples) bool, True where the model was trained on the example.
-        pools: (num_examples,) int, or None for a single pool; `Lira` pools the variances of examples of one pool.
-    """
-
+    #: (num_models, num_queries, num_examples) float32 or float64, finite log odds of the true class.
     odds: NDArray[np.floating]
-    inside: NDArray[np.bool_]
+    inside: NDArray[np.bool_]  #: (num_models, num_examples) bool, True where the model was trained on the example.
+    #: (num_examples,) int, or None for a single pool; `Lira` pools the variances of examples of one pool.
     pools: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -84,17 +80,11 @@ def log_p(odds: NDArray[np.floating]) -> Values:
 
 @dataclass(frozen=True)
 class Side:
-    """Moments of the in models or of the out models of each example.
+    """Moments of the in models or of the out models of each example."""
 
-    Attributes:
-        count: (num_examples,) number of models.
-        mean: (num_queries, num_examples) mean value; 0 without models.
-        squares: (num_queries, num_examples) sum of squared deviations from the mean.
-    """
-
-    count: Values
-    mean: Values
-    squares: Values
+    count: Values  #: (num_examples,) number of models.
+    mean: Values  #: (num_queries, num_examples) mean value; 0 without models.
+    squares: Values  #: (num_queries, num_examples) sum of squared deviations from the mean.
 
     def without(self, values: Values, present: NDArray[np.bool_]) -> "Side":
         """Return the moments without a model's values (num_queries, num_examples), where it is `present` (num_examples,)."""
@@ -116,18 +106,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of the values of shadows per example, in and out; a model can be left out.
+    """Moments of the values of shadows per example, in and out; a model can be left out."""
 
-    Attributes:
-        inner, outer: moments of the in and of the out models.
-        shadows: the shadows.
-        is_log_p: True if the values are log p instead of log odds.
-    """
-
-    inner: Side
+    inner: Side  #: inner, outer: moments of the in and of the out models.
     outer: Side
-    shadows: Shadows
-    is_log_p: bool
+    shadows: Shadows  #: the shadows.
+    is_log_p: bool  #: True if the values are log p instead of log odds.
 
     @classmethod
     def of(cls, shadows: Shadows, *, is_log_p: bool = False) -> "Moments":
@@ -156,16 +140,12 @@ class Sum:
     """Sum of probabilities over models, from which one can be taken away without loss of precision.
 
     The largest term is kept apart: what remains without it is not the difference of two nearly equal numbers.
-
-    Attributes:
-        count: (num_examples,) number of models.
-        rest: (num_queries, num_examples) sum of all terms but the largest (but one of the largest, if several are equal).
-        top: (num_queries, num_examples) the largest term; 0 without models.
     """
 
-    count: Values
+    count: Values  #: (num_examples,) number of models.
+    #: (num_queries, num_examples) sum of all terms but the largest (but one of the largest, if several are equal).
     rest: Values
-    top: Values
+    top: Values  #: (num_queries, num_examples) the largest term; 0 without models.
 
     @classmethod
     def of(cls, terms: Values, count: Values) -> "Sum":
@@ -190,13 +170,9 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean probability p of some models, kept precise at both ends by the sums of p and of q = 1 - p.
+    """Mean probability p of some models, kept precise at both ends by the sums of p and of q = 1 - p."""
 
-    Attributes:
-        p, q: sums over the models.
-    """
-
-    p: Sum
+    p: Sum  #: p, q: sums over the models.
     q: Sum
 
     def without(self, p: Values, q: Values, present: NDArray[np.bool_]) -> "Mean":
@@ -210,16 +186,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Averages:
-    """Mean probabilities of the in and of the out models per example; a model can be left out.
+    """Mean probabilities of the in and of the out models per example; a model can be left out."""
 
-    Attributes:
-        inner, outer: means over the in and over the out models.
-        shadows: the shadows.
-    """
-
-    inner: Mean
+    inner: Mean  #: inner, outer: means over the in and over the out models.
     outer: Mean
-    shadows: Shadows
+    shadows: Shadows  #: the shadows.
 
     @classmethod
     def of(cls, shadows: Shadows) -> "Averages":

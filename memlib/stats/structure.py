@@ -17,40 +17,24 @@ K = 10  # rows that an output class, or a cell of a released table, should have
 
 @dataclass(frozen=True)
 class StructuralRisk:
-    """Numbers of a model's classes of equal output, over its training rows.
+    """Numbers of a model's classes of equal output, over its training rows."""
 
-    Attributes:
-        rows: number of training rows.
-        output_classes: number of distinct outputs.
-        smallest: number of rows of the smallest output class: the k of k-anonymity.
-        rows_below_k: number of rows in output classes of fewer than `k` rows.
-        single_rows: number of rows that are alone in their output class.
-        pure_classes: number of output classes, of at least two rows, whose rows all have the same label: knowing the output
-            gives the label away without telling the rows apart.
-        pure_rows: number of rows in pure classes.
-        certain_rows: number of rows whose output gives one label a probability of 1 (all votes).
-        excluding_rows: number of rows whose output gives some label a probability of exactly 0 (no vote).
-        small_cells: number of pairs of output class and label with at least one and fewer than `k` rows.
-        small_cell_rows: number of rows in small cells.
-        residual_freedom: number of rows less the number of parameters; None if the latter is not known.
-        instance_based: True if the model stores training rows (nearest neighbours, support vectors).
-        k: size from which a group counts as large.
-    """
-
-    rows: int
-    output_classes: int
-    smallest: int
-    rows_below_k: int
-    single_rows: int
+    rows: int  #: number of training rows.
+    output_classes: int  #: number of distinct outputs.
+    smallest: int  #: number of rows of the smallest output class: the k of k-anonymity.
+    rows_below_k: int  #: number of rows in output classes of fewer than `k` rows.
+    single_rows: int  #: number of rows that are alone in their output class.
+    #: number of output classes, of at least two rows, whose rows all have the same label: knowing the output gives the label
+    #: away without telling the rows apart.
     pure_classes: int
-    pure_rows: int
-    certain_rows: int
-    excluding_rows: int
-    small_cells: int
-    small_cell_rows: int
-    residual_freedom: int | None
-    instance_based: bool
-    k: int
+    pure_rows: int  #: number of rows in pure classes.
+    certain_rows: int  #: number of rows whose output gives one label a probability of 1 (all votes).
+    excluding_rows: int  #: number of rows whose output gives some label a probability of exactly 0 (no vote).
+    small_cells: int  #: number of pairs of output class and label with at least one and fewer than `k` rows.
+    small_cell_rows: int  #: number of rows in small cells.
+    residual_freedom: int | None  #: number of rows less the number of parameters; None if the latter is not known.
+    instance_based: bool  #: True if the model stores training rows (nearest neighbours, support vectors).
+    k: int  #: size from which a group counts as large.
 
 
 def output_classes(outputs: NDArray[np.floating | np.integer], *, decimals: int | None = None) -> NDArray[np.int64]:

@@ -22,9 +22,6 @@ MOST_SKEWED = 0.99  # share of the largest skewness possible for a skew-normal d
 class SkewNormal:
     """The skew-normal distribution with density 2/s phi(z) Phi(a z), where z = (x - location) / s.
 
-    Attributes:
-        location, scale, shape: location, s and a, as in scipy.stats.skewnorm.
-
     Example:
         >>> import numpy as np
         >>> law = SkewNormal(location=0.0, scale=1.0, shape=0.0)  # the normal law
@@ -32,7 +29,7 @@ class SkewNormal:
         [1.0, 1161.0]
     """
 
-    location: float
+    location: float  #: location, scale, shape: location, s and a, as in scipy.stats.skewnorm.
     scale: float
     shape: float
 

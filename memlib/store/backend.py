@@ -26,19 +26,12 @@ class Damaged(ValueError):
 
 
 class Backend(ABC):
-    """A folder of files, local or remote.
+    """A folder of files, local or remote."""
 
-    Attributes:
-        is_local: whether the files are in this machine's file system and have permissions.
-        uri: address of the store as shown to users; the same in every process.
-        root: path of the folder in the file system.
-        file_system: the fsspec file system that contains it.
-    """
-
-    is_local: bool
-    uri: str
-    root: str
-    file_system: Any
+    is_local: bool  #: whether the files are in this machine's file system and have permissions.
+    uri: str  #: address of the store as shown to users; the same in every process.
+    root: str  #: path of the folder in the file system.
+    file_system: Any  #: the fsspec file system that contains it.
 
     def __init__(self) -> None:
         self._sound: dict[str, str] = {}

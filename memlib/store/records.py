@@ -82,58 +82,35 @@ class Metrics(Record):
 
 
 class ArtifactRecord(Record):
-    """The manifest of an artifact.
+    """The manifest of an artifact."""
 
-    Attributes:
-        attempt: name of the attempt whose files form the artifact.
-        files: size and digest of each file, by path.
-        version: version of the stage's code; None for artifacts from before versions were recorded.
-        definitions: digest of the definitions that the stage's code reaches, see memlib.pipeline.definitions.
-        code: digest of whole modules, in artifacts from before `definitions`.
-        named: identities of the code that the recipe names.
-        spec: configuration of the stage.
-        inputs: keys of the artifacts that the stage read, by role.
-        facts: facts that the stage recorded.
-        metrics: resources spent on computing the artifact.
-        reads: content digests of the artifacts that the stage read, by key.
-        content: the artifact's own content digest, see memlib.store.content.contents.
-        rounded: digest of the content without the values of floats, if files may be evicted.
-        log: path of the log below the store's root.
-        finished: time of the commit; None in older manifests.
-    """
-
-    attempt: Name
-    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]
-    version: int | None = None
+    attempt: Name  #: name of the attempt whose files form the artifact.
+    files: Annotated[dict[Inside, FileRecord], Field(min_length=1)]  #: size and digest of each file, by path.
+    version: int | None = None  #: version of the stage's code; None for artifacts from before versions were recorded.
+    #: digest of the definitions that the stage's code reaches, see memlib.pipeline.definitions.
     definitions: str | None = None
-    code: str | None = None
-    named: dict[str, str] = Field(default_factory=dict)
-    spec: Any = None
-    inputs: dict[str, Any] = Field(default_factory=dict)
-    facts: dict[str, Any] = Field(default_factory=dict)
-    metrics: Metrics = Field(default_factory=Metrics)
-    reads: dict[str, str] = Field(default_factory=dict)
-    content: str | None = None
-    rounded: str | None = None
-    log: str | None = None
-    finished: Seconds | None = None
+    code: str | None = None  #: digest of whole modules, in artifacts from before `definitions`.
+    named: dict[str, str] = Field(default_factory=dict)  #: identities of the code that the recipe names.
+    spec: Any = None  #: configuration of the stage.
+    inputs: dict[str, Any] = Field(default_factory=dict)  #: keys of the artifacts that the stage read, by role.
+    facts: dict[str, Any] = Field(default_factory=dict)  #: facts that the stage recorded.
+    metrics: Metrics = Field(default_factory=Metrics)  #: resources spent on computing the artifact.
+    reads: dict[str, str] = Field(default_factory=dict)  #: content digests of the artifacts that the stage read, by key.
+    content: str | None = None  #: the artifact's own content digest, see memlib.store.content.contents.
+    rounded: str | None = None  #: digest of the content without the values of floats, if files may be evicted.
+    log: str | None = None  #: path of the log below the store's root.
+    finished: Seconds | None = None  #: time of the commit; None in older manifests.
 
 
 class FormerRecord(Record):
-    """The content of an attempt that was discarded and is to be computed again.
+    """The content of an attempt that was discarded and is to be computed again."""
 
-    Attributes:
-        exact: digest of all files that stages read, see memlib.store.content.exact_digest.
-        content, rounded, reads, named: as in the manifest of the attempt.
-        evicted: whether it is computed again because its files were evicted.
-    """
-
-    exact: str
-    content: str
+    exact: str  #: digest of all files that stages read, see memlib.store.content.exact_digest.
+    content: str  #: content, rounded, reads, named: as in the manifest of the attempt.
     rounded: str | None = None
     reads: dict[str, str] = Field(default_factory=dict)
     named: dict[str, str] = Field(default_factory=dict)
-    evicted: bool = False
+    evicted: bool = False  #: whether it is computed again because its files were evicted.
 
 
 class ResumeRecord(Record):

@@ -85,35 +85,23 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class Train(Stage[TrainedModel]):
-    """Train a model.
-
-    Attributes:
-        name: the model's name in reports: target 0, reference 0, shadow 17, ...
-        model, training: the architecture and the training settings.
-        num_classes: number of classes of the data, or of symbols of a text.
-        shard, splits: the examples and their roles.
-        roles: the roles whose examples the model trains on.
-        parent: a trained encoder whose last weights initialize the backbone.
-        head_alone: True if the backbone stays frozen.
-        canary: the example that carries the unique feature, if any.
-        base: the external model to be fine-tuned, if any.
-    """
+    """Train a model."""
 
     declared: ClassVar[Declared] = Declared("train", 2)
     title: ClassVar[str] = "train models"
     place: ClassVar[Place] = "fleet"
 
-    name: str
-    model: AnyModel
+    name: str  #: the model's name in reports: target 0, reference 0, shadow 17, ...
+    model: AnyModel  #: model, training: the architecture and the training settings.
     training: TrainingSpec
-    num_classes: int
-    shard: Artifact[Shard]
+    num_classes: int  #: number of classes of the data, or of symbols of a text.
+    shard: Artifact[Shard]  #: shard, splits: the examples and their roles.
     splits: Artifact[pa.Table]
-    roles: tuple[str, ...]
-    parent: Artifact[TrainedModel] | None = None
-    head_alone: bool = False
-    canary: Canary | None = None
-    base: Artifact[Pretrained] | None = None
+    roles: tuple[str, ...]  #: the roles whose examples the model trains on.
+    parent: Artifact[TrainedModel] | None = None  #: a trained encoder whose last weights initialize the backbone.
+    head_alone: bool = False  #: True if the backbone stays frozen.
+    canary: Canary | None = None  #: the example that carries the unique feature, if any.
+    base: Artifact[Pretrained] | None = None  #: the external model to be fine-tuned, if any.
 
     @property
     def label(self) -> str:
@@ -231,19 +219,12 @@ def _described(model: AnyModel) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Canary:
-    """The example of one model's training set that carries the unique feature.
+    """The example of one model's training set that carries the unique feature."""
 
-    Attributes:
-        feature: the feature's content and position.
-        spec: replace or append, and how often.
-        row: the canary's row in the shard.
-        with_feature: False for a control model, which sees the clean twin (the same example without the feature).
-    """
-
-    feature: Feature
-    spec: CanarySpec
-    row: int
-    with_feature: bool
+    feature: Feature  #: the feature's content and position.
+    spec: CanarySpec  #: replace or append, and how often.
+    row: int  #: the canary's row in the shard.
+    with_feature: bool  #: False for a control model, which sees the clean twin (the same example without the feature).
 
     @property
     def digest(self) -> str:

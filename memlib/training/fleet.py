@@ -135,22 +135,16 @@ def train_fleet(
 
 @dataclass(frozen=True)
 class TrainSubsets(Stage[Nets]):
-    """Train small nets together, each on its own training set: nets.safetensors.
-
-    Attributes:
-        subsets: the training sets.
-        model, training: architecture and training of every net.
-        seeds: seed of each net.
-    """
+    """Train small nets together, each on its own training set: nets.safetensors."""
 
     declared: ClassVar[Declared] = Declared("train_subsets", 1)
     title: ClassVar[str] = "train small models"
     place: ClassVar[Place] = "anywhere"
 
-    subsets: Subsets | RoleSets
-    model: ClassifierSpec
+    subsets: Subsets | RoleSets  #: the training sets.
+    model: ClassifierSpec  #: model, training: architecture and training of every net.
     training: TrainingSpec
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  #: seed of each net.
 
     @property
     def label(self) -> str:

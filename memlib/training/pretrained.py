@@ -79,16 +79,12 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class TakeOver(Stage[Pretrained]):
-    """Copy a Hugging Face model with its tokenizer and its adapter into the store, unchanged.
-
-    Attributes:
-        model: spec with the paths of the folders of the model and of its adapter.
-    """
+    """Copy a Hugging Face model with its tokenizer and its adapter into the store, unchanged."""
 
     declared: ClassVar[Declared] = Declared("pretrained", 2)
     title: ClassVar[str] = "copy pretrained model"
 
-    model: PretrainedSpec
+    model: PretrainedSpec  #: spec with the paths of the folders of the model and of its adapter.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -27,22 +27,14 @@ FINE_STEP, COARSE_STEP = 1e-4, 1e-3
 
 @dataclass(frozen=True)
 class Spent:
-    """The privacy guarantee of a training run.
+    """The privacy guarantee of a training run."""
 
-    Attributes:
-        noise: standard deviation of the noise, in units of the clipping norm.
-        epsilons: epsilon spent by the end of each epoch, starting with epoch 1.
-        delta: probability with which the epsilon guarantee may fail.
-        accountant: the accountant that computed epsilon: rdp, prv or pld.
-        sample_rate: probability that an example is in a batch.
-        tight: False when the accountant reports that a tighter bound may exist; epsilon is an upper bound in any case.
-    """
-
-    noise: float
-    epsilons: tuple[float, ...]
-    delta: float
-    accountant: str
-    sample_rate: float
+    noise: float  #: standard deviation of the noise, in units of the clipping norm.
+    epsilons: tuple[float, ...]  #: epsilon spent by the end of each epoch, starting with epoch 1.
+    delta: float  #: probability with which the epsilon guarantee may fail.
+    accountant: str  #: the accountant that computed epsilon: rdp, prv or pld.
+    sample_rate: float  #: probability that an example is in a batch.
+    #: False when the accountant reports that a tighter bound may exist; epsilon is an upper bound in any case.
     tight: bool = True
 
 

@@ -49,14 +49,10 @@ class Budget:
 
     Below it, the overhead of a step is shared by more networks; above it, a step's arrays leave the caches of a CPU, or fill
     the memory of a GPU. benchmarks/shadow_nets.py compares sizes.
-
-    Attributes:
-        multiplications: multiplications of all networks in the forward pass of a batch.
-        num_bytes: bytes of all networks' parameters with gradients and moments, and of their batches.
     """
 
-    multiplications: float
-    num_bytes: float
+    multiplications: float  #: multiplications of all networks in the forward pass of a batch.
+    num_bytes: float  #: bytes of all networks' parameters with gradients and moments, and of their batches.
 
 
 BUDGETS = {"cpu": Budget(3e7, 16 * 2**20), "cuda": Budget(3e10, 4 * 2**30)}
@@ -226,18 +222,13 @@ class _DenseChain(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples that the networks of a stack may see.
+    """The examples that the networks of a stack may see."""
 
-    Attributes:
-        images: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the content of the shard.
-        labels: (num_stored,) int64, by stored row.
-        feature: the unique feature, inserted in marked rows; None if no row is marked.
-        validation: (num_validation,) int64 stored rows for early stopping.
-    """
-
+    #: (num_stored, height, width, channels) uint8 or (num_stored, dim) float32, the content of the shard.
     images: NDArray[np.generic]
-    labels: NDArray[np.int64]
-    feature: Feature | None = None
+    labels: NDArray[np.int64]  #: (num_stored,) int64, by stored row.
+    feature: Feature | None = None  #: the unique feature, inserted in marked rows; None if no row is marked.
+    #: (num_validation,) int64 stored rows for early stopping.
     validation: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -283,18 +274,13 @@ class NetJob:
 
 @dataclass
 class NetResult:
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        state: the network's state dict; with patience, that of the best epoch.
-        epoch: the epoch of `state`.
-        history: (num_epochs, 3) training loss, training accuracy (from the training steps' forward passes), validation loss.
-        earlier: state dict by epoch of `training.earlier_epochs`; after the network has stopped, `state`.
-    """
-
-    state: dict[str, Tensor]
-    epoch: int
+    state: dict[str, Tensor]  #: the network's state dict; with patience, that of the best epoch.
+    epoch: int  #: the epoch of `state`.
+    #: (num_epochs, 3) training loss, training accuracy (from the training steps' forward passes), validation loss.
     history: NDArray[np.float64]
+    #: state dict by epoch of `training.earlier_epochs`; after the network has stopped, `state`.
     earlier: dict[int, dict[str, Tensor]]
 
 

@@ -22,38 +22,24 @@ from memlib.pipeline.stage import Artifact
 
 @dataclass(frozen=True)
 class Found:
-    """Objects and images that one model retrieves for a caption.
+    """Objects and images that one model retrieves for a caption."""
 
-    Attributes:
-        trained_on: the set on which the model was trained, A or B.
-        named: objects that it names beyond the caption, most votes first.
-        images: public images, nearest first.
-    """
-
-    trained_on: str
-    named: Sequence[str]
-    images: Sequence[NDArray[np.uint8]]
+    trained_on: str  #: the set on which the model was trained, A or B.
+    named: Sequence[str]  #: objects that it names beyond the caption, most votes first.
+    images: Sequence[NDArray[np.uint8]]  #: public images, nearest first.
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A pair that is shown.
+    """A pair that is shown."""
 
-    Attributes:
-        example_id, caption, image: the pair.
-        direction: its set, A or B.
-        objects: all objects in the image.
-        named: those that the caption names.
-        found: what each model retrieves.
-    """
-
-    example_id: str
+    example_id: str  #: example_id, caption, image: the pair.
     caption: str
     image: NDArray[np.uint8]
-    direction: str
-    objects: Sequence[str]
-    named: Sequence[str]
-    found: Sequence[Found]
+    direction: str  #: its set, A or B.
+    objects: Sequence[str]  #: all objects in the image.
+    named: Sequence[str]  #: those that the caption names.
+    found: Sequence[Found]  #: what each model retrieves.
 
 
 def pairs_shown(

@@ -69,21 +69,15 @@ class Words:
 
 @dataclass(frozen=True)
 class TrainPairs(Train):
-    """Train an image-text model on pairs.
-
-    Attributes:
-        captions: the captions.
-        dose: pairs that are trained on several times.
-        dose_seed: seed of their draw.
-    """
+    """Train an image-text model on pairs."""
 
     declared: ClassVar[Declared] = Declared("train_pairs", 1)
     title: ClassVar[str] = "train image-text models"
 
     num_classes: int = field(default=0, kw_only=True)  # there are no classes
-    captions: Artifact[CaptionSet] = field(kw_only=True)
-    dose: DoseSpec = field(default=DoseSpec(), kw_only=True)
-    dose_seed: int = field(default=0, kw_only=True)
+    captions: Artifact[CaptionSet] = field(kw_only=True)  #: the captions.
+    dose: DoseSpec = field(default=DoseSpec(), kw_only=True)  #: pairs that are trained on several times.
+    dose_seed: int = field(default=0, kw_only=True)  #: seed of their draw.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -321,13 +315,9 @@ class Retrieve(Stage[Retrieved]):
 
 @dataclass(frozen=True)
 class Retrievals:
-    """The public images nearest to each caption, under the models of one pair at one checkpoint.
+    """The public images nearest to each caption, under the models of one pair at one checkpoint."""
 
-    Attributes:
-        pair, epoch: the setting.
-        by_model: under the model trained on A and, if there is one, under the model trained on B.
-    """
-
-    pair: int
+    pair: int  #: pair, epoch: the setting.
     epoch: int
+    #: under the model trained on A and, if there is one, under the model trained on B.
     by_model: tuple[Artifact[Retrieved], ...]

@@ -19,17 +19,11 @@ SHIFTS = 20  # exchanges of neighbours for the recall by chance
 
 @dataclass(frozen=True)
 class Asked:
-    """Objects in the images of the captions that are asked, and those that are known without a model.
+    """Objects in the images of the captions that are asked, and those that are known without a model."""
 
-    Attributes:
-        objects: all objects in the images, (num_captions, num_objects).
-        named: those that the captions name.
-        implied: unnamed objects that the words make more likely than not.
-    """
-
-    objects: scipy.sparse.csr_array
-    named: scipy.sparse.csr_array
-    implied: scipy.sparse.csr_array
+    objects: scipy.sparse.csr_array  #: all objects in the images, (num_captions, num_objects).
+    named: scipy.sparse.csr_array  #: those that the captions name.
+    implied: scipy.sparse.csr_array  #: unnamed objects that the words make more likely than not.
 
     @property
     def unnamed(self) -> scipy.sparse.csr_array:
@@ -106,19 +100,12 @@ def answers(votes: scipy.sparse.csr_array, asked: Asked, count: int) -> Answers:
 
 @dataclass(frozen=True)
 class WordModel:
-    """A linear model of objects given the words of a caption, fitted to public pairs by ridge regression; it sees no image.
+    """A linear model of objects given the words of a caption, fitted to public pairs by ridge regression; it sees no image."""
 
-    Attributes:
-        kept: words that occur in several public captions, at most `MOST_WORDS` of the most frequent ones.
-        mean: share of the public captions that have each of these words.
-        frequency: share of the public images that show each object.
-        weights: (num_kept, num_objects).
-    """
-
-    kept: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    frequency: NDArray[np.float64]
-    weights: NDArray[np.float64]
+    kept: NDArray[np.int64]  #: words that occur in several public captions, at most `MOST_WORDS` of the most frequent ones.
+    mean: NDArray[np.float64]  #: share of the public captions that have each of these words.
+    frequency: NDArray[np.float64]  #: share of the public images that show each object.
+    weights: NDArray[np.float64]  #: (num_kept, num_objects).
 
     @classmethod
     def fit(cls, words: NDArray[np.int32], objects: scipy.sparse.csr_array) -> WordModel:

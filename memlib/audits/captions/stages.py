@@ -37,11 +37,7 @@ KINDS = ("recovered", "wrong", "unimplied", "named")
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Count the objects that neighbours of captions name, and compute the findings.
-
-    Attributes:
-        by_chance: whether pairs were assigned to A and B at random; otherwise nothing is tested.
-    """
+    """Count the objects that neighbours of captions name, and compute the findings."""
 
     declared: ClassVar[Declared] = Declared("score_captions", 3)
     title: ClassVar[str] = "score captions"
@@ -53,7 +49,7 @@ class Score(ScoresStage):
     dose: DoseSpec
     dose_seed: int
     config: Config
-    by_chance: bool = True
+    by_chance: bool = True  #: whether pairs were assigned to A and B at random; otherwise nothing is tested.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -29,14 +29,10 @@ DIRECTION_OF = {TARGET: "A", REFERENCE: "B", EXTRA: HELD_OUT}
 
 @dataclass(frozen=True)
 class Setting:
-    """The units at one epoch and k: those of each pair of models in order of example id.
+    """The units at one epoch and k: those of each pair of models in order of example id."""
 
-    Attributes:
-        rows: the units of the first pair of models, one row per pair of image and caption.
-        columns: column of the units -> (num_models, num_rows), as floats, NaN where there is no second model.
-    """
-
-    rows: pa.Table
+    rows: pa.Table  #: the units of the first pair of models, one row per pair of image and caption.
+    #: column of the units -> (num_models, num_rows), as floats, NaN where there is no second model.
     columns: Mapping[str, NDArray[np.float64]]
 
     @classmethod

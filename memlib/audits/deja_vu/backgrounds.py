@@ -35,20 +35,15 @@ ANSWERS = "answers.parquet"
 
 @dataclass(frozen=True)
 class Background(Stage[pa.Table]):
-    """Fit a classifier to the background crops of all folds but one, and classify the crops of that fold.
-
-    Attributes:
-        fold: number of the fold left out, from 0.
-        view: the audited images and their crop.
-    """
+    """Fit a classifier to the background crops of all folds but one, and classify the crops of that fold."""
 
     declared: ClassVar[Declared] = Declared("background", 1)
     title: ClassVar[str] = "learn backgrounds"
     place: ClassVar[Place] = "anywhere"
 
     classifier: BackgroundSpec
-    fold: int
-    view: View
+    fold: int  #: number of the fold left out, from 0.
+    view: View  #: the audited images and their crop.
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
 
@@ -120,15 +115,10 @@ class Background(Stage[pa.Table]):
 
 @dataclass(frozen=True)
 class Backgrounds:
-    """Answers of the classifiers of all folds for one crop mode.
+    """Answers of the classifiers of all folds for one crop mode."""
 
-    Attributes:
-        kind: kind of classifier.
-        parts: answers of each fold.
-    """
-
-    kind: str
-    parts: Sequence[Artifact[pa.Table]]
+    kind: str  #: kind of classifier.
+    parts: Sequence[Artifact[pa.Table]]  #: answers of each fold.
 
     @property
     def key(self) -> Any:

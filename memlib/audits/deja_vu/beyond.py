@@ -44,21 +44,14 @@ NOTHING = -1  # code of a vote without voters, and of a missing value
 
 @dataclass(frozen=True)
 class Beyond:
-    """Attributes, and neighbours and comparisons within the class, at the headline's setting.
+    """Attributes, and neighbours and comparisons within the class, at the headline's setting."""
 
-    Attributes:
-        setting: layer, epoch, crop and k.
-        attributes: values of the attributes (data.attributes.ATTRIBUTES).
-        names: names of the attributes, in the recipe's order.
-        within: for each pair, the artifacts of `Within` for the model trained on A and for that trained on B, in row order.
-        public: embeddings of the public images, for their ids.
-    """
-
-    setting: Mapping[str, Any]
-    attributes: Artifact[pa.Table]
-    names: tuple[str, ...]
+    setting: Mapping[str, Any]  #: layer, epoch, crop and k.
+    attributes: Artifact[pa.Table]  #: values of the attributes (data.attributes.ATTRIBUTES).
+    names: tuple[str, ...]  #: names of the attributes, in the recipe's order.
+    #: for each pair, the artifacts of `Within` for the model trained on A and for that trained on B, in row order.
     within: Sequence[tuple[Sequence[Artifact[pa.Table]], Sequence[Artifact[pa.Table]]]]
-    public: EmbeddedView
+    public: EmbeddedView  #: embeddings of the public images, for their ids.
 
     @property
     def key(self) -> Any:
@@ -103,17 +96,11 @@ def beyond_rows(beyond: Beyond, splits: pa.Table, config: Config) -> Iterator[Fi
 
 @dataclass(frozen=True)
 class Values:
-    """Codes of the values of an attribute, from 0 in alphabetical order; -1 without a value.
+    """Codes of the values of an attribute, from 0 in alphabetical order; -1 without a value."""
 
-    Attributes:
-        audited: (num_audited,) of the audited images.
-        public: (num_public,) of the public images.
-        guess: (num_audited,) the most frequent value among the public images of each audited image's class.
-    """
-
-    audited: NDArray[np.int64]
-    public: NDArray[np.int64]
-    guess: NDArray[np.int64]
+    audited: NDArray[np.int64]  #: (num_audited,) of the audited images.
+    public: NDArray[np.int64]  #: (num_public,) of the public images.
+    guess: NDArray[np.int64]  #: (num_audited,) the most frequent value among the public images of each audited image's class.
 
     @classmethod
     def of(cls, attributes: pa.Table, name: str, members: pa.Table, public: pa.Table) -> Values:

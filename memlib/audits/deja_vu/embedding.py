@@ -243,17 +243,12 @@ def encoder_of(model: Artifact[TrainedModel] | ExternalEncoder, epoch: int) -> t
 
 @dataclass(frozen=True)
 class ShownRows:
-    """The images of a view.
+    """The images of a view."""
 
-    Attributes:
-        members: rows of the splits.
-        crops: their background crops (num_members, 4) x0, y0, x1, y1 in stored pixels; None for whole images.
-        digest: digest of the members.
-    """
-
-    members: pa.Table
+    members: pa.Table  #: rows of the splits.
+    #: their background crops (num_members, 4) x0, y0, x1, y1 in stored pixels; None for whole images.
     crops: NDArray[np.int64] | None
-    digest: str
+    digest: str  #: digest of the members.
 
 
 @remembered  # the views are the same for all models

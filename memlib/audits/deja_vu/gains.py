@@ -24,18 +24,12 @@ CHANGE, CHANGES = "change in share_excess", "changes"
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains on each image at one setting; the difference between their means over the two sides is the share excess.
+    """Gains on each image at one setting; the difference between their means over the two sides is the share excess."""
 
-    Attributes:
-        images: (num_images,) ids and sides (directions), sorted.
-        design: the draw of the sides.
-        gains: (num_pairs, num_images) 1/2 where only the model trained on A names the object, -1/2 where only the model
-            trained on B does, else 0. With a single model, its reference takes the place of the model trained on B, and gains
-            are 1, -1 and 0.
-    """
-
-    images: pa.Table
-    design: Design
+    images: pa.Table  #: (num_images,) ids and sides (directions), sorted.
+    design: Design  #: the draw of the sides.
+    #: (num_pairs, num_images) 1/2 where only the model trained on A names the object, -1/2 where only the model trained on B
+    #: does, else 0. With a single model, its reference takes the place of the model trained on B, and gains are 1, -1 and 0.
     gains: NDArray[np.float64]
 
     @classmethod

@@ -39,15 +39,10 @@ AnyObjective = ObjectiveSpec | GeneratorObjectiveSpec
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and spread of each dimension of the representations, by which conditions are normalized.
+    """Mean and spread of each dimension of the representations, by which conditions are normalized."""
 
-    Attributes:
-        mean: (dim,) float32.
-        spread: standard deviation, (dim,) float32; 0 for constant dimensions.
-    """
-
-    mean: NDArray[np.float32]
-    spread: NDArray[np.float32]
+    mean: NDArray[np.float32]  #: (dim,) float32.
+    spread: NDArray[np.float32]  #: standard deviation, (dim,) float32; 0 for constant dimensions.
 
     @staticmethod
     def of(view: EmbeddedView, layers: Sequence[str]) -> Scale:
@@ -109,21 +104,17 @@ def _whole(views: Sequence[EmbeddedView]) -> EmbeddedView:
 
 @dataclass(frozen=True)
 class GenerateTrain(Train):
-    """Train a generator that draws public images from their representations under one encoder.
-
-    Attributes:
-        conditions: representations of the public images, of which one view is of whole images; others may be of their crops.
-            Each row of a view is an example: the whole image, and the representation from which it is drawn.
-        layers: layers of the encoder whose outputs, side by side, are the representation.
-    """
+    """Train a generator that draws public images from their representations under one encoder."""
 
     declared: ClassVar[Declared] = Declared("generate_train", 1)
     title: ClassVar[str] = "train generators"
 
     num_classes: int = field(default=0, kw_only=True)  # generators know no classes
     roles: tuple[str, ...] = (PUBLIC,)
+    #: representations of the public images, of which one view is of whole images; others may be of their crops. Each row of a
+    #: view is an example: the whole image, and the representation from which it is drawn.
     conditions: tuple[EmbeddedView, ...] = ()
-    layers: tuple[str, ...] = ("backbone",)
+    layers: tuple[str, ...] = ("backbone",)  #: layers of the encoder whose outputs, side by side, are the representation.
 
     @property
     def spec(self) -> Mapping[str, Any]:

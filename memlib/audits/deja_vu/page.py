@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report(PageStage):
-    """Draw the page of a déjà vu audit.
-
-    Attributes:
-        drawn: reconstructions by the first pair's model trained on A and by its model trained on B, in blocks; empty if none.
-    """
+    """Draw the page of a déjà vu audit."""
 
     declared: ClassVar[Declared] = Declared("report", 12)
     title: ClassVar[str] = "report déjà vu"
@@ -52,6 +48,7 @@ class Report(PageStage):
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     models: Mapping[str, Artifact[TrainedModel]]
+    #: reconstructions by the first pair's model trained on A and by its model trained on B, in blocks; empty if none.
     drawn: Sequence[Sequence[Artifact[Reconstructions]]] = ()
 
     @property

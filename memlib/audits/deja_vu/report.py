@@ -40,17 +40,12 @@ COLOURS = {"memorized": TARGET, "misrepresented": REFERENCE, "correlated": ACCEN
 
 @dataclass(frozen=True)
 class Shown:
-    """Pictures of one example for a gallery.
+    """Pictures of one example for a gallery."""
 
-    Attributes:
-        image: (size, size, 3) uint8.
-        box: the background crop, x0, y0, x1, y1.
-        target, reference: the nearest public images under each model, with their class names; reference is empty with a
-            single model.
-    """
-
-    image: NDArray[np.uint8]
-    box: tuple[int, int, int, int]
+    image: NDArray[np.uint8]  #: (size, size, 3) uint8.
+    box: tuple[int, int, int, int]  #: the background crop, x0, y0, x1, y1.
+    #: target, reference: the nearest public images under each model, with their class names; reference is empty with a single
+    #: model.
     target: Sequence[tuple[NDArray[np.uint8], str]]
     reference: Sequence[tuple[NDArray[np.uint8], str]]
 

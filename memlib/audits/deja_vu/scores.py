@@ -27,28 +27,20 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """The neighbours' classes for one direction of one pair of models, at one layer and epoch.
+    """The neighbours' classes for one direction of one pair of models, at one layer and epoch."""
 
-    Attributes:
-        direction: A or B, the set whose crops were decoded. With a single model, B is held out.
-        pair, layer, epoch: number of the pair of models, decoded layer, checkpoint.
-        crop: the crop mode.
-        example_ids: (num_examples,) str.
-        labels: (num_examples,) int64.
-        target: (num_examples, k_max) integer classes of the neighbours under the target model, nearest first.
-        reference: the same under the reference model, or the answers of the classifier that replaces it.
-        groups: (num_examples,) names of the groups that the split assigned together, None for an ungrouped example.
-    """
-
-    direction: Direction
-    pair: int
+    direction: Direction  #: A or B, the set whose crops were decoded. With a single model, B is held out.
+    pair: int  #: pair, layer, epoch: number of the pair of models, decoded layer, checkpoint.
     layer: str
     epoch: int
-    crop: str
-    example_ids: Sequence[str] | pa.ChunkedArray
-    labels: NDArray[np.int64]
+    crop: str  #: the crop mode.
+    example_ids: Sequence[str] | pa.ChunkedArray  #: (num_examples,) str.
+    labels: NDArray[np.int64]  #: (num_examples,) int64.
+    #: (num_examples, k_max) integer classes of the neighbours under the target model, nearest first.
     target: NDArray[np.int64]
+    #: the same under the reference model, or the answers of the classifier that replaces it.
     reference: NDArray[np.int64] | Answers
+    #: (num_examples,) names of the groups that the split assigned together, None for an ungrouped example.
     groups: Sequence[str | None] | pa.ChunkedArray | None = None
 
 

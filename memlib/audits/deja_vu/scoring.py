@@ -40,22 +40,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Searches:
-    """The neighbours at one setting for one pair of models, or for a single model.
+    """The neighbours at one setting for one pair of models, or for a single model."""
 
-    Attributes:
-        pair, layer, epoch, crop: the setting.
-        by_model: the neighbours under the model trained on A and, if there is one, under the model trained on B.
-        public: embeddings of the public images, for their ids.
-        backgrounds: answers of the classifiers that replace the second model; None with two models.
-    """
-
-    pair: int
+    pair: int  #: pair, layer, epoch, crop: the setting.
     layer: str
     epoch: int
     crop: str
+    #: the neighbours under the model trained on A and, if there is one, under the model trained on B.
     by_model: tuple[Found, ...]
-    public: EmbeddedView
-    backgrounds: Backgrounds | None = None
+    public: EmbeddedView  #: embeddings of the public images, for their ids.
+    backgrounds: Backgrounds | None = None  #: answers of the classifiers that replace the second model; None with two models.
 
 
 MOST_UNITS = 2**20  # rows of units up to which all settings are scored by one stage
@@ -63,25 +57,18 @@ MOST_UNITS = 2**20  # rows of units up to which all settings are scored by one s
 
 @dataclass(frozen=True)
 class ScoreSetting(ScoresStage):
-    """Score one layer, epoch, crop and k of a large audit: units, curves, and findings that are not settled yet.
-
-    Attributes:
-        searches: neighbours of all pairs.
-        config: the configuration with this k only.
-        headline: whether this is the run's first setting.
-        beyond: whether memory beyond the class is tested, too.
-    """
+    """Score one layer, epoch, crop and k of a large audit: units, curves, and findings that are not settled yet."""
 
     declared: ClassVar[Declared] = Declared("score_setting", 4)
     title: ClassVar[str] = "score a setting of déjà vu"
     place: ClassVar[Place] = "cores"
 
-    searches: Sequence[Searches]
+    searches: Sequence[Searches]  #: neighbours of all pairs.
     splits: Artifact[pa.Table]
     class_names: Sequence[str]
-    config: Config
-    headline: bool
-    beyond: bool = False
+    config: Config  #: the configuration with this k only.
+    headline: bool  #: whether this is the run's first setting.
+    beyond: bool = False  #: whether memory beyond the class is tested, too.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -118,17 +105,7 @@ class ScoreSetting(ScoresStage):
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Compute votes, categories, curves and findings from the neighbours.
-
-    Attributes:
-        by_chance: whether images were assigned to A and B at random.
-        checks: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
-        fine_tuned: whether to report changes since the first epoch.
-        earlier_probes: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
-        beyond: attributes, neighbours and ranks within the class; None if the recipe does not ask for them.
-        judged: measures of reconstructions, by pair of models; see `reconstruction`.
-        parts: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
-    """
+    """Compute votes, categories, curves and findings from the neighbours."""
 
     declared: ClassVar[Declared] = Declared("score", 13)
     title: ClassVar[str] = "score déjà vu"
@@ -140,13 +117,17 @@ class Score(ScoresStage):
     class_names: Sequence[str]
     config: Config
     stability: Sequence[Compared] = ()
-    fine_tuned: bool = False
-    by_chance: bool = True
+    fine_tuned: bool = False  #: whether to report changes since the first epoch.
+    by_chance: bool = True  #: whether images were assigned to A and B at random.
+    #: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
     checks: Artifact[pa.Table] | None = None
+    #: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     parts: tuple[Artifact[Tables], ...] = ()
+    #: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
     earlier_probes: Mapping[int, Sequence[Artifact[pa.Table]]] = field(default_factory=dict)
+    #: attributes, neighbours and ranks within the class; None if the recipe does not ask for them.
     beyond: Beyond | None = None
-    judged: Sequence[Artifact[pa.Table]] = ()
+    judged: Sequence[Artifact[pa.Table]] = ()  #: measures of reconstructions, by pair of models; see `reconstruction`.
 
     def in_parts(self) -> list[ScoreSetting]:
         """Return one stage per setting; none for a small audit."""

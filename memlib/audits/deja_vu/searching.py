@@ -104,24 +104,19 @@ class Probe(Stage[pa.Table]):
     A linear probe is fitted to the images of the model's own set (A or B) and of C, and tested on those of the other set. At
     the layers in `searched`, the `VOTERS` nearest public images also vote on the classes of at most `MOST_RECOGNISED` test
     images.
-
-    Attributes:
-        images: the model's embeddings of the whole images of A, B and C.
-        public: the model's embeddings of the public images.
-        searched: the layers at which neighbours vote.
     """
 
     declared: ClassVar[Declared] = Declared("probe", 4)
     title: ClassVar[str] = "probe whole images"
     place: ClassVar[Place] = "anywhere"
 
-    images: EmbeddedView
-    public: EmbeddedView
+    images: EmbeddedView  #: the model's embeddings of the whole images of A, B and C.
+    public: EmbeddedView  #: the model's embeddings of the public images.
     splits: Artifact[pa.Table]
     direction: Direction
     pair: int
     layers: tuple[str, ...]
-    searched: tuple[str, ...]
+    searched: tuple[str, ...]  #: the layers at which neighbours vote.
 
     @property
     def reads_transient(self) -> Sequence[AnyArtifact]:

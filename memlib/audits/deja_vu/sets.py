@@ -44,27 +44,19 @@ MOST_CELLS = 2**26  # largest number of redrawn sides
 
 @dataclass(frozen=True)
 class CompareSets(Stage[pa.Table]):
-    """Compare the images of A with those of B, without the audited model: checks.parquet.
-
-    Attributes:
-        folds: number and seed of the folds.
-        view: the audited images and their crop.
-        backgrounds: answers of the classifiers that replace the second model.
-        permutations: number of redraws.
-        seed: seed of the redraws.
-    """
+    """Compare the images of A with those of B, without the audited model: checks.parquet."""
 
     declared: ClassVar[Declared] = Declared("compare_sets", 1)
     title: ClassVar[str] = "compare the given sets"
     place: ClassVar[Place] = "cores"
 
-    folds: Folds
-    view: View
-    backgrounds: Backgrounds
+    folds: Folds  #: number and seed of the folds.
+    view: View  #: the audited images and their crop.
+    backgrounds: Backgrounds  #: answers of the classifiers that replace the second model.
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
-    permutations: int
-    seed: int
+    permutations: int  #: number of redraws.
+    seed: int  #: seed of the redraws.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -46,14 +46,7 @@ AUDITED = (TARGET, REFERENCE)
 
 @dataclass(frozen=True)
 class Stability(Stage[pa.Table]):
-    """Measure the mean distance between the views of each image under a model: distances.parquet.
-
-    Attributes:
-        roles: roles of the images in the splits.
-        rows: first row and end of a block of the images with these roles.
-        views: number of views and seed.
-        augment: augmentations that produce the views.
-    """
+    """Measure the mean distance between the views of each image under a model: distances.parquet."""
 
     declared: ClassVar[Declared] = Declared("stability", 1)
     title: ClassVar[str] = "compare views"
@@ -61,13 +54,13 @@ class Stability(Stage[pa.Table]):
 
     model: Artifact[TrainedModel] | ExternalEncoder
     epoch: int
-    roles: tuple[str, ...]
-    rows: tuple[int, int]
+    roles: tuple[str, ...]  #: roles of the images in the splits.
+    rows: tuple[int, int]  #: first row and end of a block of the images with these roles.
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     layers: tuple[str, ...]
-    views: StabilitySpec
-    augment: AugmentSpec
+    views: StabilitySpec  #: number of views and seed.
+    augment: AugmentSpec  #: augmentations that produce the views.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -140,14 +133,10 @@ def blocks_of(splits: Artifact[pa.Table], views: StabilitySpec) -> list[tuple[tu
 
 @dataclass(frozen=True)
 class Compared:
-    """The distances between views under both models of a pair, for audited and for disjoint (public) images.
+    """The distances between views under both models of a pair, for audited and for disjoint (public) images."""
 
-    Attributes:
-        pair: number of the pair.
-        by_model: the artifacts for model A and for model B, in row order, audited images first.
-    """
-
-    pair: int
+    pair: int  #: number of the pair.
+    #: the artifacts for model A and for model B, in row order, audited images first.
     by_model: tuple[Sequence[Artifact[pa.Table]], Sequence[Artifact[pa.Table]]]
 
     @property

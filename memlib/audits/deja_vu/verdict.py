@@ -47,16 +47,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Recognition:
-    """Recognition of whole images that the model was not trained on by their public neighbours.
+    """Recognition of whole images that the model was not trained on by their public neighbours."""
 
-    Attributes:
-        share, low: share of these images that are named correctly, and the lower end of its 95 % interval.
-        guessing: share that guessing would name correctly.
-    """
-
-    share: float
+    share: float  #: share, low: share of these images that are named correctly, and the lower end of its 95 % interval.
     low: float
-    guessing: float
+    guessing: float  #: share that guessing would name correctly.
 
     @property
     def is_blind(self) -> bool:

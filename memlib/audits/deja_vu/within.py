@@ -38,18 +38,13 @@ ATTRIBUTES_FILE, WITHIN_FILE = "attributes.parquet", "within.parquet"
 
 @dataclass(frozen=True)
 class Attributes(Stage[pa.Table]):
-    """Read attributes of the images beyond the class: attributes.parquet, one row per image and attribute.
-
-    Attributes:
-        data: the source of the images, which may state attributes.
-        origins: where each attribute comes from, by name.
-    """
+    """Read attributes of the images beyond the class: attributes.parquet, one row per image and attribute."""
 
     declared: ClassVar[Declared] = Declared("attributes", 1)
     title: ClassVar[str] = "read attributes"
 
-    data: DataSpec
-    origins: Mapping[str, AttributeOrigin]
+    data: DataSpec  #: the source of the images, which may state attributes.
+    origins: Mapping[str, AttributeOrigin]  #: where each attribute comes from, by name.
     shard: Artifact[Shard]
 
     @property
@@ -94,31 +89,21 @@ class Within(Stage[pa.Table]):
     models and for every draw of the sets. Images are compared by the squared distances between the crop's embedding and the
     embeddings of whole images, each less the image's mean distance to all audited crops of its class: otherwise an image that
     the model places far from all crops, as it may do with its training images, would never be the nearest, whatever the crop.
-
-    Attributes:
-        queries: embeddings of a part of the background crops.
-        crops: embeddings of all background crops.
-        public: embeddings of the public images.
-        images: embeddings of whole images, those of A and B among them.
-        layer: the layer that is searched.
-        k: number of neighbours.
-        candidates: largest number of candidates.
-        seed: seed of the candidates.
     """
 
     declared: ClassVar[Declared] = Declared("within", 1)
     title: ClassVar[str] = "search within classes"
     place: ClassVar[Place] = "anywhere"
 
-    queries: Artifact[Embeddings]
-    crops: EmbeddedView
-    public: EmbeddedView
-    images: EmbeddedView
+    queries: Artifact[Embeddings]  #: embeddings of a part of the background crops.
+    crops: EmbeddedView  #: embeddings of all background crops.
+    public: EmbeddedView  #: embeddings of the public images.
+    images: EmbeddedView  #: embeddings of whole images, those of A and B among them.
     splits: Artifact[pa.Table]
-    layer: str
-    k: int
-    candidates: int
-    seed: int
+    layer: str  #: the layer that is searched.
+    k: int  #: number of neighbours.
+    candidates: int  #: largest number of candidates.
+    seed: int  #: seed of the candidates.
 
     @property
     def label(self) -> str:

@@ -29,21 +29,13 @@ POWERLESS = "powerless: with this size its test can show nothing"
 
 @dataclass(frozen=True)
 class Listed:
-    """An audit of the dossier.
+    """An audit of the dossier."""
 
-    Attributes:
-        outcome: its manifest, with findings and verdict as its scores have them.
-        kind: kind of its data.
-        models: its models.
-        p_value: p-value of its headline, adjusted over all audits and looks; None without a test.
-        doubts: reasons why its test does not count.
-    """
-
-    outcome: Outcome
-    kind: Kind
-    models: AuditedModels
-    p_value: float | None
-    doubts: tuple[str, ...]
+    outcome: Outcome  #: its manifest, with findings and verdict as its scores have them.
+    kind: Kind  #: kind of its data.
+    models: AuditedModels  #: its models.
+    p_value: float | None  #: p-value of its headline, adjusted over all audits and looks; None without a test.
+    doubts: tuple[str, ...]  #: reasons why its test does not count.
 
     @property
     def run(self) -> RunRecord:
@@ -125,17 +117,11 @@ def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]
 
 @dataclass(frozen=True)
 class Failed:
-    """An audit that was to belong to the dossier and has no result.
+    """An audit that was to belong to the dossier and has no result."""
 
-    Attributes:
-        title: title of its recipe, or name of the cell.
-        audit: its audit, as in recipes; "" if unknown.
-        problem: reason for the failure.
-    """
-
-    title: str
-    audit: str
-    problem: str
+    title: str  #: title of its recipe, or name of the cell.
+    audit: str  #: its audit, as in recipes; "" if unknown.
+    problem: str  #: reason for the failure.
 
 
 def rows_of(

@@ -37,25 +37,15 @@ JSON_FILE = "dossier.json"
 
 @dataclass(frozen=True)
 class Joined:
-    """The runs of a dossier, as they are in the store.
+    """The runs of a dossier, as they are in the store."""
 
-    Attributes:
-        store: the store of the runs.
-        runs: their manifests.
-        looks: number of further tests of their data.
-        stale: ids of the runs that are too old.
-        not_run: the owner's reasons why audits were not run, by audit.
-        failed: the audits without a result.
-        problems: reasons for failures of the dossier's own cells, by cell.
-    """
-
-    store: Store
-    runs: Sequence[RunRecord]
-    looks: int
-    stale: Sequence[str]
-    not_run: Mapping[str, str] = field(default_factory=dict)
-    failed: Sequence[Failed] = ()
-    problems: Mapping[str, str] = field(default_factory=dict)
+    store: Store  #: the store of the runs.
+    runs: Sequence[RunRecord]  #: their manifests.
+    looks: int  #: number of further tests of their data.
+    stale: Sequence[str]  #: ids of the runs that are too old.
+    not_run: Mapping[str, str] = field(default_factory=dict)  #: the owner's reasons why audits were not run, by audit.
+    failed: Sequence[Failed] = ()  #: the audits without a result.
+    problems: Mapping[str, str] = field(default_factory=dict)  #: reasons for failures of the dossier's own cells, by cell.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -26,17 +26,11 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class AuditedModels:
-    """The models of a run.
+    """The models of a run."""
 
-    Attributes:
-        trained: number of artifacts of models that memlib trained for the run.
-        own: sha256 of each file of weights that memlib wrote.
-        external: sha256 of each file from which an external model or supplied outputs came.
-    """
-
-    trained: int
-    own: tuple[str, ...] = ()
-    external: tuple[str, ...] = ()
+    trained: int  #: number of artifacts of models that memlib trained for the run.
+    own: tuple[str, ...] = ()  #: sha256 of each file of weights that memlib wrote.
+    external: tuple[str, ...] = ()  #: sha256 of each file from which an external model or supplied outputs came.
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -114,17 +108,11 @@ def failed_in(
 
 @dataclass(frozen=True)
 class _Stated:
-    """The question and the data that a recipe states.
+    """The question and the data that a recipe states."""
 
-    Attributes:
-        asks: digest of its question.
-        data: its data section.
-        described: the same without locations.
-    """
-
-    asks: str
-    data: Mapping[str, Any]
-    described: Mapping[str, Any]
+    asks: str  #: digest of its question.
+    data: Mapping[str, Any]  #: its data section.
+    described: Mapping[str, Any]  #: the same without locations.
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> _Stated | None:

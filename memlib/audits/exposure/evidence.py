@@ -28,16 +28,12 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True)
 class Held:
-    """A canary with the models of a variant whose training data contain it.
+    """A canary with the models of a variant whose training data contain it."""
 
-    Attributes:
-        canary, kind, insertions: id, kind and number of insertions of the canary.
-        nets: these models at their last checkpoint, each with the canary's position among the canaries that the model scored.
-    """
-
-    canary: int
+    canary: int  #: canary, kind, insertions: id, kind and number of insertions of the canary.
     kind: str
     insertions: int
+    #: these models at their last checkpoint, each with the canary's position among the canaries that the model scored.
     nets: tuple[tuple[Scored, int], ...]
 
     @functools.cached_property
@@ -114,18 +110,13 @@ def held(models: Sequence[Scored], variant: str) -> list[Held]:
 
 @dataclass(frozen=True)
 class Tested:
-    """A test of all canaries of a variant together.
+    """A test of all canaries of a variant together."""
 
-    Attributes:
-        p_value: twice the smaller of two p-values: that of the combined test, which detects a little exposure of many
-            canaries, and the Bonferroni-adjusted one of the lowest canary, which detects one canary among many.
-        smallest_p: smallest p-value that data of this size could give.
-        detectable: bits of mean exposure that the combined test detects; None if it cannot detect anything.
-    """
-
+    #: twice the smaller of two p-values: that of the combined test, which detects a little exposure of many canaries, and the
+    #: Bonferroni-adjusted one of the lowest canary, which detects one canary among many.
     p_value: float
-    smallest_p: float
-    detectable: float | None
+    smallest_p: float  #: smallest p-value that data of this size could give.
+    detectable: float | None  #: bits of mean exposure that the combined test detects; None if it cannot detect anything.
 
 
 def either(combined: float, p_values: Sequence[float]) -> float:

@@ -81,19 +81,13 @@ class StoredCorpus:
 
 @dataclass(frozen=True)
 class CorpusData:
-    """A corpus in the store, and the candidates that belong to it.
+    """A corpus in the store, and the candidates that belong to it."""
 
-    Attributes:
-        corpus: windows of symbols.
-        text, canaries: specs of the text and the canaries.
-        trained: spec of the external model; None if memlib trains the models.
-        base: the pretrained model to fine-tune, whose tokens are the symbols; None without one.
-    """
-
-    corpus: Artifact[StoredCorpus]
-    text: TextSpec
+    corpus: Artifact[StoredCorpus]  #: windows of symbols.
+    text: TextSpec  #: text, canaries: specs of the text and the canaries.
     canaries: SecretsSpec
-    trained: HuggingFaceSpec | ProtocolSpec | None = None
+    trained: HuggingFaceSpec | ProtocolSpec | None = None  #: spec of the external model; None if memlib trains the models.
+    #: the pretrained model to fine-tune, whose tokens are the symbols; None without one.
     base: Artifact[Pretrained] | None = None
 
     @cached_property
@@ -230,25 +224,15 @@ class SubjectModel(Protocol):
 
 @dataclass(frozen=True)
 class ModelAt:
-    """A trained language model at a checkpoint.
+    """A trained language model at a checkpoint."""
 
-    Attributes:
-        data: the corpus.
-        model: artifact of the model.
-        epoch: epoch of the checkpoint; fractional within an epoch.
-        quantize: whether each tensor of weights is quantized to 256 values.
-        precision: precision in which the model is evaluated.
-        step: step of the checkpoint, if it lies within an epoch.
-        cache_gb: gigabytes of memory for cached states of prefixes; not part of any key.
-    """
-
-    data: CorpusData
-    model: Artifact[TrainedModel]
-    epoch: float
-    quantize: bool
-    precision: str
-    step: int | None = None
-    cache_gb: float = 1.0
+    data: CorpusData  #: the corpus.
+    model: Artifact[TrainedModel]  #: artifact of the model.
+    epoch: float  #: epoch of the checkpoint; fractional within an epoch.
+    quantize: bool  #: whether each tensor of weights is quantized to 256 values.
+    precision: str  #: precision in which the model is evaluated.
+    step: int | None = None  #: step of the checkpoint, if it lies within an epoch.
+    cache_gb: float = 1.0  #: gigabytes of memory for cached states of prefixes; not part of any key.
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -297,21 +281,14 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """An external model.
+    """An external model."""
 
-    Attributes:
-        data: the corpus, whose `trained` names the model.
-        digest: digest of the model's files and code.
-        precision: precision in which the model is evaluated.
-        cache_gb: gigabytes of memory for cached states of prefixes; not part of any key.
-    """
-
-    data: CorpusData
-    digest: str
-    precision: str
+    data: CorpusData  #: the corpus, whose `trained` names the model.
+    digest: str  #: digest of the model's files and code.
+    precision: str  #: precision in which the model is evaluated.
     model: None = None
     epoch: float = 0
-    cache_gb: float = 1.0
+    cache_gb: float = 1.0  #: gigabytes of memory for cached states of prefixes; not part of any key.
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -36,30 +36,20 @@ SAVED_SECONDS = 60.0  # seconds between two saves of a search's frontier
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs (log-perplexities) of candidates under a model, in units of 2^-16 bit.
+    """Costs (log-perplexities) of candidates under a model, in units of 2^-16 bit."""
 
-    Attributes:
-        canaries: (num_canaries,) int64.
-        references: (num_references,) int64.
-        validation_loss: nats per symbol.
-    """
-
-    canaries: NDArray[np.int64]
-    references: NDArray[np.int64]
-    validation_loss: float
+    canaries: NDArray[np.int64]  #: (num_canaries,) int64.
+    references: NDArray[np.int64]  #: (num_references,) int64.
+    validation_loss: float  #: nats per symbol.
 
 
 @dataclass(frozen=True)
 class OfModel(Stage[Out]):
-    """A stage that observes one language model.
-
-    Attributes:
-        at: the model.
-    """
+    """A stage that observes one language model."""
 
     place: ClassVar[Place] = "anywhere"
 
-    at: SubjectModel
+    at: SubjectModel  #: the model.
 
     @property
     def near(self) -> Ref | None:
@@ -69,20 +59,14 @@ class OfModel(Stage[Out]):
 
 @dataclass(frozen=True)
 class Perplexities(OfModel[Costs]):
-    """Compute the costs of canaries and of random references, and the validation loss: costs.npz.
-
-    Attributes:
-        canaries: ids of the canaries.
-        references: number of random candidates.
-        seed: seed of the random candidates, which are the same for all models.
-    """
+    """Compute the costs of canaries and of random references, and the validation loss: costs.npz."""
 
     declared: ClassVar[Declared] = Declared("perplexities", 1)
     title: ClassVar[str] = "perplexities"
 
-    canaries: tuple[int, ...]
-    references: int
-    seed: int
+    canaries: tuple[int, ...]  #: ids of the canaries.
+    references: int  #: number of random candidates.
+    seed: int  #: seed of the random candidates, which are the same for all models.
 
     @property
     def units(self) -> float:
@@ -115,25 +99,18 @@ class Perplexities(OfModel[Costs]):
 
 @dataclass(frozen=True)
 class Ranks(OfModel[NDArray[np.int64]]):
-    """Count the candidates in one part of the space that cost no more than each canary: counts.npy.
-
-    Attributes:
-        canaries: ids of the canaries.
-        costs: costs of the canaries, in units of 2^-16 bit.
-        shard, shards: index of the part, and the smallest number of parts that the space is divided into.
-        pruned: whether prefixes that cost more than every canary are skipped.
-        max_evaluations: number of evaluations after which the walk is abandoned; the artifact's facts record this.
-    """
+    """Count the candidates in one part of the space that cost no more than each canary: counts.npy."""
 
     declared: ClassVar[Declared] = Declared("ranks", 1)
     title: ClassVar[str] = "ranks"
 
-    canaries: tuple[int, ...]
+    canaries: tuple[int, ...]  #: ids of the canaries.
+    #: costs of the canaries, in units of 2^-16 bit.
     costs: tuple[int, ...] = field(metadata=UNKEYED)  # they follow from the model and the canaries
-    shard: int
+    shard: int  #: shard, shards: index of the part, and the smallest number of parts that the space is divided into.
     shards: int
-    pruned: bool
-    max_evaluations: int | None
+    pruned: bool  #: whether prefixes that cost more than every canary are skipped.
+    max_evaluations: int | None  #: number of evaluations after which the walk is abandoned; the artifact's facts record this.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -173,25 +150,19 @@ class Ranks(OfModel[NDArray[np.int64]]):
 
 @dataclass(frozen=True)
 class Search(OfModel[pa.Table]):
-    """Search for canaries of one model: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz.
-
-    Attributes:
-        variant, seed: the model's name in results.
-        canaries, insertions: ids, and occurrences in the model's training data; a search without known symbols may be
-            shared by several canaries.
-        known: number of hole symbols that are given to the search.
-        how: limits, beam width, number of candidates to find.
-    """
+    """Search for canaries of one model: found.parquet (tables.EXTRACTION), and the candidates found in frontier.npz."""
 
     declared: ClassVar[Declared] = Declared("secret/extract", 2)
     title: ClassVar[str] = "extract canaries"
 
-    variant: str
+    variant: str  #: variant, seed: the model's name in results.
     seed: int
+    #: canaries, insertions: ids, and occurrences in the model's training data; a search without known symbols may be shared
+    #: by several canaries.
     canaries: tuple[int, ...]
     insertions: tuple[int, ...]
-    known: int
-    how: ExtractionSpec
+    known: int  #: number of hole symbols that are given to the search.
+    how: ExtractionSpec  #: limits, beam width, number of candidates to find.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -269,19 +240,14 @@ class Search(OfModel[pa.Table]):
 
 @dataclass(frozen=True)
 class Discover(OfModel[pa.Table]):
-    """Query a model for the continuation of trained and held-out documents: discovered.parquet (tables.DOCUMENTS).
-
-    Attributes:
-        variant, seed: the model's name in results.
-        how: numbers of documents and tokens, sampling scheme.
-    """
+    """Query a model for the continuation of trained and held-out documents: discovered.parquet (tables.DOCUMENTS)."""
 
     declared: ClassVar[Declared] = Declared("discover", 2)
     title: ClassVar[str] = "ask for documents"
 
-    variant: str
+    variant: str  #: variant, seed: the model's name in results.
     seed: int
-    how: DiscoverableSpec
+    how: DiscoverableSpec  #: numbers of documents and tokens, sampling scheme.
 
     @property
     def spec(self) -> Mapping[str, Any]:

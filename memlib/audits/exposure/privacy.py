@@ -22,24 +22,16 @@ HALVINGS = 60  # number of halvings of an interval that contains the bound
 
 @dataclass(frozen=True)
 class Look:
-    """A canary under a model that saw it, at one checkpoint.
+    """A canary under a model that saw it, at one checkpoint."""
 
-    Attributes:
-        variant, seed, epoch, canary: the model and the canary.
-        windows: number of windows of the training data that contain the canary.
-        p: probability that the canary ranks at least as low after training without the canary.
-        smallest: smallest p that any rank could give.
-        epsilon, delta: the privacy that is claimed for the training; NaN and 0 (pure epsilon) without a claim.
-    """
-
-    variant: str
+    variant: str  #: variant, seed, epoch, canary: the model and the canary.
     seed: int
     epoch: float
     canary: int
-    windows: int
-    p: float
-    smallest: float
-    epsilon: float
+    windows: int  #: number of windows of the training data that contain the canary.
+    p: float  #: probability that the canary ranks at least as low after training without the canary.
+    smallest: float  #: smallest p that any rank could give.
+    epsilon: float  #: epsilon, delta: the privacy that is claimed for the training; NaN and 0 (pure epsilon) without a claim.
     delta: float
 
     @property

@@ -28,20 +28,13 @@ Exact = dict[int, tuple[str, int, int]]  # by canary: method, rank and evaluatio
 
 @dataclass(frozen=True)
 class ScoredModel:
-    """A model at a checkpoint, and the canaries that it scores.
+    """A model at a checkpoint, and the canaries that it scores."""
 
-    Attributes:
-        variant, seed: identity of the training run.
-        at: the model at its checkpoint.
-        config: scoring settings.
-        canaries, insertions: ids, and occurrences of each canary in the model's training data.
-    """
-
-    variant: str
+    variant: str  #: variant, seed: identity of the training run.
     seed: int
-    at: SubjectModel
-    config: Config
-    canaries: tuple[int, ...]
+    at: SubjectModel  #: the model at its checkpoint.
+    config: Config  #: scoring settings.
+    canaries: tuple[int, ...]  #: canaries, insertions: ids, and occurrences of each canary in the model's training data.
     insertions: tuple[int, ...]
 
     @property
@@ -123,21 +116,15 @@ def exact_ranks(
 
 @dataclass(frozen=True)
 class FitLaw(Stage[float]):
-    """Test whether the costs of random references follow a skew-normal law: fit.json (Carlini 2019, section 4.3).
-
-    Attributes:
-        costs: costs of the references under one model.
-        replicates: number of parametric-bootstrap replicates.
-        seed: seed of the bootstrap.
-    """
+    """Test whether the costs of random references follow a skew-normal law: fit.json (Carlini 2019, section 4.3)."""
 
     declared: ClassVar[Declared] = Declared("fit_law", 1)
     title: ClassVar[str] = "fit skew-normal law"
     place: ClassVar[Place] = "cores"
 
-    costs: Artifact[Costs]
-    replicates: int
-    seed: int
+    costs: Artifact[Costs]  #: costs of the references under one model.
+    replicates: int  #: number of parametric-bootstrap replicates.
+    seed: int  #: seed of the bootstrap.
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the p-value."""

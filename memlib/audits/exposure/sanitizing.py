@@ -35,21 +35,15 @@ DISAGREED = "two models disagree about it"
 
 @dataclass(frozen=True)
 class Halve(SplitsStage):
-    """Assign each training window at random to one of two halves: splits.parquet.
-
-    Attributes:
-        corpus: windows with their roles.
-        roles: roles of the windows that one model trains on.
-        seed: seed of the draw.
-    """
+    """Assign each training window at random to one of two halves: splits.parquet."""
 
     declared: ClassVar[Declared] = Declared("secret/halves", 1)
     title: ClassVar[str] = "halve the text"
     place: ClassVar[Place] = "cores"
 
-    corpus: Artifact[StoredCorpus]
-    roles: tuple[str, ...]
-    seed: int
+    corpus: Artifact[StoredCorpus]  #: windows with their roles.
+    roles: tuple[str, ...]  #: roles of the windows that one model trains on.
+    seed: int  #: seed of the draw.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -78,23 +72,16 @@ def halved(splits: pa.Table, roles: tuple[str, ...], *, seed: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class Sanitize(SplitsStage):
-    """Leave out the training windows about which the models of two halves disagree most: splits.parquet.
-
-    Attributes:
-        corpus: windows with their roles.
-        roles: roles of the windows that one model trains on.
-        models: the models of the two halves.
-        share: share of the training windows to leave out.
-    """
+    """Leave out the training windows about which the models of two halves disagree most: splits.parquet."""
 
     declared: ClassVar[Declared] = Declared("secret/sanitize", 1)
     title: ClassVar[str] = "sanitize the text"
     place: ClassVar[Place] = "anywhere"
 
-    corpus: Artifact[StoredCorpus]
-    roles: tuple[str, ...]
-    models: tuple[ModelAt, ModelAt]
-    share: float
+    corpus: Artifact[StoredCorpus]  #: windows with their roles.
+    roles: tuple[str, ...]  #: roles of the windows that one model trains on.
+    models: tuple[ModelAt, ModelAt]  #: the models of the two halves.
+    share: float  #: share of the training windows to leave out.
 
     @property
     def spec(self) -> Mapping[str, Any]:

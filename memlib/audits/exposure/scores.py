@@ -24,33 +24,22 @@ TINY = float(np.finfo(np.float64).tiny)  # stands in for rank / |R| where it und
 
 @dataclass(frozen=True)
 class Scored:
-    """Observations of one model at one checkpoint.
+    """Observations of one model at one checkpoint."""
 
-    Attributes:
-        variant, seed, epoch: the model and the checkpoint.
-        canaries: ids of the canaries that it scored.
-        kinds: kind of each canary: inserted, given, never, unseen or recurring.
-        insertions: occurrences of each canary in the model's training data.
-        costs: (num_canaries,) int64, units of 2^-16 bit.
-        references: (num_references,) int64 costs of random candidates, the same ones under every model.
-        validation_loss: nats per symbol.
-        exact: method (pruned, enumerated), rank and evaluations by canary, for walks that were completed.
-        privacy: epsilon, delta, noise and accountant of private training up to this epoch; None without private training.
-        fit_p: goodness of fit of the references' skew-normal law; None if no canary's method needs it.
-    """
-
-    variant: str
+    variant: str  #: variant, seed, epoch: the model and the checkpoint.
     seed: int
     epoch: float
-    canaries: tuple[int, ...]
-    kinds: tuple[str, ...]
-    insertions: tuple[int, ...]
-    costs: NDArray[np.int64]
-    references: NDArray[np.int64]
-    validation_loss: float
+    canaries: tuple[int, ...]  #: ids of the canaries that it scored.
+    kinds: tuple[str, ...]  #: kind of each canary: inserted, given, never, unseen or recurring.
+    insertions: tuple[int, ...]  #: occurrences of each canary in the model's training data.
+    costs: NDArray[np.int64]  #: (num_canaries,) int64, units of 2^-16 bit.
+    references: NDArray[np.int64]  #: (num_references,) int64 costs of random candidates, the same ones under every model.
+    validation_loss: float  #: nats per symbol.
+    #: method (pruned, enumerated), rank and evaluations by canary, for walks that were completed.
     exact: Mapping[int, tuple[str, int, int]]
+    #: epsilon, delta, noise and accountant of private training up to this epoch; None without private training.
     privacy: Mapping[str, Any] | None = None
-    fit_p: float | None = None
+    fit_p: float | None = None  #: goodness of fit of the references' skew-normal law; None if no canary's method needs it.
 
     def costs_of(self, kind: str) -> NDArray[np.int64]:
         """Return the costs of the canaries of a kind, in order: (num_canaries of the kind,)."""

@@ -63,19 +63,16 @@ class MakeCorpus(Stage[StoredCorpus]):
     """Build the corpus: windows of text with canaries, the vocabulary, splits and the secret list of canaries.
 
     The key contains digests keyed with the user's secret, so that nobody without this secret can test candidates against it.
-
-    Attributes:
-        text, canaries: specs of the text and the canaries.
-        elsewhere: whether the model saw another text, which contained every secret of canaries.file at least once.
-        base: the pretrained model to fine-tune, whose tokenizer is used for the text; None without one.
     """
 
     declared: ClassVar[Declared] = Declared("secret/corpus", 4)
     title: ClassVar[str] = "build corpus"
 
-    text: TextSpec
+    text: TextSpec  #: text, canaries: specs of the text and the canaries.
     canaries: SecretsSpec
+    #: whether the model saw another text, which contained every secret of canaries.file at least once.
     elsewhere: bool = False
+    #: the pretrained model to fine-tune, whose tokenizer is used for the text; None without one.
     base: Artifact[Pretrained] | None = None
 
     @cached_property
@@ -214,28 +211,18 @@ def _said_of_given(given: Given, kinds: Mapping[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Compute exposures by canary, model and checkpoint; also write extractions.parquet and documents.parquet.
-
-    Attributes:
-        recipe: variants, method, level.
-        models: the models under audit at their checkpoints.
-        costs: costs of each model.
-        counts: counts of each part of `rank_stages`.
-        laws: goodness of fit of each of `law_stages`, by position of the model.
-        searches: results of the searches for canaries.
-        documents: results of the extraction of documents.
-    """
+    """Compute exposures by canary, model and checkpoint; also write extractions.parquet and documents.parquet."""
 
     declared: ClassVar[Declared] = Declared("score_exposure", 14)
     title: ClassVar[str] = "score exposure"
 
-    recipe: Recipe
-    models: Sequence[ScoredModel]
-    costs: Sequence[Artifact[Costs]]
-    counts: Sequence[Artifact[NDArray[np.int64]]]
-    laws: Mapping[int, Artifact[float]]
-    searches: Sequence[Artifact[pa.Table]]
-    documents: Sequence[Artifact[pa.Table]]
+    recipe: Recipe  #: variants, method, level.
+    models: Sequence[ScoredModel]  #: the models under audit at their checkpoints.
+    costs: Sequence[Artifact[Costs]]  #: costs of each model.
+    counts: Sequence[Artifact[NDArray[np.int64]]]  #: counts of each part of `rank_stages`.
+    laws: Mapping[int, Artifact[float]]  #: goodness of fit of each of `law_stages`, by position of the model.
+    searches: Sequence[Artifact[pa.Table]]  #: results of the searches for canaries.
+    documents: Sequence[Artifact[pa.Table]]  #: results of the extraction of documents.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -128,22 +128,14 @@ def variants_of(last: pd.DataFrame) -> list[tuple[str, dict[str, str]]]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Settings and data that all tests of a run share.
+    """Settings and data that all tests of a run share."""
 
-    Attributes:
-        recipe: level and bound.
-        last: units at the last checkpoint.
-        size: |R|, the number of candidates.
-        variants, canaries: numbers of tested variants and canaries.
-        alpha: level of all variants together.
-    """
-
-    recipe: Recipe
-    last: pd.DataFrame
-    size: int
-    variants: int
+    recipe: Recipe  #: level and bound.
+    last: pd.DataFrame  #: units at the last checkpoint.
+    size: int  #: |R|, the number of candidates.
+    variants: int  #: variants, canaries: numbers of tested variants and canaries.
     canaries: int
-    alpha: float
+    alpha: float  #: level of all variants together.
 
     @property
     def level(self) -> float:

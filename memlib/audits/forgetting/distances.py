@@ -21,22 +21,15 @@ from memlib.stats.likelihood import Likelihoods, confidences, rounded
 
 @dataclass(frozen=True)
 class Observed:
-    """A model's outputs on U, the pool of D_Q: on D_Q itself and on the known and withheld examples.
+    """A model's outputs on U, the pool of D_Q: on D_Q itself and on the known and withheld examples."""
 
-    Attributes:
-        group: query, calibration, null, retained or target.
-        target: the target's name; empty for the auditor's own models.
-        number: index within group and target.
-        log_odds: (num_pool,) float64, log p / (1 - p) of the true class.
-        decimals: number of decimals to which the owner rounded the probabilities; None if they were not rounded.
-        members: (num_pool,) bool, whether the model was trained on each example of U; None if unknown.
-    """
-
-    group: str
-    target: str
-    number: int
-    log_odds: NDArray[np.float64]
+    group: str  #: query, calibration, null, retained or target.
+    target: str  #: the target's name; empty for the auditor's own models.
+    number: int  #: index within group and target.
+    log_odds: NDArray[np.float64]  #: (num_pool,) float64, log p / (1 - p) of the true class.
+    #: number of decimals to which the owner rounded the probabilities; None if they were not rounded.
     decimals: int | None = None
+    #: (num_pool,) bool, whether the model was trained on each example of U; None if unknown.
     members: NDArray[np.bool_] | None = None
 
 

@@ -83,18 +83,13 @@ class DrawSets(SplitsStage):
 
 @dataclass(frozen=True)
 class DrawMixes(SplitsStage):
-    """Draw every model's training set into one table of splits, whose roles are the models' names.
-
-    Attributes:
-        data: the sets.
-        wanted: share of each set and seed of the draw, by model name.
-    """
+    """Draw every model's training set into one table of splits, whose roles are the models' names."""
 
     declared: ClassVar[Declared] = Declared("mixes", 1)
     title: ClassVar[str] = "draw mixes"
 
-    data: TrainingData
-    wanted: Mapping[str, tuple[Mapping[str, float], int]]
+    data: TrainingData  #: the sets.
+    wanted: Mapping[str, tuple[Mapping[str, float], int]]  #: share of each set and seed of the draw, by model name.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -118,20 +113,14 @@ class DrawMixes(SplitsStage):
 
 @dataclass(frozen=True)
 class Shown:
-    """A model with its outputs on the pool.
+    """A model with its outputs on the pool."""
 
-    Attributes:
-        group, target, number: identity of the model, see `Observed`.
-        name: role of the model in the mixes; None if memlib did not train it.
-        outputs: an artifact, or outputs that the model's owner supplied.
-        place: place of the model among small models whose outputs are one artifact; None if the artifact is of one model.
-    """
-
-    group: str
+    group: str  #: group, target, number: identity of the model, see `Observed`.
     target: str
     number: int
-    name: str | None
-    outputs: Artifact[NDArray[np.float32]] | SuppliedOutputs
+    name: str | None  #: role of the model in the mixes; None if memlib did not train it.
+    outputs: Artifact[NDArray[np.float32]] | SuppliedOutputs  #: an artifact, or outputs that the model's owner supplied.
+    #: place of the model among small models whose outputs are one artifact; None if the artifact is of one model.
     place: int | None = None
 
     @property
@@ -144,22 +133,15 @@ class Shown:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Compute distances, likelihood ratios, traces and the verdict; also write examples.parquet.
-
-    Attributes:
-        recipe: targets, verdict, config.
-        data: the sets.
-        mixes: training sets of the models that memlib trained.
-        models: all models.
-    """
+    """Compute distances, likelihood ratios, traces and the verdict; also write examples.parquet."""
 
     declared: ClassVar[Declared] = Declared("score_forgetting", 6)
     title: ClassVar[str] = "score forgetting"
 
-    recipe: Recipe
-    data: TrainingData
-    mixes: Artifact[pa.Table]
-    models: Sequence[Shown]
+    recipe: Recipe  #: targets, verdict, config.
+    data: TrainingData  #: the sets.
+    mixes: Artifact[pa.Table]  #: training sets of the models that memlib trained.
+    models: Sequence[Shown]  #: all models.
 
     @property
     def spec(self) -> Mapping[str, Any]:

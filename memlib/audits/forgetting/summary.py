@@ -33,24 +33,17 @@ from memlib.tables import CURVES, point
 
 @dataclass(frozen=True)
 class Control:
-    """The positive control of a target.
+    """The positive control of a target."""
 
-    Attributes:
-        effect: trace of the known examples.
-        power: share of redraws in which the known examples are found.
-        limit: upper confidence limit (95 % jointly over targets) of the trace of D_Q, the data set under audit, relative to
-            that of the known examples.
-        strength: how far the known examples stand out, in standard deviations of withheld ones.
-        strongest: largest strength that ordinary training data may have, see `strongest_trace`; None if it is not known.
-        is_controlled: whether the target was trained on the known examples as on others, see `Recipe.is_controlled`.
-    """
-
-    effect: float
-    power: float
+    effect: float  #: trace of the known examples.
+    power: float  #: share of redraws in which the known examples are found.
+    #: upper confidence limit (95 % jointly over targets) of the trace of D_Q, the data set under audit, relative to that of
+    #: the known examples.
     limit: float
-    strength: float
+    strength: float  #: how far the known examples stand out, in standard deviations of withheld ones.
+    #: largest strength that ordinary training data may have, see `strongest_trace`; None if it is not known.
     strongest: float | None
-    is_controlled: bool
+    is_controlled: bool  #: whether the target was trained on the known examples as on others, see `Recipe.is_controlled`.
 
     @property
     def holds(self) -> bool:

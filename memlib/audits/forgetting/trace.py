@@ -33,17 +33,11 @@ FEWEST_RETAINED = 10  # models from which the strongest trace that training data
 
 @dataclass(frozen=True)
 class Pool:
-    """The examples of U, in the order of all outputs.
+    """The examples of U, in the order of all outputs."""
 
-    Attributes:
-        roles: (num_pool,) query, known or withheld.
-        labels: (num_pool,) classes.
-        groups: (num_pool,) group numbers; examples of one group were drawn together.
-    """
-
-    roles: NDArray[np.str_]
-    labels: NDArray[np.int64]
-    groups: NDArray[np.int64]
+    roles: NDArray[np.str_]  #: (num_pool,) query, known or withheld.
+    labels: NDArray[np.int64]  #: (num_pool,) classes.
+    groups: NDArray[np.int64]  #: (num_pool,) group numbers; examples of one group were drawn together.
 
     @property
     def query(self) -> NDArray[np.bool_]:
@@ -94,24 +88,15 @@ def residuals(odds: NDArray[np.float64], unseen: NDArray[np.float64]) -> NDArray
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of D_Q in a target.
+    """The trace of D_Q in a target."""
 
-    Attributes:
-        effect: class-adjusted mean residual of D_Q minus that of the withheld examples.
-        deviation: standard deviation of the effect under redraws of D_Q.
-        p_value: two-sided, by redraws.
-        smallest_p: smallest p-value that any outputs could give.
-        low, high: 95 % interval of the effect over examples.
-        upper: one-sided 95 % upper bound of the effect.
-    """
-
-    effect: float
-    deviation: float
-    p_value: float
-    smallest_p: float
-    low: float
+    effect: float  #: class-adjusted mean residual of D_Q minus that of the withheld examples.
+    deviation: float  #: standard deviation of the effect under redraws of D_Q.
+    p_value: float  #: two-sided, by redraws.
+    smallest_p: float  #: smallest p-value that any outputs could give.
+    low: float  #: low, high: 95 % interval of the effect over examples.
     high: float
-    upper: float
+    upper: float  #: one-sided 95 % upper bound of the effect.
 
     def detectable(self, alpha: float) -> float | None:
         """Return the smallest effect that the test detects at level `alpha` with a power of 80 %; None if it detects none."""
@@ -199,19 +184,12 @@ def _scale(first: NDArray[np.bool_], labels: NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects of the roles on residuals, against withheld examples, adjusted for classes.
+    """Effects of the roles on residuals, against withheld examples, adjusted for classes."""
 
-    Attributes:
-        roles: roles to which the effects belong.
-        values: (num_roles,) effects.
-        covariance: (num_roles, num_roles), over groups of examples.
-        freedom: degrees of freedom of t: groups minus classes and roles; 0 if there are too few groups.
-    """
-
-    roles: tuple[str, ...]
-    values: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    freedom: int
+    roles: tuple[str, ...]  #: roles to which the effects belong.
+    values: NDArray[np.float64]  #: (num_roles,) effects.
+    covariance: NDArray[np.float64]  #: (num_roles, num_roles), over groups of examples.
+    freedom: int  #: degrees of freedom of t: groups minus classes and roles; 0 if there are too few groups.
 
     def contrast(self, weights: Mapping[str, float]) -> tuple[float, float]:
         """Return a weighted sum of effects and its standard error, which is infinite if there are too few groups."""

@@ -22,31 +22,20 @@ SHOWN = 0.05  # adjusted p-value up to which an example counts as memorized, and
 
 @dataclass(frozen=True)
 class Audited:
-    """The pool with the answers of all models on it.
-
-    Attributes:
-        recipe: attacks, tests and claim.
-        pool: the audited examples.
-        rows: rows of the examples in tables.SPLITS.
-        member: (num_examples,) whether the target was trained on the example.
-        target, shadows: answers of the target and of the shadow models.
-        inside: (num_models, num_examples) training sets of the shadow models.
-        held_out: the held-out examples, rows of tables.SPLITS.
-        is_drawn: whether the target's members were drawn at random, and nothing contradicts it.
-        norms: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not computed.
-    """
+    """The pool with the answers of all models on it."""
 
     has_classes: ClassVar[bool] = True  # whether answers are right or wrong, as memorization and influence need
 
-    recipe: Recipe
-    pool: Pool
-    rows: pa.Table
-    member: NDArray[np.bool_]
-    target: Answers
+    recipe: Recipe  #: attacks, tests and claim.
+    pool: Pool  #: the audited examples.
+    rows: pa.Table  #: rows of the examples in tables.SPLITS.
+    member: NDArray[np.bool_]  #: (num_examples,) whether the target was trained on the example.
+    target: Answers  #: target, shadows: answers of the target and of the shadow models.
     shadows: Answers
-    inside: NDArray[np.bool_]
-    held_out: pa.Table
-    is_drawn: bool
+    inside: NDArray[np.bool_]  #: (num_models, num_examples) training sets of the shadow models.
+    held_out: pa.Table  #: the held-out examples, rows of tables.SPLITS.
+    is_drawn: bool  #: whether the target's members were drawn at random, and nothing contradicts it.
+    #: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not computed.
     norms: NDArray[np.float64] | None = field(default=None, kw_only=True)
 
     @cached_property

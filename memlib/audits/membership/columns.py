@@ -29,35 +29,23 @@ MOST_VALUES = 50  # of a subgroup column
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a table.
+    """Columns of a table."""
 
-    Attributes:
-        subgroup: value of the subgroup column by example id; examples without a value are left out.
-        hidden: coordinates of each hidden column, by name.
-    """
-
-    subgroup: Mapping[str, str]
-    hidden: Mapping[str, OneHot]
+    subgroup: Mapping[str, str]  #: value of the subgroup column by example id; examples without a value are left out.
+    hidden: Mapping[str, OneHot]  #: coordinates of each hidden column, by name.
 
 
 @dataclass(frozen=True)
 class ReadColumns(Stage[Columns]):
-    """Read the columns of a table that the scores name: subgroup.parquet and hidden.json.
-
-    Attributes:
-        data: the table.
-        shard: its decoded rows.
-        subgroup: the subgroup column, if there is one.
-        hidden: the hidden columns.
-    """
+    """Read the columns of a table that the scores name: subgroup.parquet and hidden.json."""
 
     declared: ClassVar[Declared] = Declared("read_columns", 1)
     title: ClassVar[str] = "read columns"
 
-    data: DataSpec
-    shard: Artifact[Shard]
-    subgroup: str | None
-    hidden: tuple[str, ...]
+    data: DataSpec  #: the table.
+    shard: Artifact[Shard]  #: its decoded rows.
+    subgroup: str | None  #: the subgroup column, if there is one.
+    hidden: tuple[str, ...]  #: the hidden columns.
 
     @property
     def spec(self) -> Mapping[str, Any]:

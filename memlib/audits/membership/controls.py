@@ -28,13 +28,9 @@ OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same f
 
 @dataclass(frozen=True)
 class Blind:
-    """The blind baseline of an audit.
+    """The blind baseline of an audit."""
 
-    Attributes:
-        found: success of telling members without the model; with a p-value where a random draw was declared.
-    """
-
-    found: BlindBaseline
+    found: BlindBaseline  #: success of telling members without the model; with a p-value where a random draw was declared.
 
     @property
     def contradicts(self) -> bool:

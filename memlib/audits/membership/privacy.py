@@ -26,15 +26,10 @@ def guesses_of(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a bound with a claim.
+    """The comparison of a bound with a claim."""
 
-    Attributes:
-        claimed: the claimed epsilon in terms of the coins' units, which the bound is about.
-        problem: reason why bound and claim cannot be compared; "" if they can.
-    """
-
-    claimed: float
-    problem: str = ""
+    claimed: float  #: the claimed epsilon in terms of the coins' units, which the bound is about.
+    problem: str = ""  #: reason why bound and claim cannot be compared; "" if they can.
 
 
 def compare(claim: ClaimSpec, units: Units) -> Comparison:

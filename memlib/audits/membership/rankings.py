@@ -29,46 +29,29 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranking:
-    """One attack on the target.
+    """One attack on the target."""
 
-    Attributes:
-        attack: its name.
-        scores: (num_units,), higher for members.
-        test: the test of the target's coins; None if they were not drawn at random.
-    """
-
-    attack: str
-    scores: Scores
-    test: CoinTest | None
+    attack: str  #: its name.
+    scores: Scores  #: (num_units,), higher for members.
+    test: CoinTest | None  #: the test of the target's coins; None if they were not drawn at random.
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Scores that do not follow from log odds.
+    """Scores that do not follow from log odds."""
 
-    Attributes:
-        target: (num_units,), higher for members.
-        shadows: (num_models, num_units), the same for every shadow model.
-    """
-
-    target: Scores
-    shadows: Scores
+    target: Scores  #: (num_units,), higher for members.
+    shadows: Scores  #: (num_models, num_units), the same for every shadow model.
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """All attacks on the target.
+    """All attacks on the target."""
 
-    Attributes:
-        units: examples or persons.
-        config: attacks and tests.
-        is_drawn: whether the target's members were drawn at random.
-        signals: scores of attacks that do not follow from log odds, by attack.
-    """
-
-    units: Units
-    config: Config
-    is_drawn: bool
+    units: Units  #: examples or persons.
+    config: Config  #: attacks and tests.
+    is_drawn: bool  #: whether the target's members were drawn at random.
+    #: scores of attacks that do not follow from log odds, by attack.
     signals: Mapping[str, Signal] = field(default_factory=dict)
 
     @cached_property
@@ -139,17 +122,11 @@ class Rankings:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """The headline attack on one model, with all other shadow models as its shadows.
+    """The headline attack on one model, with all other shadow models as its shadows."""
 
-    Attributes:
-        auc: area under the ROC.
-        p_value: p-value of the area by redraws of the model's coins.
-        true_alarms: share of members found at each rate of false alarms; NaN where non-members are too few.
-    """
-
-    auc: float
-    p_value: float
-    true_alarms: tuple[float, ...]
+    auc: float  #: area under the ROC.
+    p_value: float  #: p-value of the area by redraws of the model's coins.
+    true_alarms: tuple[float, ...]  #: share of members found at each rate of false alarms; NaN where non-members are too few.
 
 
 def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:

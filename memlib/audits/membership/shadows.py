@@ -30,16 +30,12 @@ EARLIER = "earlier.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSubset(Train):
-    """Train one model on its subset of the pool.
-
-    Attributes:
-        subsets: its training set.
-    """
+    """Train one model on its subset of the pool."""
 
     declared: ClassVar[Declared] = Declared("train_subset", 1)
     title: ClassVar[str] = "train shadow models"
 
-    subsets: Subsets
+    subsets: Subsets  #: its training set.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -64,19 +60,13 @@ class TrainSubset(Train):
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of some models on the pool and on the held-out examples, in order of example id.
+    """The answers of some models on the pool and on the held-out examples, in order of example id."""
 
-    Attributes:
-        odds: (num_models, num_queries, num_pool) float32, log odds of the true class.
-        correct: (num_models, num_pool) bool, right answers to the unchanged examples.
-        held_out: (num_models, num_held_out) bool, the same on the held-out examples.
-        earlier: (num_models, num_earlier, num_pool) float32, log odds of the unchanged examples after earlier epochs; None
-            without such.
-    """
-
-    odds: NDArray[np.float32]
-    correct: NDArray[np.bool_]
-    held_out: NDArray[np.bool_]
+    odds: NDArray[np.float32]  #: (num_models, num_queries, num_pool) float32, log odds of the true class.
+    correct: NDArray[np.bool_]  #: (num_models, num_pool) bool, right answers to the unchanged examples.
+    held_out: NDArray[np.bool_]  #: (num_models, num_held_out) bool, the same on the held-out examples.
+    #: (num_models, num_earlier, num_pool) float32, log odds of the unchanged examples after earlier epochs; None without
+    #: such.
     earlier: NDArray[np.float32] | None = None
 
     @classmethod
@@ -104,21 +94,15 @@ class Answers:
 
 @dataclass(frozen=True)
 class FitEstimators(Stage[Answers]):
-    """Fit estimators of scikit-learn, each to its own subset of the pool; only their answers are stored.
-
-    Attributes:
-        subsets: the training sets.
-        model: kind and settings of the estimators.
-        seeds: seed of each estimator.
-    """
+    """Fit estimators of scikit-learn, each to its own subset of the pool; only their answers are stored."""
 
     declared: ClassVar[Declared] = Declared("fit_estimators", 1)
     title: ClassVar[str] = "fit estimators"
     place: ClassVar[Place] = "cores"
 
-    subsets: Subsets
-    model: EstimatorSpec
-    seeds: tuple[int, ...]
+    subsets: Subsets  #: the training sets.
+    model: EstimatorSpec  #: kind and settings of the estimators.
+    seeds: tuple[int, ...]  #: seed of each estimator.
 
     @property
     def units(self) -> float:
@@ -148,25 +132,17 @@ class FitEstimators(Stage[Answers]):
 
 @dataclass(frozen=True)
 class Observe(Stage[Answers]):
-    """Query models on the pool and on the held-out examples.
-
-    Attributes:
-        data: the examples.
-        models: nets that were trained together, one large model, or an external model.
-        epoch: the last epoch of a model that memlib trained.
-        queries: the variants of each image.
-        earlier: earlier epochs after which the unchanged examples are queried, too.
-    """
+    """Query models on the pool and on the held-out examples."""
 
     declared: ClassVar[Declared] = Declared("observe_members", 1)
     title: ClassVar[str] = "query models"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    models: Trained | ExternalClassifierSpec
-    epoch: int
-    queries: QueriesSpec
-    earlier: tuple[int, ...] = ()
+    data: TrainingData  #: the examples.
+    models: Trained | ExternalClassifierSpec  #: nets that were trained together, one large model, or an external model.
+    epoch: int  #: the last epoch of a model that memlib trained.
+    queries: QueriesSpec  #: the variants of each image.
+    earlier: tuple[int, ...] = ()  #: earlier epochs after which the unchanged examples are queried, too.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -21,19 +21,12 @@ MOST = 50  # classes; the largest ones are looked at
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the units.
+    """A part of the units."""
 
-    Attributes:
-        by: criterion of the division: the class, the target's answer, or the name of a column.
-        value: common value of the units in the slice.
-        units: (num_units,) mask of the units in the slice.
-        is_fixed: True if the slice was fixed before the coins were tossed.
-    """
-
-    by: str
-    value: str
-    units: NDArray[np.bool_]
-    is_fixed: bool = True
+    by: str  #: criterion of the division: the class, the target's answer, or the name of a column.
+    value: str  #: common value of the units in the slice.
+    units: NDArray[np.bool_]  #: (num_units,) mask of the units in the slice.
+    is_fixed: bool = True  #: True if the slice was fixed before the coins were tossed.
 
 
 def slice_findings(audited: Audited, subgroup: Mapping[str, str]) -> list[Finding]:

@@ -49,32 +49,21 @@ EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon.
-
-    Attributes:
-        recipe: attacks, tests and claim.
-        data: the pool.
-        shadows: the training sets of the shadow models, by artifact of their answers.
-        answers: the answers of the shadow models.
-        target: the answers of the target.
-        members: the training examples of an external target.
-        columns: the subgroup column of a table.
-        queried: more answers of the target on a table.
-        norms: squared gradient norms of the target after each kept epoch; empty without self-influence.
-    """
+    """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon."""
 
     declared: ClassVar[Declared] = Declared("score_membership", 2)
     title: ClassVar[str] = "score membership"
     place: ClassVar[Place] = "cores"
 
-    recipe: Recipe
-    data: TrainingData
-    shadows: Sequence[Subsets]
-    answers: Sequence[Artifact[Answers]]
-    target: Artifact[Answers]
-    members: Artifact[NDArray[np.int8]] | None
-    columns: Artifact[Columns] | None = field(default=None, kw_only=True)
-    queried: Artifact[TargetAnswers] | None = field(default=None, kw_only=True)
+    recipe: Recipe  #: attacks, tests and claim.
+    data: TrainingData  #: the pool.
+    shadows: Sequence[Subsets]  #: the training sets of the shadow models, by artifact of their answers.
+    answers: Sequence[Artifact[Answers]]  #: the answers of the shadow models.
+    target: Artifact[Answers]  #: the answers of the target.
+    members: Artifact[NDArray[np.int8]] | None  #: the training examples of an external target.
+    columns: Artifact[Columns] | None = field(default=None, kw_only=True)  #: the subgroup column of a table.
+    queried: Artifact[TargetAnswers] | None = field(default=None, kw_only=True)  #: more answers of the target on a table.
+    #: squared gradient norms of the target after each kept epoch; empty without self-influence.
     norms: Sequence[Artifact[NDArray[np.float64]]] = field(default=(), kw_only=True)
 
     @property

@@ -39,18 +39,13 @@ FEWEST = 10  # members, and non-members
 
 @dataclass(frozen=True)
 class ReadMembers(Stage[NDArray[np.int8]]):
-    """Read which examples of the pool an external target was trained on.
-
-    Attributes:
-        data: the pool.
-        path: the file, see `recipe.TargetSpec.members`.
-    """
+    """Read which examples of the pool an external target was trained on."""
 
     declared: ClassVar[Declared] = Declared("members", 1)
     title: ClassVar[str] = "read members"
 
-    data: TrainingData
-    path: str
+    data: TrainingData  #: the pool.
+    path: str  #: the file, see `recipe.TargetSpec.members`.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -141,20 +136,14 @@ def _refuse_divided(values: NDArray[np.int8], groups: NDArray[np.int64], ids: li
 
 @dataclass(frozen=True)
 class ReadOutputs(Stage[Answers]):
-    """Read the outputs of an external target on the pool.
-
-    Attributes:
-        data: the pool.
-        outputs: file, columns and kind.
-        members: the owner's list; only examples that it names need outputs.
-    """
+    """Read the outputs of an external target on the pool."""
 
     declared: ClassVar[Declared] = Declared("read_outputs", 1)
     title: ClassVar[str] = "read outputs"
 
-    data: TrainingData
-    outputs: OutputsSpec
-    members: Artifact[NDArray[np.int8]]
+    data: TrainingData  #: the pool.
+    outputs: OutputsSpec  #: file, columns and kind.
+    members: Artifact[NDArray[np.int8]]  #: the owner's list; only examples that it names need outputs.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -34,34 +34,21 @@ Query = Callable[[Points], NDArray[Any]]
 
 @dataclass(frozen=True)
 class Opened:
-    """A target in memory.
+    """A target in memory."""
 
-    Attributes:
-        scores: function that returns class scores (num_points, num_classes), exact where the target is sure.
-        probabilities: function that returns its probabilities (num_points, num_classes) as it states them.
-        parameters: number of fitted parameters; None if it is not known.
-        instance_based: True if it contains training examples as they are.
-    """
-
-    scores: Query
-    probabilities: Query
-    parameters: int | None
-    instance_based: bool
+    scores: Query  #: function that returns class scores (num_points, num_classes), exact where the target is sure.
+    probabilities: Query  #: function that returns its probabilities (num_points, num_classes) as it states them.
+    parameters: int | None  #: number of fitted parameters; None if it is not known.
+    instance_based: bool  #: True if it contains training examples as they are.
 
 
 @dataclass(frozen=True)
 class Refitted:
-    """An estimator that memlib trains: it is fitted again on its training set, as estimators are never stored.
+    """An estimator that memlib trains: it is fitted again on its training set, as estimators are never stored."""
 
-    Attributes:
-        subsets: its training set.
-        model: kind and settings.
-        seed: seed of the fit.
-    """
-
-    subsets: Subsets
-    model: EstimatorSpec
-    seed: int
+    subsets: Subsets  #: its training set.
+    model: EstimatorSpec  #: kind and settings.
+    seed: int  #: seed of the fit.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -85,15 +72,10 @@ class Refitted:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network that memlib trained, or an external model.
+    """A network that memlib trained, or an external model."""
 
-    Attributes:
-        models: the only network of an artifact, or the external model.
-        epoch: the last epoch of a model that memlib trained.
-    """
-
-    models: Trained | ExternalClassifierSpec
-    epoch: int
+    models: Trained | ExternalClassifierSpec  #: the only network of an artifact, or the external model.
+    epoch: int  #: the last epoch of a model that memlib trained.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -151,51 +133,33 @@ def _softmax(scores: NDArray[Any]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Guesses:
-    """The target's answers to the examples of the pool with one column hidden.
+    """The target's answers to the examples of the pool with one column hidden."""
 
-    Attributes:
-        odds: (num_pool, num_values) log odds of the true class with the column set to each value.
-        values: (num_pool,) number of the true value; -1 where it is missing.
-    """
-
-    odds: NDArray[np.float32]
-    values: NDArray[np.int64]
+    odds: NDArray[np.float32]  #: (num_pool, num_values) log odds of the true class with the column set to each value.
+    values: NDArray[np.int64]  #: (num_pool,) number of the true value; -1 where it is missing.
 
 
 @dataclass(frozen=True)
 class TargetAnswers:
-    """More answers of the target on the pool, in order of example id.
+    """More answers of the target on the pool, in order of example id."""
 
-    Attributes:
-        outputs: (num_pool, num_classes) probabilities as the target states them.
-        guesses: answers by hidden column.
-        parameters: number of fitted parameters; None if it is not known.
-        instance_based: True if the target contains training examples as they are.
-    """
-
-    outputs: NDArray[np.float64]
-    guesses: Mapping[str, Guesses]
-    parameters: int | None
-    instance_based: bool
+    outputs: NDArray[np.float64]  #: (num_pool, num_classes) probabilities as the target states them.
+    guesses: Mapping[str, Guesses]  #: answers by hidden column.
+    parameters: int | None  #: number of fitted parameters; None if it is not known.
+    instance_based: bool  #: True if the target contains training examples as they are.
 
 
 @dataclass(frozen=True)
 class QueryTarget(Stage[TargetAnswers]):
-    """Query the target on a table: its outputs, and its answers with each hidden column set to each of its values.
-
-    Attributes:
-        data: the examples.
-        target: the model.
-        columns: the hidden columns; None if there are none.
-    """
+    """Query the target on a table: its outputs, and its answers with each hidden column set to each of its values."""
 
     declared: ClassVar[Declared] = Declared("query_target", 1)
     title: ClassVar[str] = "query the target"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    target: Refitted | Loaded
-    columns: Artifact[Columns] | None
+    data: TrainingData  #: the examples.
+    target: Refitted | Loaded  #: the model.
+    columns: Artifact[Columns] | None  #: the hidden columns; None if there are none.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -18,16 +18,11 @@ Combined = Literal["sum", "max", "trimmed"]
 
 @dataclass(frozen=True)
 class Pool:
-    """The examples of the pool that are audited, in order of example id.
+    """The examples of the pool that are audited, in order of example id."""
 
-    Attributes:
-        ids, class_names: (num_examples,) id and name of the class.
-        labels, groups: (num_examples,) class and group.
-    """
-
-    ids: Sequence[str]
+    ids: Sequence[str]  #: ids, class_names: (num_examples,) id and name of the class.
     class_names: Sequence[str]
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64]  #: labels, groups: (num_examples,) class and group.
     groups: NDArray[np.int64]
 
     @classmethod
@@ -53,34 +48,21 @@ class Pool:
 
 @dataclass(frozen=True)
 class Units:
-    """Examples or persons, with the answers of all models.
+    """Examples or persons, with the answers of all models."""
 
-    Attributes:
-        names: (num_units,) id of the unit's first example.
-        sizes: (num_units,) number of the unit's examples.
-        labels: (num_units,) class of most of the unit's examples.
-        class_names: (num_units,) names of these classes.
-        member: (num_units,) whether the target was trained on the unit.
-        odds: (num_queries, num_units) the target's log odds.
-        correct: (num_units,) the target's share of right answers.
-        shadows: the log odds and the training sets of the shadow models.
-        shadows_correct: (num_models, num_units) their shares of right answers.
-        through: log odds of the target and of its shadow models through training, with checkpoints in place of queries, the
-            last one at the end; None if only the trained models answered.
-        word: the word for units, in the plural; by default examples or persons.
-    """
-
-    names: Sequence[str]
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    class_names: Sequence[str]
-    member: NDArray[np.bool_]
-    odds: NDArray[np.float32]
-    correct: NDArray[np.float32]
-    shadows: Shadows
-    shadows_correct: NDArray[np.float32]
+    names: Sequence[str]  #: (num_units,) id of the unit's first example.
+    sizes: NDArray[np.int64]  #: (num_units,) number of the unit's examples.
+    labels: NDArray[np.int64]  #: (num_units,) class of most of the unit's examples.
+    class_names: Sequence[str]  #: (num_units,) names of these classes.
+    member: NDArray[np.bool_]  #: (num_units,) whether the target was trained on the unit.
+    odds: NDArray[np.float32]  #: (num_queries, num_units) the target's log odds.
+    correct: NDArray[np.float32]  #: (num_units,) the target's share of right answers.
+    shadows: Shadows  #: the log odds and the training sets of the shadow models.
+    shadows_correct: NDArray[np.float32]  #: (num_models, num_units) their shares of right answers.
+    #: log odds of the target and of its shadow models through training, with checkpoints in place of queries, the last one at
+    #: the end; None if only the trained models answered.
     through: tuple[NDArray[np.float32], Shadows] | None = None
-    word: str = ""
+    word: str = ""  #: the word for units, in the plural; by default examples or persons.
 
     def __len__(self) -> int:
         return len(self.names)

@@ -31,22 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Compute TracInCP of every training example.
-
-    Attributes:
-        data: the training examples.
-        norms: squared gradient norms at each checkpoint, in the order of the members.
-        rates: learning rate at each checkpoint.
-        epochs: epoch of each checkpoint.
-    """
+    """Compute TracInCP of every training example."""
 
     declared: ClassVar[Declared] = Declared("self_influence", 4)
     title: ClassVar[str] = "self-influence"
 
+    #: the training examples.
     data: TrainingData = field(metadata=UNKEYED)  # its training examples are inputs
-    norms: Sequence[Artifact[NDArray[np.float64]]]
-    rates: Sequence[float]
-    epochs: Sequence[int]
+    norms: Sequence[Artifact[NDArray[np.float64]]]  #: squared gradient norms at each checkpoint, in the order of the members.
+    rates: Sequence[float]  #: learning rate at each checkpoint.
+    epochs: Sequence[int]  #: epoch of each checkpoint.
 
     @property
     def inputs(self) -> Mapping[str, Any]:

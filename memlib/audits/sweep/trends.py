@@ -24,19 +24,12 @@ Point = tuple[float, str, Finding]
 
 @dataclass(frozen=True)
 class Trend:
-    """The headlines along one key of a grid.
+    """The headlines along one key of a grid."""
 
-    Attributes:
-        audit: audit of the cells.
-        key: dotted key of the recipe.
-        strata: groups of cells that agree in all other keys, each in the order of the key's values.
-        row: row of the sweep's table.
-    """
-
-    audit: str
-    key: str
-    strata: Sequence[Sequence[Point]]
-    row: Finding
+    audit: str  #: audit of the cells.
+    key: str  #: dotted key of the recipe.
+    strata: Sequence[Sequence[Point]]  #: groups of cells that agree in all other keys, each in the order of the key's values.
+    row: Finding  #: row of the sweep's table.
 
 
 def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:

@@ -21,15 +21,10 @@ _BLOCK = 2**13  # exchanges of pairs that are computed at a time; they fit into 
 
 @dataclass(frozen=True)
 class ByLabel:
-    """Grey- and black-box scores of one cell, before the maximum over labels.
+    """Grey- and black-box scores of one cell, before the maximum over labels."""
 
-    Attributes:
-        nets: canary nets and controls.
-        scores: (num_nets, num_settings, num_classes, 4), as from score_by_label.
-    """
-
-    nets: Sequence[Net]
-    scores: NDArray[np.float64]
+    nets: Sequence[Net]  #: canary nets and controls.
+    scores: NDArray[np.float64]  #: (num_nets, num_settings, num_classes, 4), as from score_by_label.
 
     def values(self, setting: int) -> NDArray[np.float64]:
         """Return M of each net at each label that has examples, (num_nets, num_labels)."""
@@ -124,16 +119,11 @@ def ranks(values: NDArray[np.float64], nets: Sequence[Net]) -> list[float | None
 
 @dataclass(frozen=True)
 class _Queries:
-    """The maxima of nets, each to be compared with those of controls that are centred as the net is.
+    """The maxima of nets, each to be compared with those of controls that are centred as the net is."""
 
-    Attributes:
-        values, centre: (num_nets, num_labels).
-        least: (num_nets,), the maximum from which on a control reaches that of the net.
-    """
-
-    values: NDArray[np.float64]
+    values: NDArray[np.float64]  #: values, centre: (num_nets, num_labels).
     centre: NDArray[np.float64]
-    least: NDArray[np.float64]
+    least: NDArray[np.float64]  #: (num_nets,), the maximum from which on a control reaches that of the net.
 
     def reached(
         self, nets: NDArray[np.int64], rows: NDArray[np.int64], spans: NDArray[np.int64], weights: NDArray[np.int64]

@@ -32,16 +32,11 @@ CENTRED = "its maxima are centred by the same controls"  # reason not to test a 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant and its baseline.
+    """A variant and its baseline."""
 
-    Attributes:
-        variant, baseline: names of the two variants.
-        same_data: whether the two have the same examples with the same roles, so that equal ids are equal examples.
-    """
-
-    variant: str
+    variant: str  #: variant, baseline: names of the two variants.
     baseline: str
-    same_data: bool
+    same_data: bool  #: whether the two have the same examples with the same roles, so that equal ids are equal examples.
 
 
 def comparisons_of(data: Mapping[str, Any], baselines: Mapping[str, str]) -> list[Comparison]:
@@ -120,18 +115,12 @@ def _is_paired(one: Comparison, ours: VariantScore, theirs: VariantScore, group:
 
 @dataclass(frozen=True)
 class _Test:
-    """A two-sided test of a change.
+    """A two-sided test of a change."""
 
-    Attributes:
-        interval: interval of the change.
-        p, smallest_p: its p-value, and the smallest one that data of this size can give.
-        deviation: standard error of the change.
-    """
-
-    interval: Interval | None
-    p: float
+    interval: Interval | None  #: interval of the change.
+    p: float  #: p, smallest_p: its p-value, and the smallest one that data of this size can give.
     smallest_p: float
-    deviation: float
+    deviation: float  #: standard error of the change.
 
 
 def _paired(score: VariantScore, changes: NDArray[np.float64], over: str) -> _Test:

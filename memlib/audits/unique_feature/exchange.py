@@ -20,34 +20,22 @@ from memlib.stats.multiplicity import max_t_p
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Results of an exchange test of several scores.
+    """Results of an exchange test of several scores."""
 
-    Attributes:
-        p_values: (num_scores,), one-sided.
-        adjusted: (num_scores,), adjusted by max-T over all scores.
-        deviations: (num_scores,), standard deviation of the mean difference under exchanges, without the observed effect.
-        smallest_p: smallest p-value that data of this size can give.
-        over: the units that were exchanged: nets or data.
-    """
-
-    p_values: NDArray[np.float64]
-    adjusted: NDArray[np.float64]
+    p_values: NDArray[np.float64]  #: (num_scores,), one-sided.
+    adjusted: NDArray[np.float64]  #: (num_scores,), adjusted by max-T over all scores.
+    #: (num_scores,), standard deviation of the mean difference under exchanges, without the observed effect.
     deviations: NDArray[np.float64]
-    smallest_p: float
-    over: str
+    smallest_p: float  #: smallest p-value that data of this size can give.
+    over: str  #: the units that were exchanged: nets or data.
 
 
 @dataclass(frozen=True)
 class Score:
-    """One score in all draws of the data.
+    """One score in all draws of the data."""
 
-    Attributes:
-        draws: one analysis per draw.
-        setting: index among the settings of score_by_label; None for scores without a maximum.
-    """
-
-    draws: Sequence[Analysis]
-    setting: int | None
+    draws: Sequence[Analysis]  #: one analysis per draw.
+    setting: int | None  #: index among the settings of score_by_label; None for scores without a maximum.
 
 
 def exchange(

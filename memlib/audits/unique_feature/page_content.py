@@ -32,38 +32,25 @@ Pictures = Sequence[tuple[NDArray[np.uint8], str]]
 
 @dataclass(frozen=True)
 class Boundary:
-    """Class probabilities of a net over the plane of the first two coordinates, without and with the feature.
+    """Class probabilities of a net over the plane of the first two coordinates, without and with the feature."""
 
-    Attributes:
-        title: name of the net.
-        extent: x0, x1, y0, y1.
-        clean, featured: (side, side) probability of class 1 without and with the feature, rows from y0 to y1.
-        points, labels: a sample of training points (count, 2) and their classes.
-    """
-
-    title: str
-    extent: tuple[float, float, float, float]
+    title: str  #: name of the net.
+    extent: tuple[float, float, float, float]  #: x0, x1, y0, y1.
+    #: clean, featured: (side, side) probability of class 1 without and with the feature, rows from y0 to y1.
     clean: NDArray[np.float64]
     featured: NDArray[np.float64]
-    points: NDArray[np.float64]
+    points: NDArray[np.float64]  #: points, labels: a sample of training points (count, 2) and their classes.
     labels: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Material:
-    """Contents of the page besides the tables.
+    """Contents of the page besides the tables."""
 
-    Attributes:
-        facts: rows of the last section.
-        pictures: canaries with and without the feature.
-        attention: images overlaid with GradCAM heat maps.
-        boundaries: decision boundaries, for data that are points.
-    """
-
-    facts: Mapping[str, str]
-    pictures: Pictures = ()
-    attention: Pictures = ()
-    boundaries: Sequence[Boundary] = ()
+    facts: Mapping[str, str]  #: rows of the last section.
+    pictures: Pictures = ()  #: canaries with and without the feature.
+    attention: Pictures = ()  #: images overlaid with GradCAM heat maps.
+    boundaries: Sequence[Boundary] = ()  #: decision boundaries, for data that are points.
 
 
 def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: Callable[[str], None]) -> Material:

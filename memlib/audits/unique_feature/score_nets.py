@@ -62,36 +62,23 @@ class NetTables:
 
 @dataclass(frozen=True)
 class ScoreNets(Stage[NetTables]):
-    """Score the nets of one artifact on examples with and without the feature: units.parquet, by_label.npz.
-
-    Attributes:
-        data: the training examples.
-        models: a chunk of small nets, one large model, or an external model.
-        epoch: epoch of a large model whose weights are scored.
-        nets: the nets, in the artifact's order.
-        feature, feature_spec: the unique feature, and its settings, from which null features are drawn.
-        canaries: stored rows of all canaries of the cell.
-        labels: labels of the cell's canaries.
-        probe: choice of the probe data, on which the black box is scored.
-        other: the probe data, if they come from another source.
-        config: scoring settings.
-    """
+    """Score the nets of one artifact on examples with and without the feature: units.parquet, by_label.npz."""
 
     declared: ClassVar[Declared] = Declared("score_nets", 3)
     title: ClassVar[str] = "score nets"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    models: Trained | ExternalClassifierSpec
-    epoch: int
-    nets: tuple[Net, ...]
-    feature: Feature
+    data: TrainingData  #: the training examples.
+    models: Trained | ExternalClassifierSpec  #: a chunk of small nets, one large model, or an external model.
+    epoch: int  #: epoch of a large model whose weights are scored.
+    nets: tuple[Net, ...]  #: the nets, in the artifact's order.
+    feature: Feature  #: feature, feature_spec: the unique feature, and its settings, from which null features are drawn.
     feature_spec: FeatureSpec
-    canaries: tuple[int, ...]
-    labels: tuple[int, ...]
-    probe: ProbeSpec
-    other: Artifact[Shard] | None
-    config: Config
+    canaries: tuple[int, ...]  #: stored rows of all canaries of the cell.
+    labels: tuple[int, ...]  #: labels of the cell's canaries.
+    probe: ProbeSpec  #: choice of the probe data, on which the black box is scored.
+    other: Artifact[Shard] | None  #: the probe data, if they come from another source.
+    config: Config  #: scoring settings.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -16,26 +16,15 @@ from memlib.pipeline.stage import Artifact
 
 @dataclass(frozen=True)
 class Scored:
-    """A cell's nets with the artifacts that hold their weights, histories and scores.
+    """A cell's nets with the artifacts that hold their weights, histories and scores."""
 
-    Attributes:
-        variant, data_seed: variant and draw of the data that define the cell.
-        canaries: the chosen examples.
-        feature: the unique feature, as inserted into examples.
-        data: the examples.
-        nets: the nets of each artifact of models.
-        models, scores: artifacts, in the order of `nets`.
-        epoch: last epoch of a large model.
-        pulls: self-influence of canaries with and without the feature.
-    """
-
-    variant: str
+    variant: str  #: variant, data_seed: variant and draw of the data that define the cell.
     data_seed: int
-    canaries: Sequence[Mapping[str, Any]]
-    feature: Feature
-    data: TrainingData
-    nets: Sequence[Sequence[Net]]
-    models: Sequence[Trained]
+    canaries: Sequence[Mapping[str, Any]]  #: the chosen examples.
+    feature: Feature  #: the unique feature, as inserted into examples.
+    data: TrainingData  #: the examples.
+    nets: Sequence[Sequence[Net]]  #: the nets of each artifact of models.
+    models: Sequence[Trained]  #: models, scores: artifacts, in the order of `nets`.
     scores: Sequence[Artifact[NetTables]]
-    epoch: int = 0
-    pulls: Sequence[Pull] = ()
+    epoch: int = 0  #: last epoch of a large model.
+    pulls: Sequence[Pull] = ()  #: self-influence of canaries with and without the feature.

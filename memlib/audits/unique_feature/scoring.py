@@ -21,21 +21,13 @@ Pair = tuple[NDArray[np.float64], ...]
 
 @dataclass(frozen=True)
 class Net:
-    """A canary net or control of a cell.
+    """A canary net or control of a cell."""
 
-    Attributes:
-        number: counted within the cell; a control has the number of the canary net it is paired with.
-        canary: number of the canary; for a control, number of the canary whose clean twin it saw.
-        control: whether the feature was left out of the training set.
-        seed: seed of initial weights and order; a canary net and a control with the same seed and canary are a pair.
-        label: label of the canary.
-    """
-
-    number: int
-    canary: int
-    control: bool
-    seed: int
-    label: int
+    number: int  #: counted within the cell; a control has the number of the canary net it is paired with.
+    canary: int  #: number of the canary; for a control, number of the canary whose clean twin it saw.
+    control: bool  #: whether the feature was left out of the training set.
+    seed: int  #: seed of initial weights and order; a canary net and a control with the same seed and canary are a pair.
+    label: int  #: label of the canary.
 
 
 @dataclass(frozen=True)
@@ -49,23 +41,16 @@ class Pull:
 
 @dataclass(frozen=True)
 class Shown:
-    """Class scores of nets on the examples used for scoring: logits (num_nets, num_examples, num_classes).
+    """Class scores of nets on the examples used for scoring: logits (num_nets, num_examples, num_classes)."""
 
-    Attributes:
-        labels: labels of the cell's canaries.
-        by_label: label -> (clean, featured) for the training examples of that label.
-        other: (clean, featured) for the probe data.
-        random_by_label: label -> one array per draw, with random partners of the feature.
-        random_other: one array per draw, with random partners, for the probe data.
-        other_labels: labels of the probe data, if they are held-out examples.
-    """
-
-    labels: Sequence[int]
+    labels: Sequence[int]  #: labels of the cell's canaries.
+    #: label -> (clean, featured) for the training examples of that label.
     by_label: Mapping[int, tuple[NDArray[Any], NDArray[Any]]]
-    other: tuple[NDArray[Any], NDArray[Any]]
+    other: tuple[NDArray[Any], NDArray[Any]]  #: (clean, featured) for the probe data.
+    #: label -> one array per draw, with random partners of the feature.
     random_by_label: Mapping[int, Sequence[NDArray[Any]]]
-    random_other: Sequence[NDArray[Any]]
-    other_labels: NDArray[np.int64] | None = None
+    random_other: Sequence[NDArray[Any]]  #: one array per draw, with random partners, for the probe data.
+    other_labels: NDArray[np.int64] | None = None  #: labels of the probe data, if they are held-out examples.
 
 
 def score(nets: Sequence[Net], shown: Shown, config: Config, *, random: bool = True) -> pa.Table:

@@ -45,20 +45,14 @@ CANARIES = "canaries.parquet"
 
 @dataclass(frozen=True)
 class ChooseCanaries(Stage[list[dict[str, Any]]]):
-    """Choose the training examples that carry the feature: canaries.parquet, rows of tables.SPLITS in order of choice.
-
-    Attributes:
-        canary: number of canaries, and how they are chosen.
-        data: the training examples.
-        influence: self-influence of each example, if the choice depends on it.
-    """
+    """Choose the training examples that carry the feature: canaries.parquet, rows of tables.SPLITS in order of choice."""
 
     declared: ClassVar[Declared] = Declared("canaries", 1)
     title: ClassVar[str] = "choose canaries"
 
-    canary: CanarySpec
-    data: TrainingData
-    influence: Artifact[Tables] | None
+    canary: CanarySpec  #: number of canaries, and how they are chosen.
+    data: TrainingData  #: the training examples.
+    influence: Artifact[Tables] | None  #: self-influence of each example, if the choice depends on it.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -94,19 +88,14 @@ def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Score(ScoresStage):
-    """Calibrate the scores of nets against their controls and summarize the findings.
-
-    Attributes:
-        cells: the nets, by variant and data seed.
-        config: outputs, significance level, intervals.
-        baselines: baseline of each variant that is compared; by default the first variant.
-    """
+    """Calibrate the scores of nets against their controls and summarize the findings."""
 
     declared: ClassVar[Declared] = Declared("score", 10)
     title: ClassVar[str] = "score unique features"
 
-    cells: Sequence[Scored]
-    config: Config
+    cells: Sequence[Scored]  #: the nets, by variant and data seed.
+    config: Config  #: outputs, significance level, intervals.
+    #: baseline of each variant that is compared; by default the first variant.
     baselines: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -221,20 +210,14 @@ def _latent_rows(cell: Scored, config: Config) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class ScoreOwn(ScoresStage):
-    """Summarize the findings on an external model.
-
-    Attributes:
-        scores: scores of the feature and of other features of its kind.
-        config: outputs and significance level.
-        canary: the feature, and its label if known.
-    """
+    """Summarize the findings on an external model."""
 
     declared: ClassVar[Declared] = Declared("score_own", 5)
     title: ClassVar[str] = "score an external model"
 
-    scores: Artifact[NetTables]
-    config: Config
-    canary: CanarySpec
+    scores: Artifact[NetTables]  #: scores of the feature and of other features of its kind.
+    config: Config  #: outputs and significance level.
+    canary: CanarySpec  #: the feature, and its label if known.
 
     @property
     def spec(self) -> Mapping[str, Any]:

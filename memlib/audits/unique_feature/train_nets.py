@@ -35,31 +35,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainNets(Stage[Nets]):
-    """Train small nets together into one artifact: nets.safetensors and history.parquet.
-
-    Attributes:
-        data: the examples.
-        model, training: architecture and training of every net.
-        seeds: seed of each net.
-        canaries: canary of each net, with or without the feature.
-        watch: outputs on which white-box M is computed after every epoch; empty if epochs are not scored.
-        config: settings for these scores: number of examples and their seed.
-        all_canaries: stored rows of all canaries of the cell, which are excluded from scoring.
-        probe, other: choice of the probe data and, if they come from another source, the data; for M_kl after every epoch.
-    """
+    """Train small nets together into one artifact: nets.safetensors and history.parquet."""
 
     declared: ClassVar[Declared] = Declared("train_nets", 1)
     title: ClassVar[str] = "train nets"
     place: ClassVar[Place] = "anywhere"
 
-    data: TrainingData
-    model: ClassifierSpec
+    data: TrainingData  #: the examples.
+    model: ClassifierSpec  #: model, training: architecture and training of every net.
     training: TrainingSpec
-    seeds: tuple[int, ...]
-    canaries: tuple[Canary, ...]
-    watch: tuple[Output, ...]
-    config: Config
-    all_canaries: tuple[int, ...]
+    seeds: tuple[int, ...]  #: seed of each net.
+    canaries: tuple[Canary, ...]  #: canary of each net, with or without the feature.
+    watch: tuple[Output, ...]  #: outputs on which white-box M is computed after every epoch; empty if epochs are not scored.
+    config: Config  #: settings for these scores: number of examples and their seed.
+    all_canaries: tuple[int, ...]  #: stored rows of all canaries of the cell, which are excluded from scoring.
+    #: probe, other: choice of the probe data and, if they come from another source, the data; for M_kl after every epoch.
     probe: ProbeSpec
     other: Artifact[Shard] | None
 

@@ -123,19 +123,12 @@ def _timm(spec: TimmEncoder) -> ExternalNetwork:
 
 @dataclass(frozen=True)
 class Folder:
-    """A model of a Hugging Face folder, and the preprocessing of its images.
+    """A model of a Hugging Face folder, and the preprocessing of its images."""
 
-    Attributes:
-        model: the model.
-        unpooled: True if the model's pooler has random weights, as the folder lacks them.
-        side: side of the input images in pixels.
-        mean, std: as for `ExternalNetwork`.
-    """
-
-    model: Any
-    unpooled: bool
-    side: int
-    mean: Sequence[float]
+    model: Any  #: the model.
+    unpooled: bool  #: True if the model's pooler has random weights, as the folder lacks them.
+    side: int  #: side of the input images in pixels.
+    mean: Sequence[float]  #: mean, std: as for `ExternalNetwork`.
     std: Sequence[float]
 
 

@@ -31,33 +31,21 @@ ELSEWHERE = "embed what memlib export writes with it yourself, and give encoders
 
 @dataclass(frozen=True)
 class OpenClip:
-    """An image-text model of open_clip.
+    """An image-text model of open_clip."""
 
-    Attributes:
-        model: the model.
-        images: its image half.
-        tokenizer: function from captions to tokens (num_captions, length).
-    """
-
-    model: Any
-    images: ExternalNetwork
-    tokenizer: Callable[[list[str]], Tensor]
+    model: Any  #: the model.
+    images: ExternalNetwork  #: its image half.
+    tokenizer: Callable[[list[str]], Tensor]  #: function from captions to tokens (num_captions, length).
 
 
 @dataclass(frozen=True)
 class _Config:
-    """The declared model and its preparation of images and captions, checked.
+    """The declared model and its preparation of images and captions, checked."""
 
-    Attributes:
-        mean, std: of each channel of images in [0, 1].
-        length: tokens of a caption.
-        clean: way in which captions are cleaned.
-    """
-
-    mean: Sequence[float]
+    mean: Sequence[float]  #: mean, std: of each channel of images in [0, 1].
     std: Sequence[float]
-    length: int
-    clean: str
+    length: int  #: tokens of a caption.
+    clean: str  #: way in which captions are cleaned.
 
 
 def load_open_clip(spec: OpenClipEncoder) -> OpenClip:

@@ -57,21 +57,16 @@ FEATURES = "backbone"
 
 @dataclass(frozen=True)
 class TrainJudge(Train):
-    """Train a classifier on public images, once whole and once with the part that a crop shows painted over.
-
-    Attributes:
-        crop: the crop whose part of the image is painted over.
-        attribute: the attribute that the classifier names, with num_classes 0, as its values are counted only when they are
-            read; None for the class.
-        attributes: the values of all attributes.
-    """
+    """Train a classifier on public images, once whole and once with the part that a crop shows painted over."""
 
     declared: ClassVar[Declared] = Declared("train_judge", 1)
     title: ClassVar[str] = "train judges"
 
-    crop: CropSpec = field(kw_only=True)
+    crop: CropSpec = field(kw_only=True)  #: the crop whose part of the image is painted over.
+    #: the attribute that the classifier names, with num_classes 0, as its values are counted only when they are read; None
+    #: for the class.
     attribute: str | None = None
-    attributes: Artifact[pa.Table] | None = None
+    attributes: Artifact[pa.Table] | None = None  #: the values of all attributes.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -142,28 +137,21 @@ class Painted:
 
 @dataclass(frozen=True)
 class Judge(Stage[pa.Table]):
-    """Judge what both models of a pair draw of the same images: reconstructions.parquet.
-
-    Attributes:
-        pair: number of the pair.
-        drawn: the pictures of the model trained on A and of the model trained on B, in blocks.
-        found: the public neighbours under both models, for pictures that need no generator.
-        judges: classifiers by what they name: "class", and attributes.
-        attributes: the values of the attributes.
-    """
+    """Judge what both models of a pair draw of the same images: reconstructions.parquet."""
 
     declared: ClassVar[Declared] = Declared("judge", 1)
     title: ClassVar[str] = "judge reconstructions"
     place: ClassVar[Place] = "anywhere"
 
-    pair: int
+    pair: int  #: number of the pair.
+    #: the pictures of the model trained on A and of the model trained on B, in blocks.
     drawn: tuple[Sequence[Artifact[Reconstructions]], Sequence[Artifact[Reconstructions]]]
-    found: Sequence[Found]
-    judges: Mapping[str, Artifact[TrainedModel]]
+    found: Sequence[Found]  #: the public neighbours under both models, for pictures that need no generator.
+    judges: Mapping[str, Artifact[TrainedModel]]  #: classifiers by what they name: "class", and attributes.
     shard: Artifact[Shard]
     splits: Artifact[pa.Table]
     settings: ReconstructSpec
-    attributes: Artifact[pa.Table] | None = None
+    attributes: Artifact[pa.Table] | None = None  #: the values of the attributes.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -92,15 +92,10 @@ def _rows_of(ids: Sequence[str], splits: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Values:
-    """One measure of the pictures from one source, for the images on which it is defined under all models.
+    """One measure of the pictures from one source, for the images on which it is defined under all models."""
 
-    Attributes:
-        ids: (num_images,).
-        by_model: (num_pairs, 2, num_images), under the models trained on A and on B.
-    """
-
-    ids: list[str]
-    by_model: NDArray[np.float64]
+    ids: list[str]  #: (num_images,).
+    by_model: NDArray[np.float64]  #: (num_pairs, 2, num_images), under the models trained on A and on B.
 
     @classmethod
     def of(cls, table: pa.Table, source: str, measure: str) -> _Values | None:

@@ -63,33 +63,24 @@ class Reconstructions:
 
 @dataclass(frozen=True)
 class Reconstruct(Stage[Reconstructions]):
-    """Draw some audited images with one model's generator: <source>.npy for each of SAMPLED, and ids.parquet.
-
-    Attributes:
-        generator, decoder: trained on the public images' representations under the same encoder.
-        crops: the encoder's representations of the audited images' crops.
-        found: the crops' public neighbours at the headline's layer.
-        public, whole: the encoder's representations of whole public and whole audited images.
-        splits: the sides and classes of the images.
-        settings: layers, numbers, guidance and seed.
-        rows: first place and end of the block among the chosen images.
-    """
+    """Draw some audited images with one model's generator: <source>.npy for each of SAMPLED, and ids.parquet."""
 
     declared: ClassVar[Declared] = Declared("reconstruct", 1)
     title: ClassVar[str] = "reconstruct images"
     place: ClassVar[Place] = "anywhere"
 
     name: str
+    #: generator, decoder: trained on the public images' representations under the same encoder.
     generator: Artifact[TrainedModel]
     decoder: Artifact[TrainedModel] | None
-    crops: EmbeddedView
-    found: Found
-    public: EmbeddedView
+    crops: EmbeddedView  #: the encoder's representations of the audited images' crops.
+    found: Found  #: the crops' public neighbours at the headline's layer.
+    public: EmbeddedView  #: public, whole: the encoder's representations of whole public and whole audited images.
     whole: EmbeddedView
-    splits: Artifact[pa.Table]
+    splits: Artifact[pa.Table]  #: the sides and classes of the images.
     layers: tuple[str, ...]
-    settings: ReconstructSpec
-    rows: tuple[int, int]
+    settings: ReconstructSpec  #: layers, numbers, guidance and seed.
+    rows: tuple[int, int]  #: first place and end of the block among the chosen images.
 
     @property
     def label(self) -> str:

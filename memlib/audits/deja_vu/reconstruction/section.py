@@ -61,21 +61,15 @@ _MEANING = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """Pictures of one reconstructed image.
+    """Pictures of one reconstructed image."""
 
-    Attributes:
-        image: (size, size, channels) uint8.
-        box: the background crop, x0, y0, x1, y1.
-        own, other: pictures (num_samples, side, side, 3) from the neighbours, of the model that was trained on the image and
-            of the other model.
-        nearest: the nearest public image under the own model.
-    """
-
-    image: NDArray[np.uint8]
-    box: tuple[int, int, int, int]
+    image: NDArray[np.uint8]  #: (size, size, channels) uint8.
+    box: tuple[int, int, int, int]  #: the background crop, x0, y0, x1, y1.
+    #: own, other: pictures (num_samples, side, side, 3) from the neighbours, of the model that was trained on the image and
+    #: of the other model.
     own: NDArray[np.uint8]
     other: NDArray[np.uint8]
-    nearest: NDArray[np.uint8]
+    nearest: NDArray[np.uint8]  #: the nearest public image under the own model.
 
 
 class Reconstructed(Protocol):

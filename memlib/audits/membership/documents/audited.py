@@ -25,16 +25,13 @@ class DocumentsAudited(Audited):
 
     The log odds are those of the geometric mean of a document's token probabilities, so that their log p is its mean log
     probability per token; "right answers" are the share of tokens that a model predicts.
-
-    Attributes:
-        scores: (num_documents,) of the target and (num_models, num_documents) of the shadow models, by attack.
-        known: features of the documents that are known without a model.
     """
 
     has_classes: ClassVar[bool] = False
 
+    #: (num_documents,) of the target and (num_models, num_documents) of the shadow models, by attack.
     scores: Mapping[str, Signal]
-    known: BlindFeatures
+    known: BlindFeatures  #: features of the documents that are known without a model.
 
     @classmethod
     def of(

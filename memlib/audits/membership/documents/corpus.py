@@ -74,22 +74,15 @@ class StoredDocuments:
 
 @dataclass(frozen=True)
 class MakeDocuments(Stage[StoredDocuments]):
-    """Cut each document into windows of its own: windows.npy, documents.parquet, and sizes and features of the texts.
-
-    Attributes:
-        text: the source of the documents.
-        shortest: smallest number of tokens of a document that is kept.
-        group: rules for documents that share a coin.
-        base: the pretrained model whose tokenizer is used for the text; None without one.
-    """
+    """Cut each document into windows of its own: windows.npy, documents.parquet, and sizes and features of the texts."""
 
     declared: ClassVar[Declared] = Declared("documents", 1)
     title: ClassVar[str] = "read documents"
 
-    text: TextSpec
-    shortest: int
-    group: GroupSpec | None = None
-    base: Artifact[Pretrained] | None = None
+    text: TextSpec  #: the source of the documents.
+    shortest: int  #: smallest number of tokens of a document that is kept.
+    group: GroupSpec | None = None  #: rules for documents that share a coin.
+    base: Artifact[Pretrained] | None = None  #: the pretrained model whose tokenizer is used for the text; None without one.
 
     @cached_property
     def _content(self) -> Documents:
@@ -152,15 +145,11 @@ def training_data(corpus: Artifact[StoredDocuments]) -> TrainingData:
 
 @dataclass(frozen=True)
 class ReadDocumentMembers(ReadMembers):
-    """Read which documents an external target was trained on.
-
-    Attributes:
-        corpus: the documents.
-    """
+    """Read which documents an external target was trained on."""
 
     title: ClassVar[str] = "read members among documents"
 
-    corpus: Artifact[StoredDocuments]
+    corpus: Artifact[StoredDocuments]  #: the documents.
 
     @property
     def pool(self) -> pa.Table:

@@ -31,16 +31,12 @@ Observed = Artifact[TrainedModel] | Artifact[Pretrained] | HuggingFaceSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainDocuments(TrainSubset):
-    """Train one language model on the documents that its coins choose.
-
-    Attributes:
-        corpus: all documents.
-    """
+    """Train one language model on the documents that its coins choose."""
 
     declared: ClassVar[Declared] = Declared("train_documents", 1)
     title: ClassVar[str] = "train language models"
 
-    corpus: Artifact[StoredDocuments]
+    corpus: Artifact[StoredDocuments]  #: all documents.
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -55,23 +51,16 @@ class TrainDocuments(TrainSubset):
 
 @dataclass(frozen=True)
 class ObserveDocuments(Stage["TokenScores"]):
-    """Score every document under one model: scores.npz.
-
-    Attributes:
-        corpus: the documents.
-        model: a model that memlib trained, the pretrained one, or an external one.
-        epoch: the last epoch of a model that memlib trained; 0 for others.
-        share: share of a document's tokens that Min-K%++ takes.
-    """
+    """Score every document under one model: scores.npz."""
 
     declared: ClassVar[Declared] = Declared("observe_documents", 1)
     title: ClassVar[str] = "score documents by models"
     place: ClassVar[Place] = "anywhere"
 
-    corpus: Artifact[StoredDocuments]
-    model: Observed
-    epoch: int
-    share: float
+    corpus: Artifact[StoredDocuments]  #: the documents.
+    model: Observed  #: a model that memlib trained, the pretrained one, or an external one.
+    epoch: int  #: the last epoch of a model that memlib trained; 0 for others.
+    share: float  #: share of a document's tokens that Min-K%++ takes.
 
     @property
     def spec(self) -> Mapping[str, Any]:

@@ -31,21 +31,18 @@ class ScoreDocuments(Score):
     """Attack the target by its scores of documents, and test its coins.
 
     Attributes:
-        recipe: attacks, tests and claim.
         shadows: the training sets of the shadow models.
-        answers, target: the scores of the shadow models and of the target.
-        corpus: the documents.
-        base: the scores of the pretrained model; None for models that were trained from scratch.
     """
 
     declared: ClassVar[Declared] = Declared("score_documents", 2)
     title: ClassVar[str] = "score membership of documents"
 
-    recipe: DocumentsRecipe
+    recipe: DocumentsRecipe  #: attacks, tests and claim.
+    #: answers, target: the scores of the shadow models and of the target.
     answers: Sequence[Artifact[TokenScores]]  # type: ignore[assignment]
     target: Artifact[TokenScores]  # type: ignore[assignment]
-    corpus: Artifact[StoredDocuments]
-    base: Artifact[TokenScores] | None
+    corpus: Artifact[StoredDocuments]  #: the documents.
+    base: Artifact[TokenScores] | None  #: the scores of the pretrained model; None for models that were trained from scratch.
 
     @property
     def inputs(self) -> Mapping[str, Any]:
