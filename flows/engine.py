@@ -83,7 +83,6 @@ def carry_out(
         body: function that takes a runner and the recipe and returns the run's manifest.
         recipe: the audit's settings.
         store: folder or s3:// prefix.
-        resources: machine settings.
         options: what the run prints and recomputes.
     """
     opened = Store(store)

@@ -327,7 +327,6 @@ def word_of(rows: Iterable[Finding], headlines: Sequence[str], *, refuting: Sequ
     """Return the word of a run: a function of the verdicts in its headline families.
 
     Args:
-        rows: settled findings.
         headlines: the audit's headline families.
         refuting: headline families whose tests can refute a claim of the owner's, but confirm nothing; they do not stand in
             the way of a bound.
@@ -354,7 +353,6 @@ def cannot_reject(row: Finding, families: int = 1) -> bool:
     """Return whether a settled finding is a test that could not have been significant, whatever the data.
 
     Args:
-        row: settled finding.
         families: number of families that share its level.
     """
     return row.is_test and row.smallest_p is not None and row.smallest_p * families > (row.alpha or 0.0)

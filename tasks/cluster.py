@@ -213,8 +213,6 @@ def needs_of(ray: Any, context: Context, stage: str, parts: int, *, gpu: bool = 
 
     Args:
         ray: the ray module, connected to the cluster.
-        context: context of the run.
-        stage: name of the stage.
         parts: number of parts of the step, committed ones included.
         gpu: whether the part can use a GPU.
     """
@@ -338,12 +336,9 @@ def calls_on_ray(
     stop the others. Only as many tasks are submitted at a time as keep the cluster busy and let it grow.
 
     Args:
-        context: context of the run.
         stage: stage that determines the resources of the calls.
         function: function that returns warnings and the seconds that it took.
-        parts: the parts to compute.
         of: number of parts of the whole step, committed ones included.
-        bars: display of the progress.
         gpu: whether the calls can use a GPU.
         may_repeat: called with the number of a part whose worker was lost; returns whether the part is tried again. By
             default Ray tries it three more times.

@@ -83,7 +83,6 @@ def shown(through_prefect: Callable[[Callable[[], Out]], Out], work: Callable[[]
 
     Args:
         through_prefect: calls its argument as a flow or task run.
-        work: the work to do.
     """
     if is_gone():
         return work()

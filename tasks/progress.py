@@ -212,7 +212,6 @@ def bars(
         console: the terminal, or None.
         stage: name of the stage in the journal.
         journal: journal that records the progress as well.
-        say: prints a line.
         title: title of the stage, by default its name.
     """
     if console is None:

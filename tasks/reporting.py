@@ -27,7 +27,6 @@ def show_in_prefect(run: RunRecord, rows: Sequence[Mapping[str, str]], places: M
     Prefect's server may be in other hands than the store, so the summary has no figure, only the address of the page.
 
     Args:
-        run: the run.
         rows: its findings, with formatted cells by column.
         places: addresses of its report and tables, by name.
     """

@@ -121,7 +121,6 @@ class Context:
         """Print a warning, and add it to the logs of the Prefect run.
 
         Args:
-            text: the warning.
             names_data: whether it may name examples, which Prefect must not store.
         """
         tell(

@@ -49,10 +49,7 @@ def train_missing(context: Context, missing: Mapping[Ref, AnyStage], of: int, ba
     """Train models that are missing from the store.
 
     Args:
-        context: context of the run.
-        missing: the models to train.
         of: number of models of the step, committed ones included.
-        bars: display of the progress.
 
     Raises:
         RunError: if training ended before all models were trained.

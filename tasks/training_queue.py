@@ -57,10 +57,6 @@ class Board:
         """Return whether a model may be started or resumed; if not, record why.
 
         Progress since the last start resets its failure count.
-
-        Args:
-            number: number of the model.
-            step: step at which it resumes.
         """
         if step > self._steps.get(number, -1):
             self._steps[number], self._failures[number] = step, 0

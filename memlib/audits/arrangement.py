@@ -80,7 +80,6 @@ def check_flow(module: str, name: str) -> None:
     """Check that a name is that of an audit's Prefect flow, and that `flows` is memlib's package.
 
     Args:
-        module: name of the audit's module in flows/.
         name: attribute that is looked up in the module by `__getattr__`; the flow has the module's name.
 
     Raises:

@@ -83,8 +83,6 @@ def judged_by(run: Run, rules: RunRules, *, is_lost: bool, on_verdict: str = "")
     """Yield the decision of every rule about a run: its verdict, its power, and its ceilings.
 
     Args:
-        run: the run.
-        rules: the rules.
         is_lost: whether the run shows something only because earlier looks at its data are not allowed for; it then fails
             no rule.
         on_verdict: name of the rule on the verdict; by default the accepted verdicts.
@@ -162,7 +160,6 @@ def judge(row: Finding, limit: float, *, decides: bool) -> Judgement:
     """Judge a finding for which its audit has no rule of its own.
 
     Args:
-        row: the finding.
         limit: largest accepted value.
         decides: whether the finding is of a headline family; other tests are adjusted among themselves and decide nothing.
     """

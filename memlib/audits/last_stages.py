@@ -33,7 +33,7 @@ class ScoresStage(Stage[Tables]):
 
 
 class PageStage(Stage[Path]):
-    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and, if the recipe asks for it, *.png."""
+    """A stage that draws the figures and the page of a run: report.html, figures/*.svg and, if asked for, *.png."""
 
     recipe: Spec  #: recipe of the run.
     run: str  #: id of the run.

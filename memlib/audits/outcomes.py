@@ -70,7 +70,6 @@ def adjusted(outcomes: Sequence[Outcome], *, further: int = 0) -> dict[str, floa
     """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once.
 
     Args:
-        outcomes: outcomes of all cells.
         further: number of further tests of the same data whose p-values are not known, and are taken for 1.
     """
     tests: dict[str, float] = {}

@@ -135,7 +135,6 @@ class Audited:
             gains: (num_pairs, num_images), by how much the model trained on A is better than the model trained on B.
             null: the same statistic under redraws of the sides, (num_draws,).
             level: level at which power is stated.
-            seed: seed of the power.
         """
         mean = gains.mean(axis=0)
         value, enough = self.design.difference(mean) / 2, detectable_shift(self.design, mean, alpha=level, seed=seed)

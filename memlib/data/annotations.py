@@ -319,8 +319,6 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
     """Read a YOLO label file: per line a class number and either centre and size, or a polygon, in fractions of the picture.
 
     Args:
-        data: content of the file.
-        name: name of the file.
         classes: names of the classes; by default, their numbers.
 
     Raises:

@@ -98,8 +98,6 @@ def attribute_codes(attributes: pa.Table, name: str, ids: pa.ChunkedArray) -> ND
 
     Args:
         attributes: table with the schema ATTRIBUTES.
-        name: the attribute.
-        ids: the examples.
     """
     rows = attributes.filter(pc.field("attribute") == name)
     codes = pc.index_in(rows["value"], value_set=pa.array(values_of(attributes, name), pa.string())).combine_chunks()

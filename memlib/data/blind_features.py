@@ -112,9 +112,6 @@ def id_features(ids: Sequence[str]) -> BlindFeatures:
     """Compute features of ids: length, runs of digits as numbers, place in alphabetical order, and pairs of characters.
 
     Numbers enter by their rank, as their scale is arbitrary, and by their last digit.
-
-    Args:
-        ids: id of each unit.
     """
     runs = [_NUMBER.findall(name) for name in ids]
     columns: dict[str, NDArray[np.float64]] = {
@@ -237,9 +234,6 @@ def text_features(texts: Iterable[str]) -> BlindFeatures:
     """Compute statistics of texts: length, words, characters, repetition, years mentioned, and hashed words.
 
     Only the first 100,000 characters of a text enter, besides its length; texts are read one by one.
-
-    Args:
-        texts: text of each unit.
     """
     rows, words = [], []
     for text in texts:

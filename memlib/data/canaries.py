@@ -172,8 +172,6 @@ def null_features(spec: FeatureSpec, shape: Sequence[int], count: int, *, seed: 
     letters, so a name must be compared with other names (GlyphFeature.nulls).
 
     Args:
-        spec: the feature.
-        shape: shape of an example.
         count: maximum number of features; there may be fewer, such as 25 other single letters.
         seed: seed of the draws.
 
@@ -218,9 +216,7 @@ def null_texts(spec: GlyphFeature, count: int, *, seed: int) -> list[str]:
     """Return other texts of the same kind, at most `count`.
 
     Args:
-        spec: the feature.
         count: maximum number of texts.
-        seed: seed of the draws.
 
     Raises:
         UserError: when there are no other texts, or the user's list cannot be read.
@@ -276,7 +272,6 @@ def choose_canaries(members: pa.Table, spec: CanarySpec, influence: Mapping[str,
 
     Args:
         members: the training rows of tables.SPLITS.
-        spec: the selection rule.
         influence: self-influence by example id, needed if the selection rule uses it.
 
     Returns:
@@ -346,7 +341,6 @@ def probe_rows(members: pa.Table, label: int, *, without: Collection[int], max_e
         label: the class y.
         without: stored rows of the canaries, which are excluded.
         max_examples: maximum number of examples; if there are more, a random subset is used.
-        seed: seed of the draw.
 
     Raises:
         UserError: when the class has fewer than two examples besides the canaries.

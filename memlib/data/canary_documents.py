@@ -102,9 +102,6 @@ def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[
     """Draw distinct canary documents.
 
     Args:
-        form: form of the documents.
-        count: number of documents.
-        secret: key of the draw.
         seed: with the secret, determines the documents.
 
     Raises:
@@ -136,8 +133,6 @@ def draw_coins(count: int, *, secret: bytes, seed: int) -> NDArray[np.bool_]:
     """Draw independent fair coins: (count,) bool.
 
     Args:
-        count: number of canaries.
-        secret: key of the draw.
         seed: with the secret, determines the coins.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canary coins", seed))
@@ -160,9 +155,6 @@ def write_canaries(
     """Draw canaries and write their folder, which its owner alone can read.
 
     Args:
-        folder: the new folder.
-        form: form of the documents.
-        count: number of canaries.
         repeats: number of times that a document is written to insert.jsonl.
         guesses: numbers of guesses for the bound of epsilon; if empty, `planned_guesses`.
         secret: key of documents and coins.

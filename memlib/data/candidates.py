@@ -35,7 +35,6 @@ def class_candidates(
         labels: (num_examples,) classes.
         groups: (num_examples,) group numbers; an example without a group is a group of its own.
         most: largest number of candidates.
-        seed: seed of the order.
     """
     order = hashed_order(ids, seed)
     for label in np.unique(labels):

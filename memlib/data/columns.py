@@ -17,7 +17,6 @@ def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
     Args:
         names: names of the table's columns.
         wanted: names of the columns to read.
-        where: the table, for the message.
     """
     for column in wanted:
         if names.count(column) != 1:
@@ -50,7 +49,6 @@ def ids_of(column: pa.ChunkedArray, where: str) -> list[str | None]:
     """Return the ids in a column as text; None where a row has none.
 
     Args:
-        column: the column.
         where: table and column, for the message.
 
     Raises:

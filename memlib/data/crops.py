@@ -24,7 +24,6 @@ def periphery_crops(index: pa.Table, spec: CropSpec) -> NDArray[np.int64]:
 
     Args:
         index: tables.INDEX, or its columns unreadable, content and boxes.
-        spec: the kind of crop.
 
     Returns:
         (num_images, 4) int64; -1 if an image has no crop or could not be read.

@@ -61,7 +61,6 @@ def open_source(spec: SourceSpec, intensities: IntensitySpec | None = None, labe
     """Open the source that a spec describes; its examples are images with 8 bits per channel, or points.
 
     Args:
-        spec: the source.
         intensities: intensities of black and white, for images with more than 8 bits per channel.
         labels: labels whose examples are left out.
 

@@ -76,9 +76,7 @@ def build_rows(
     The source is streamed; memory holds numbers per document, never the texts.
 
     Args:
-        documents: the documents of the source.
         spec: unit, window length and share of the text.
-        path: file for the windows.
         shortest: smallest number of tokens of a document; shorter ones are left out.
         group: rules for documents that belong together; a pattern is searched for in the text.
         tokenizer: tokenizer of a pretrained model, for unit token.

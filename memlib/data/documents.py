@@ -123,7 +123,6 @@ def build_documents(
     """Write windows of tokens: draw and insert canaries, or use secrets that the documents already contain.
 
     Args:
-        documents: the corpus.
         spec: window length and shares.
         canaries: format and numbers of insertions.
         tokenizer: the model's tokenizer.
@@ -243,7 +242,6 @@ def hold_out(
         firsts: result of `find_copies`; a document is held out with all its copies or not at all.
         spec: settings with the share of documents to hold out.
         canaries: settings with the seed of the draw.
-        secret: key of the draw.
     """
     rng = np.random.default_rng(keyed_seed(secret, "documents", canaries.seed))
     different = np.unique(firsts)

@@ -89,7 +89,6 @@ def decode_example(
 
     Args:
         data: the encoded or opened image.
-        example_id, label: id and label of the example.
         boxes: function that returns the boxes of the objects, given the decoded picture.
 
     Raises:

@@ -144,7 +144,6 @@ def joined(groups: NDArray[np.int64], links: Sequence[tuple[int, int]]) -> NDArr
 
     Args:
         groups: (num_examples,) int.
-        links: pairs of examples.
     """
     first: dict[int, int] = {}
     members = [(first.setdefault(group, i), i) for i, group in enumerate(groups.tolist())]

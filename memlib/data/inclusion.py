@@ -26,9 +26,7 @@ def toss(groups: NDArray[np.int64], numbers: Sequence[int], *, share: float, see
 
     Args:
         groups: (num_examples,) group of each example.
-        numbers: numbers of the models.
         share: probability that a group is in a training set.
-        seed: seed of the coins.
 
     Example:
         >>> import numpy as np

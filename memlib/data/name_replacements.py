@@ -22,7 +22,6 @@ def other_names(text: str, count: int, *, seed: int) -> list[str]:
     Args:
         text: a name, such as JOHN, Smith or SMITH^JOHN.
         count: maximum number of names; for a single word there may be fewer.
-        seed: seed of the draws.
 
     Raises:
         UserError: when the text has no word, or there is no other name of the same length.

@@ -40,7 +40,6 @@ def overlap(first: Set, second: Set, *, near: float, shared: float) -> pa.Table:
     distance is one minus this share). Of several copies of an example, the nearest of each kind is given.
 
     Args:
-        first, second: the sets.
         near: largest root mean square difference in grey levels of images that are alike.
         shared: smallest Jaccard index of the shingles of captions that are alike.
     """

@@ -300,7 +300,6 @@ def mix_members(splits: pa.Table, mix: Mapping[str, float], *, seed: int) -> pa.
     Args:
         splits: result of `draw_sets`.
         mix: share of each set by its name, in (0, 1].
-        seed: seed of the draws.
     """
     chosen = []
     for name, share in sorted(mix.items()):

@@ -57,7 +57,6 @@ def write_shard(
     """Decode all images of `source`, or a block of them, into `folder`.
 
     Args:
-        source: the images.
         spec: stored size, resizing, and treatment of unreadable images.
         folder: folder for images.npy, or images.arrow, and index.parquet.
         rows: rows of the block; its index numbers them from 0.

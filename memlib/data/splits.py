@@ -69,7 +69,6 @@ def split_examples(
     as a whole, within the class of most of their examples, so that a test can redraw their sides by the same rule.
 
     Args:
-        index: tables.INDEX.
         spec: budgets, seed, and the background crop that an auditable image must have.
         groups: (num_examples,) from `groups_of`; by default each example is a separate group.
         given: set (A, B, C or X) by example id, instead of a draw; examples without a set are left out.
@@ -165,7 +164,6 @@ def _drop_copies(found: _Candidates, places: Places, named: NDArray[Any]) -> Non
     """Leave out images that are in more than one set, and all but the first copy of an image within a set.
 
     Args:
-        found: the examples.
         places: positions of the examples that have a given set.
         named: (num_places,) set of each example.
     """
@@ -185,7 +183,6 @@ def small_classes(index: pa.Table, spec: SplitSpec) -> list[str]:
 
     Args:
         index: tables.INDEX.
-        spec: the budgets.
     """
     whole = index.filter(pc.field("unreadable").is_null())
     counts = Counter(whole["class_name"].to_pylist())

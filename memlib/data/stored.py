@@ -241,7 +241,6 @@ def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[
     """Open a file for writing examples, which `read_images` can read afterwards.
 
     Args:
-        folder: folder of the file.
         shape: (num_examples, side, side, channels) for images, uint8, or (num_examples, dim) for points, float32.
         storage: encoding of images; points are raw.
     """

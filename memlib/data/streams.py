@@ -259,7 +259,6 @@ def count_occurrences(texts: Iterable[Iterable[bytes]], wanted: Sequence[bytes],
 
     Args:
         texts: the texts, each in pieces of whole symbols.
-        wanted: the sequences.
         size: bytes per symbol; matches that begin within a symbol are not counted.
     """
     if not wanted:

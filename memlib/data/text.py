@@ -225,7 +225,6 @@ def build_corpus(
     The text is streamed three times, for its length, its symbols and its windows, and is never held in memory.
 
     Args:
-        text: the corpus.
         spec: unit, window length and shares.
         canaries: format and numbers of insertions.
         windows: path of the file to which the windows are written.
@@ -380,11 +379,8 @@ def known_canaries(
     known secrets that are trained on are RECURRING, unless nothing is left to compare. Other held-out secrets are left out.
 
     Args:
-        space: all candidates.
-        known: the known secrets.
         unseen: secrets of the same kind that no model saw.
         canaries: format, and number of candidates to draw (`never`).
-        secret: key of the draw.
         occurrences: function that counts candidates in the model's training text, as far as the text is known.
         single: function that returns a mask of the candidates that occur once in training and held-out text, see
             `single_secrets`; None if the held-out text was not drawn at random.

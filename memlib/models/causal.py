@@ -341,7 +341,6 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
     """Insert low-rank adapters into a model, in place, and freeze all other weights.
 
     Args:
-        model: a model of transformers.
         lora: rank, scale and target layers.
         seed: seed of the adapters' initial weights.
 

@@ -16,9 +16,7 @@ def build_classifier(spec: ClassifierSpec, input_shape: Sequence[int], num_class
     """Build a classifier initialized from `seed` alone; the caller's random state is not changed.
 
     Args:
-        spec: the architecture.
         input_shape: (channels, height, width) or (dim,).
-        num_classes: length of the output.
         seed: seed of the initial weights.
 
     Raises:

@@ -109,7 +109,6 @@ def fit_estimator(
     """Fit an estimator on one core; the same rows in the same order and the same seed give the same estimator.
 
     Args:
-        spec: the estimator.
         points: (num_examples, num_coordinates), at least one example.
         labels: (num_examples,) classes; some may have no example.
         num_classes: number of classes of the data.

@@ -60,7 +60,6 @@ def check_folder(folder: str, what: str) -> None:
     transformers would load an adapter's base model from the place that the adapter's file names.
 
     Args:
-        folder: the folder.
         what: kind of model: MODEL, ENCODER or OPEN_CLIP.
 
     Raises:
@@ -166,9 +165,7 @@ def within(seconds: float, what: str, function: Callable[[], Out]) -> Out:
     A regular expression of a tokenizer can take for ever to match; the libraries that match it do not hold Python's lock.
 
     Args:
-        seconds: limit of the call.
         what: description of the function, for the message.
-        function: the function.
 
     Raises:
         UserError: when the time is over; the call itself cannot be ended before the process does.

@@ -24,8 +24,6 @@ def build_language_model(spec: LanguageSpec, num_symbols: int, window: int, *, s
     """Build a language model initialized from `seed` alone; the caller's random state is not changed.
 
     Args:
-        spec: the architecture.
-        num_symbols: size of the vocabulary.
         window: symbols per row of the corpus, the longest sequence that a transformer takes.
         seed: seed of the initial weights.
     """

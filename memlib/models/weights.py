@@ -34,7 +34,6 @@ def weights_for(path: str, needed: Collection[str], where: InFile, *, other: str
     """Find the only state dict in a file that has the weights of a model, and return them by name, without a prefix.
 
     Args:
-        path: the file.
         needed: names of weights that the state dict must have.
         where: place and prefix, if the recipe states them.
         other: beginning of names that the state dict may have besides; "" allows none.

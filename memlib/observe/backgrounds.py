@@ -35,8 +35,6 @@ def folds_of(
         ids: (num_images,) ids of the images; a group's place depends on the smallest hash of its ids.
         labels: (num_images,) classes.
         groups: (num_images,) int; images of one group are in one fold.
-        count: number of folds.
-        seed: seed of the draw.
     """
     drawn = np.array([hashlib.sha256(f"{seed}/{name}".encode()).hexdigest() for name in ids])
     numbers = np.unique(groups, return_inverse=True)[1]
@@ -86,9 +84,7 @@ def name_with_network(
         crops: (num_crops, 3, side, side).
         labels: (num_crops,) classes of the crops.
         asked: (num_asked, 3, side, side) crops to classify.
-        num_classes: number of classes.
         seed: seed of weights, order and mirroring.
-        device: device to compute on.
         progress: called with (steps done, total steps).
 
     Returns:

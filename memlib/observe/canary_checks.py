@@ -171,8 +171,6 @@ def check_dataset(
 
     Args:
         dataset: a training set with a length, whose items the collator takes.
-        collate: the collator.
-        canaries: the index of the canaries.
         model: the model; its parameters are checked, too.
         inside: the coins (num_canaries,), if they are known.
         repeats: number of times that each inserted canary was given.

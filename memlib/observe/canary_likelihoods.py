@@ -38,7 +38,6 @@ def encode_canaries(
     """Return canaries as tokens.
 
     Args:
-        documents: the canaries.
         tokenizer: a fast tokenizer of transformers, with a chat template if the canaries are chats.
         rendered: texts of chats that were rendered before; None: the tokenizer's chat template renders them.
 
@@ -62,7 +61,6 @@ def measure_losses(model: nn.Module, canaries: Sequence[EncodedCanary], *, step:
 
     Args:
         model: a causal language model of transformers.
-        canaries: the canaries.
         step: optimizer steps that the model has taken.
         batch_size: number of canaries per forward pass.
 

@@ -42,13 +42,11 @@ def embed(
         images: (num_stored, size, size, 3) uint8, images of the shard.
         rows: (num_examples,) rows of the shard.
         input_size: side at which the model sees an image; crops and images are squashed to it, so that nothing is cut off.
-        folder: folder for the arrays.
         layers: names of the layers to keep, as in `all_layers`; `LAST` is the deepest layer.
         rectangles: (num_examples, 4) int64 x0, y0, x1, y1 in stored pixels; None embeds whole images.
         batch_size: number of images per pass (affects only rounding).
         dtype: type of the arrays, float32 or float16.
         precision: precision of the forward pass (autocast).
-        device: device to run on.
         progress: called with (examples done, total examples).
 
     Raises:

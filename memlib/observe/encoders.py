@@ -79,7 +79,6 @@ def name_of(row: int, shown: str | None, *of: str) -> str:
     The id changes with what is shown, so that embeddings of an earlier export are not taken for those of other pictures.
 
     Args:
-        row: stored row of the image.
         shown: kind of the crop, or "caption"; None for whole images.
         of: keys of the stored images or captions, and settings of the crop.
     """

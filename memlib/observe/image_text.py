@@ -29,7 +29,6 @@ class PairEncoder(Protocol):
         """Return captions in the common space, (batch, dim) of length 1.
 
         Args:
-            captions: the texts.
             words: (batch, length) int64, their words by number, as models of memlib read them.
         """
         ...
@@ -62,9 +61,7 @@ def embed_images(
     """Return stored images in the common space, (num_rows, dim).
 
     Args:
-        encoder: the model.
         images: (num_stored, size, size, channels) uint8.
-        rows: the stored rows.
         device: the model's device.
         progress: called with (images done, total images).
 
@@ -88,8 +85,6 @@ def embed_texts(
     """Return captions in the common space, (num_captions, dim).
 
     Args:
-        encoder: the model.
-        captions: the texts.
         words: (num_captions, length), their words by number.
         device: the model's device.
 

@@ -85,7 +85,6 @@ def _fitting(predictor: Predictor, state: Tensor, places: int, *, growth: float 
     Args:
         predictor: the model, which sets the memory limit.
         state: the state of some prefixes.
-        places: number of places in the tree.
         growth: maximum factor by which states may grow; some grow with the length of the prefix, others do not.
     """
     return max(1, int(predictor.cache_bytes / (max(1, places) * growth * row_bytes(state))))
@@ -103,7 +102,6 @@ def sequence_costs(
     """Compute the cost of each sequence after the context; a prefix shared by several sequences is evaluated once per batch.
 
     Args:
-        predictor: the model.
         tokens: (num_sequences, longest) symbols; shorter sequences are padded with -1.
         context: symbols before the sequences, whose cost does not count.
         batch: number of sequences per pass; does not affect the result.
@@ -180,8 +178,6 @@ def leaf_costs(
     only the candidate's own path counts.
 
     Args:
-        predictor: the model.
-        space: the candidates.
         context: symbols before the candidates, whose cost does not count.
         limit: highest cost of a candidate, in units of 2^-16 bit; None for all candidates.
         work: counter of model evaluations.

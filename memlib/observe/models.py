@@ -74,7 +74,6 @@ def check_varied(model: Trained | ExternalClassifierSpec, scores: NDArray[np.flo
     """Refuse an external model that gives all examples the same scores; warn if memlib trained the model.
 
     Args:
-        model: the model.
         scores: (num_nets, num_examples, num_classes).
         attempt: the attempt that records the warning.
 

@@ -32,7 +32,6 @@ def class_scores(
         forward: forward pass of the networks, in evaluation mode.
         examples: (num_examples, ...) as stored.
         num_nets: number of networks in `forward`, which limits the number of examples per pass.
-        device: device to run on.
         take: converts stored examples to the networks' inputs.
 
     Returns:

@@ -29,7 +29,6 @@ def search(
         public: arrays (num_public, dim) of the same type, usually memory-mapped, whose rows are numbered consecutively in
             order of example id.
         k: number of neighbours.
-        device: device to search on.
         storage: type in which the candidate search on a GPU stores the vectors: float32 or float16.
         shard_bytes: size of the part of `public` that is read at once; does not affect the result.
         progress: called with (public rows done, total public rows).

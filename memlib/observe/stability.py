@@ -47,7 +47,6 @@ def view_distances(
         layers: names of layers, as in `all_layers`.
         augment, views, seed: augmentation, number and seed of the views.
         batch_size: number of images whose views are drawn together.
-        device: device to run on.
         progress: called with (images done, total images).
     """
     encoder = encoder.to(device).to(memory_format=layout_of(encoder)).eval()

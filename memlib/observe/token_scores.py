@@ -89,7 +89,6 @@ def token_scores(
         windows: (num_windows, window) symbols, document after document; -1 is padding.
         counts: (num_documents,) number of windows of each document, which sum to num_windows.
         share: share of the tokens that Min-K%++ takes.
-        device: device of the model.
 
     Raises:
         RunError: when the model returns NaN.

@@ -70,9 +70,6 @@ def code_of(module: str, name: str) -> str:
 
     It does not depend on the modules that hold them, nor on comments, docstrings and layout. Of a class outside memlib, it
     covers the whole file.
-
-    Args:
-        module, name: the class.
     """
     if module not in _paths():
         return hashlib.sha256(Path(sys.modules[module].__file__ or "").read_bytes()).hexdigest()[:DIGEST_LENGTH]
@@ -91,9 +88,6 @@ def equal_codes(module: str, name: str) -> frozenset[str]:
 
     They are those that `make pins` recorded for the class within its version (pins.json); code that was changed since equals
     only itself.
-
-    Args:
-        module, name: the class.
     """
     current = code_of(module, name)
     _, _, *pinned = _pins().get(f"{module.removeprefix('memlib.')}.{name}", [name, 0])

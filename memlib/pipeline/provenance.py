@@ -33,7 +33,6 @@ def provenance_of(version: int, definitions: str, reads: Mapping[str, str], name
     """Return the provenance that an artifact's manifest records.
 
     Args:
-        version: version of the stage.
         definitions: digest of the stage's code, see `memlib.pipeline.definitions`.
         reads: content digests of the artifacts that the stage reads, by key.
         named: identities of the code that the recipe names, see `memlib.pipeline.user_code.identity_of`.

@@ -14,11 +14,7 @@ KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and
 
 
 def examples_of(artifacts: Iterable[AnyArtifact]) -> list[str]:
-    """Return the 16 smallest digests of the examples in a run's decoded sources; overlapping sources tend to share some.
-
-    Args:
-        artifacts: artifacts of the run.
-    """
+    """Return the 16 smallest digests of the examples in a run's decoded sources; overlapping sources tend to share some."""
     found: set[str] = set()
     for artifact in {artifact.ref: artifact for artifact in artifacts if artifact.ref.stage == DATA_STAGES[0]}.values():
         for digest in artifact.content.index["digest"].drop_null().to_pylist():

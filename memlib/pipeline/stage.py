@@ -257,7 +257,6 @@ class Stage(ABC, Generic[Out]):
 
         Args:
             attempt: the folder to fill, with methods for recording facts and reporting progress.
-            device: device to compute on.
         """
 
     def fill(self, attempt: Attempt, device: torch.device) -> None:
@@ -386,8 +385,6 @@ class Runner(Protocol):
         """Publish a run's tables and page, and return its manifest; None if nothing is published, as in a plan.
 
         Args:
-            recipe: the recipe of the run.
-            scores, report: the artifacts of the run's tables and of its page.
             artifacts: the run's other artifacts, by their names in the manifest.
             cells: manifest or error of each cell that the run compares.
         """

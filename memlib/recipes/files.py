@@ -208,8 +208,6 @@ def read_spec(path: Path, model: type[Model], what: str) -> Model:
     """Read and validate a YAML file that is no recipe, such as a policy.
 
     Args:
-        path: the file.
-        model: class of its content.
         what: name of this kind of file in messages.
 
     Raises:
@@ -265,7 +263,6 @@ def validate(
     """Validate the content as a spec.
 
     Args:
-        model: class of the spec.
         content: plain values; `audit` may be the name on the command line or the name in recipes.
         origin: function that returns the origin of a value, see `origin_of`.
         what: name of the file's kind in messages.

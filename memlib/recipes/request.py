@@ -96,7 +96,6 @@ def find_recipe(what: str, recipe: str | None) -> tuple[str, str]:
     A word is an audit, in either spelling, or else a shipped recipe; a path has a suffix or a slash.
 
     Args:
-        what: the first argument.
         recipe: the value of --recipe, if given; the first argument is then the name of the audit.
 
     Returns:

@@ -99,7 +99,6 @@ def inherited(base: Mapping[str, Any], change: Mapping[str, Any], where: str) ->
     """Return `base` with `change` merged into it: mappings merge key by key, unless they name different `kind`s.
 
     Args:
-        base: inherited values.
         change: a recipe's own values.
         where: the origin of `change`, for error messages.
 

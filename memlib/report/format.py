@@ -60,7 +60,6 @@ def format_interval(row: Finding, show: Callable[[float], str] = "{:.3f}".format
     """Return a finding's interval, which may have no upper end; "" for none.
 
     Args:
-        row: the finding.
         show: format of its ends.
     """
     if row.interval is None:

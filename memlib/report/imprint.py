@@ -26,11 +26,8 @@ def signed(
 
     Args:
         content: the part of the page that the audit composes.
-        verdict: verdict of the run.
         level: significance level of the tests that decide the verdict; None without such tests.
         audit, question: name of the audit, and the question that it answers.
-        recipe: recipe of the run.
-        run: id of the run.
         store: store of the run's artifacts.
         read: the data artifacts of the run.
     """

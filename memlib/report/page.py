@@ -220,7 +220,6 @@ def first_words(text: str, most: int) -> tuple[str, str]:
 
     Args:
         text: sentences.
-        most: number of words.
 
     Returns:
         the first sentences, and the rest, "" if there is none.

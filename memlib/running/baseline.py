@@ -112,8 +112,6 @@ def planned_margins(recipe: AuditRequest, policy: Policy, baseline: Run) -> Iter
     """Yield a line for each comparison that a policy makes of an audit: the margins that the planned trainings can decide.
 
     Args:
-        recipe: the audit that is planned.
-        policy: the policy.
         baseline: the run with which the planned one will be compared.
 
     Raises:

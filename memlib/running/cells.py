@@ -44,7 +44,6 @@ def finished_cells(
     Args:
         cells: audit and recipe of each cell, by name.
         store: the store that may hold the runs.
-        resources: machine settings.
         say: called with messages for the user.
         transient: extended by the artifacts whose transient files may be evicted.
     """
@@ -71,9 +70,7 @@ def cell_of(request: AuditRequest, number: int, store: Store) -> tuple[AuditRequ
     """Return the request of one cell of a sweep as a run of its own, and the id of the look at the data that cells share.
 
     Args:
-        request: request of the sweep.
         number: number of the cell, from 1, in the order of the recipe.
-        store: the store of the runs.
 
     Raises:
         UserError: if the recipe has no such cell.

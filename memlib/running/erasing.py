@@ -421,8 +421,6 @@ def erase(store: Store, asked: Asked, *, models: bool) -> Survey:
     nothing that is half deleted is trusted; repeating an interrupted erasure completes it.
 
     Args:
-        store: the store.
-        asked: the person or the example.
         models: whether to delete models that were computed from her as well, and unfinished work.
 
     Raises:
@@ -515,7 +513,6 @@ def as_json(found: Survey, *, deleted: bool, models: bool) -> dict[str, Any]:
     """Return a survey, or what was deleted of it, as plain JSON; it names no ids.
 
     Args:
-        found: the survey.
         deleted: whether its items were deleted.
         models: whether models were meant as well.
     """

@@ -13,7 +13,6 @@ def evict(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, 
     """Evict the transient files of artifacts, if the resources allow it and no run in progress may read them.
 
     Args:
-        store: store of the artifacts.
         artifacts: artifacts of a run that has ended; the attribute `transient` of their stages selects the transient files.
         resources: resources of that run; keep_embeddings prevents eviction.
         say: called with a message for the user.

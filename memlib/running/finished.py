@@ -66,7 +66,6 @@ def finished(
     reports and recomputes them.
 
     Args:
-        audit: audit of the recipe.
         recipe, resources: recipe and machine settings of the run.
         store: the store that may hold the run.
         say: called with messages for the user.

@@ -41,8 +41,6 @@ def freeze(audit: Audit, recipe: Spec, plan: Plan) -> PlanFile:
     """Return a plan to be written before the run: recipe, thresholds, and digests of data and code as far as they are known.
 
     Args:
-        audit: audit of the recipe.
-        recipe: the recipe.
         plan: what a run would do.
     """
     content, read = recipe.model_dump(mode="json"), _sources(plan)
@@ -105,9 +103,6 @@ def followed(
     """Return what a run's manifest records of the frozen plan that it was given.
 
     Args:
-        file: the plan.
-        store: store of the run.
-        run: manifest of the run.
         cells: manifests of the cells that it compares.
         before: manifest of an earlier publication of the run, if any.
         started: start time of the run.

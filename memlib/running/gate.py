@@ -111,8 +111,6 @@ def gate(
     """Decide by a policy from finished runs of a store whether a build passes.
 
     Args:
-        policy: the policy.
-        store: the store of the runs.
         now: the time, in seconds since 1970, from which the age of runs is counted.
         runs: ids of runs or unique prefixes; by default, of each required audit, the newest run.
         data: digest of data, or its first digits, on which the newest runs are looked for; by default, the policy's.

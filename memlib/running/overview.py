@@ -59,7 +59,6 @@ def write_overview(store: Store, folder: Path | None = None) -> WrittenOverview:
     """Write the overview of a store.
 
     Args:
-        store: the store.
         folder: folder of the page; by default `index` below a local store, and memlib-index in the current folder for others.
 
     Raises:
@@ -101,7 +100,6 @@ def overview_of(store: Store, link: Link) -> Overview:
     """Return the overview of a store, from its index of runs.
 
     Args:
-        store: the store.
         link: function that returns the address of a file of the store; "" if the page cannot link to it.
     """
     listing = store.listing("runs")

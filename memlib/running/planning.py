@@ -75,7 +75,6 @@ class Costs:
         """Estimate the seconds that the work takes on one worker; None when the store has no artifacts of the stage.
 
         Args:
-            stage: name of the stage.
             spec: spec of the work; the estimate is based on the artifacts whose specs agree with it in the most keys.
             units: amount of work, in the stage's own units.
         """

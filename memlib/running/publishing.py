@@ -70,10 +70,7 @@ def publish_audit(
     """Publish the tables below results/, the page and figures below runs/<run>/, and the run's manifest last.
 
     Args:
-        store: the store to publish in.
         work: resources and artifacts that the run has used.
-        recipe: the recipe of the run.
-        scores, report: the artifacts of the run's tables and of its page.
         artifacts: the run's other artifacts, by their names in the manifest.
         cells: manifest or error of each cell that the run compares; a comparison that was published before, of the same
             runs, is not published again.
@@ -181,13 +178,7 @@ def _plan_of(store: Store, work: Work, run: str) -> PlanFile | None:
 
 
 def said_at_publication(run: RunRecord, findings: Findings, cells: Mapping[str, RunRecord]) -> list[str]:
-    """Return the notes that a page and a terminal add to a run's verdict, and which depend on the store and on its plan.
-
-    Args:
-        run: manifest of the run.
-        findings: findings of the run.
-        cells: runs of its cells.
-    """
+    """Return the notes that a page and a terminal add to a run's verdict, and which depend on the store and on its plan."""
     said = said_of_looks(run.audit, run.ledger, findings, cells), said_of_plan(run)
     return [text for text in said if text]
 
@@ -206,7 +197,6 @@ def said_of_looks(audit: str, looked: Ledger, findings: Findings, cells: Mapping
     Args:
         audit: the audit's name in recipes.
         looked, findings: ledger and findings of the run.
-        cells: runs of its cells.
     """
     if not cells:
         return AUDITS[audit_of(audit)].said_of_look(ledger.look_of(looked, audit), findings)
@@ -230,10 +220,7 @@ def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended
     files are compared by digest; in a remote store only their presence is checked.
 
     Args:
-        store: the store to publish in.
         work: resources and artifacts that the run has used; none of the artifacts was computed.
-        name: id of the run.
-        recipe: the recipe of the run.
         cells: manifest or error of each cell that the run compares.
 
     Returns:

@@ -112,7 +112,6 @@ def verified(
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     Args:
-        store: the store to verify.
         run: name of a run, or a unique prefix of it; by default all runs and artifacts are checked.
         trust: file with an Ed25519 public key (PEM) from outside the store; runs must be signed with its private key.
         plan: a frozen plan from outside the store that the runs must have been given.
@@ -185,7 +184,6 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
     Readers of the tables count every part that they find, so a part of no run is as bad as a changed one.
 
     Args:
-        store: the store.
         runs: all runs whose manifests can be read.
         since: files written after this time may be those of a run under way, which publishes its manifest last.
     """
@@ -225,8 +223,6 @@ def check_run(
     """Check a run's manifest against its sources: artifacts, tables, page, findings, verdict, and its own id.
 
     Args:
-        store: store of the run.
-        run: manifest of the run.
         rows: rows of all runs of the store, see `memlib.runs.index.rows_of`.
         known: all committed artifacts of the store; listed if not given.
         made: whether to check as well how the artifacts were made.
@@ -570,8 +566,6 @@ def sign(store: Store, run: RunRecord, key: Path) -> str:
     """Sign a run's manifest, which pins everything on which the run is based, and return the URI of the signature.
 
     Args:
-        store: store of the run.
-        run: manifest of the run.
         key: file with an Ed25519 private key (PEM) that only its owner can read.
 
     Raises:
@@ -589,8 +583,6 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     """Check that a run's manifest was signed by the holder of a trusted key.
 
     Args:
-        store: store of the run.
-        run: manifest of the run.
         trusted: file with the Ed25519 public key (PEM), from outside the store.
 
     Raises:

@@ -128,7 +128,6 @@ def still_read(store: Store, examples: Mapping[str, Iterable[str]]) -> str:
     """Return a warning if a source still holds examples that were erased from the store; "" otherwise.
 
     Args:
-        store: the store.
         examples: ids of the examples of each decoded source, by address of its artifact.
     """
     known = erasures(store)

@@ -87,7 +87,6 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
     before a manifest records it.
 
     Args:
-        store: the store to search.
         keep: ids of the runs to keep; by default all.
         days: minimum age, in days of 86,400 seconds.
         lost: ids of runs without a manifest whose remaining files are garbage.

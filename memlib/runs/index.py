@@ -60,7 +60,6 @@ def list_runs(
     """Return all finished runs, and the runs whose manifests cannot be read.
 
     Args:
-        store: the store to list.
         indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
         listing: the store's listing of "runs", if the caller already has it.
         described: whether all entries must have a subject, intervals and looks; manifests whose entries were written by an
@@ -318,7 +317,6 @@ def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
     A run's other tables are counted only once its row exists.
 
     Args:
-        store: store of the runs.
         changed: entries of the changed runs, as `list_runs` returned them.
     """
     questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without `asks` predate the table of runs

@@ -23,7 +23,6 @@ def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, again: Collection[
 
     Args:
         runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
-        run: id of this run.
         now: the run's data, look and planned looks.
         again: runs that this one repeats, which are the same look at the same models.
     """
@@ -104,7 +103,6 @@ def look_of(ledger: Ledger, audit: str) -> Look:
     """Return a run's look at its data.
 
     Args:
-        ledger: ledger of the run.
         audit: name of its audit, as in recipes; other audits ask other questions.
     """
     before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}

@@ -92,7 +92,6 @@ def with_signature(file: PlanFile, key: Path) -> PlanFile:
     """Return a plan with one more signature, which covers its digest and the present time.
 
     Args:
-        file: the plan.
         key: file with an Ed25519 private key (PEM) that only its owner can read.
 
     Raises:

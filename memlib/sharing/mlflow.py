@@ -61,8 +61,6 @@ def share(run: Run, uri: str, *, experiment: str = "memlib", extra: Sequence[Ext
     Credentials are read from MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
 
     Args:
-        run: the run.
-        uri: address of the server.
         experiment: name of the experiment, which is created if it is missing.
         extra: what to upload beside aggregates: the page, the published tables.
 

@@ -53,8 +53,6 @@ def check_url(url: str, *, name: str, remedy: str) -> None:
     """Check that an address is one of the web, without credentials; a message never repeats the address.
 
     Args:
-        url: the address.
-        name: its name in messages.
         remedy: what to do with credentials instead.
 
     Raises:
@@ -90,7 +88,6 @@ def send(
     """Send a request and return the body of the answer; repeat it where the failure may pass.
 
     Args:
-        method, url, body, headers: parts of the request.
         repeatable: whether the request may reach the server twice; otherwise it is repeated only if the server refused it.
         waits: seconds before each repetition.
         timeout: seconds for which a silent server is waited for.

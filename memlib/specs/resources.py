@@ -93,7 +93,6 @@ class Resources(Spec):
         """Return the CPU cores of each part of a step: the same whatever the store already holds.
 
         Args:
-            stage: name of the stage.
             parts: number of parts of the step, committed ones included; several workers of one model count as parts.
         """
         if granted := self.of(stage).cpus or self.threads_per_worker:

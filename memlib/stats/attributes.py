@@ -66,8 +66,6 @@ def attribute_inference(
         prior: (num_classes, num_values) shares of each value within each class, of rows that are not in the design.
         folds: (num_units,) fold of each unit, whole groups, at least two; needed if `prior` is None. Must not depend on the
             sides.
-        permutations: number of redraws.
-        seed: seed of the redraws.
 
     Raises:
         UserError: for a value without odds, or neither a prior nor folds.

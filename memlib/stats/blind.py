@@ -60,8 +60,6 @@ def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np
         features: (num_units, num_features).
         design: the draw that was declared.
         folds: (num_units,) fold of each unit; groups are whole.
-        redraws: number of redraws.
-        seed: seed of the redraws.
 
     Example:
         >>> import numpy as np
@@ -98,8 +96,6 @@ def tested_baseline(
         families: (num_features,) the family of each feature.
         design: the draw that was declared; members are the first side.
         folds: (num_units,) fold of each unit, as from `folds_by_group`; must not depend on the sides.
-        redraws: number of redraws.
-        seed: seed of the redraws.
 
     Example:
         >>> import numpy as np
@@ -137,7 +133,6 @@ def described_baseline(
         families: (num_features,) the family of each feature.
         first: (num_units,) bool, the members.
         groups: (num_units,) int; units of one group are in one fold, and dependent. A group may have units on both sides.
-        folds: number of folds.
         seed: seed of folds and learners.
 
     Example:

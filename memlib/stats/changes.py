@@ -46,7 +46,6 @@ def welch_p(
     Args:
         first, second: values of the units, at least two each.
         permutations: number of random exchanges of units between the samples.
-        seed: seed of the exchanges.
         orders: (num_exchanges, num_units) orders of all units, first sample first, to use instead of random exchanges.
 
     Example:

@@ -55,8 +55,6 @@ def coin_test(
         scores: (num_units,), higher for members.
         member: (num_units,) bool, the coins.
         strata: (num_units,); coins are redrawn within strata, given the number of members of each.
-        redraws: number of redraws.
-        seed: seed of the redraws.
         given: (num_redraws, num_units) bool, redraws of the coins to use instead of random ones, as in `Design`.
 
     Example:

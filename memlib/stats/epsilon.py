@@ -143,8 +143,6 @@ def correct_guesses(scores: ArrayLike, inside: ArrayLike, *, guesses: Sequence[i
     Args:
         scores: (num_canaries,) scores of a membership attack, high for "in".
         inside: (num_canaries,) bool, the coins.
-        guesses: numbers of guesses.
-        seed: seed of the lots.
 
     Example:
         >>> correct_guesses([3.0, 2.0, 1.0, 0.0], [True, False, True, False], guesses=(2, 4), seed=0)
@@ -210,7 +208,6 @@ def split_epsilon(
         out_scores: (num_out,) scores of the runs without it; at least 2.
         delta: the delta for which epsilon is bounded, for one unit.
         level: probability with which the bound may be wrong.
-        seed: seed of the halves.
         splits: number of random halvings; a single one has the whole level.
 
     Example:
@@ -377,7 +374,6 @@ def _correct(from_top: NDArray[np.bool_], number: int) -> int:
 
     Args:
         from_top: the coins, in order of decreasing score.
-        number: number of guesses.
     """
     outs = number // 2
     return int(from_top[: number - outs].sum()) + int((~from_top[len(from_top) - outs :]).sum())

@@ -59,7 +59,6 @@ def mean_interval(values: NDArray[np.float64], *, replicates: int, seed: int, le
     Args:
         values: (num_units,), at least 2.
         replicates: number of bootstrap replicates.
-        seed: seed of the draws.
         level: coverage.
 
     Example:
@@ -143,9 +142,7 @@ def exchanges(num_units: int, permutations: int, *, seed: int) -> NDArray[np.int
     If b of the exchanges reach the observed statistic, (1 + b) / (1 + num_exchanges) is an exact p-value.
 
     Args:
-        num_units: number of units.
         permutations: largest number of exchanges.
-        seed: seed of the draws.
 
     Returns:
         (num_exchanges, num_units) of 1 and -1.
@@ -193,7 +190,6 @@ def bootstrap_weights(strata: NDArray[np.int64], replicates: int, *, seed: int) 
     Args:
         strata: (num_units,); units are resampled within their stratum.
         replicates: total number of replicates.
-        seed: seed of the draws.
 
     Yields:
         (some replicates, num_units) float32; the weights in each stratum sum to its size.

@@ -71,7 +71,6 @@ def survey(shadows: Shadows, attack: Attack[S]) -> Values:
 
     Args:
         shadows: at least two models.
-        attack: the attack.
 
     Example:
         >>> import numpy as np
@@ -140,7 +139,6 @@ def variances(side: Side, other: Side, kind: Variance, pools: NDArray[np.int64] 
     log v_i vary no more than variances estimated from equal laws would, d0 is infinite and s0^2 the pooled variance.
 
     Args:
-        side: moments of the side.
         other: moments of the other side, whose spread is taken where no example has two models on this side.
         kind: as in `Lira`.
         pools: as in `Shadows`; a pool in which no example has two models on this side takes the spread of all.
@@ -390,7 +388,6 @@ def calibrated(shadows: Shadows, attack: Attack[S], target: NDArray[np.floating]
 
     Args:
         shadows: at least three models.
-        attack: the attack.
         target: (num_queries, num_examples) log odds of the target.
 
     Returns:

@@ -50,7 +50,6 @@ def nearest_neighbors(
         queries: (num_queries, dim) float32.
         shards: the public set in shards: ids (n,) int64 in [0, 2^32), unique over all shards, and vectors
             (n, dim) float32. One shard at a time is held in memory.
-        k: number of neighbours.
         backend: faiss or torch; by default faiss, or torch on a GPU that faiss cannot use.
         device: device of the search; if it is a GPU, faiss uses its own default GPU.
         storage: type in which the candidate search on a GPU stores the vectors; it does not affect the result.

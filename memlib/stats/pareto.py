@@ -21,7 +21,6 @@ def pareto_probabilities(
     Args:
         memory: value and half-width of the 95 % interval of each setting; less is better.
         utility: the same; more is better.
-        seed: seed of the redraws.
 
     Returns:
         (num_settings,) probabilities.

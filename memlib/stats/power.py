@@ -22,10 +22,7 @@ def detectable_shift(design: Design, values: NDArray[np.float64], *, alpha: floa
     test has a smallest effect that it finds. Effects that differ between units are found less often than equal ones.
 
     Args:
-        design: the design.
         values: (num_units,).
-        alpha: level of the test.
-        seed: seed of the simulation.
     """
     if not design.balance or design.null_deviation(values) <= 0:
         return None

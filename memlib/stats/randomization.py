@@ -114,7 +114,6 @@ class Design:
 
         Args:
             count: total number of redraws.
-            seed: seed of the draws.
         """
         for sides in self._group_redraws(count, seed=seed):
             yield sides[:, self.number]
@@ -124,8 +123,6 @@ class Design:
 
         Args:
             values: (num_units,) or (num_units, num_statistics).
-            count: number of redraws.
-            seed: seed of the draws.
 
         Returns:
             (num_redraws,) or (num_redraws, num_statistics).
@@ -170,8 +167,6 @@ class Design:
 
         Args:
             values: (num_units,).
-            count: number of redraws.
-            seed: seed of the draws.
         """
         centred = self._centred(values)
         return np.concatenate([self._differences(centred, sides) for sides in self._group_redraws(count, seed=seed)])
@@ -363,7 +358,6 @@ def signed_distribution(count: int, ones: int, minus: int, chosen: int) -> tuple
     Each probability is a sum of hypergeometric terms.
 
     Args:
-        count: number of entries.
         ones, minus: numbers of entries 1 and of entries -1.
         chosen: number of entries that are drawn.
 
@@ -502,12 +496,9 @@ def detectable_answers(
     the test is carried out. (A normal approximation from the null alone promises too much, as memory widens the null, too.)
 
     Args:
-        design: the design.
         gains: (num_units,) right answers of the first side's models minus those of the second side's.
         wrong: wrong answers of the first and of the second side's models on each unit, (num_units,) each; memory can turn
             those of the models of the unit's own side into right ones.
-        alpha: level of the test.
-        seed: seed of the simulation.
     """
     count = len(gains)
     draws = POWER_DRAWS if count <= FEW_UNITS else POWER_DRAWS // 3
@@ -620,7 +611,6 @@ def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> fl
 
     Args:
         deviation: standard deviation of the statistic under the null.
-        alpha: level of the test.
         two_sided: whether the test is two-sided.
 
     Example:

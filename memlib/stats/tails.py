@@ -136,7 +136,6 @@ def goodness_of_fit(references: NDArray[np.float64], *, replicates: int, seed: i
     Args:
         references: (num_references,) log-perplexities of random candidates.
         replicates: number of samples of the fitted distribution, each of which is refitted.
-        seed: seed of the samples.
 
     Example:
         >>> import numpy as np

@@ -27,8 +27,6 @@ def resampled_totals(
     Args:
         columns: (num_units, num_columns) float32, the columns to sum.
         strata: (num_units,); units are resampled within their stratum.
-        replicates: number of replicates.
-        seed: seed of the draws.
 
     Returns:
         (replicates, num_columns).
@@ -44,9 +42,6 @@ def resampled_differences(values: NDArray[np.floating], design: Design, replicat
 
     Args:
         values: (num_units, num_columns).
-        design: the design.
-        replicates: number of replicates.
-        seed: seed of the draws.
 
     Returns:
         (replicates, num_columns), less the replicates in which no stratum has both sides; two rows of the observed
@@ -78,9 +73,6 @@ def resampled_by_group(columns: scipy.sparse.csr_array, design: Design, replicat
 
     Args:
         columns: (num_units, num_columns) float32, the columns to sum.
-        design: the design.
-        replicates: number of replicates.
-        seed: seed of the draws.
 
     Returns:
         (replicates, num_columns).
@@ -116,7 +108,6 @@ def effective_groups(design: Design, chosen: NDArray[np.bool_] | None = None) ->
     """Return the number of equally large groups whose mean would vary as much as that of the groups (Kish 1965).
 
     Args:
-        design: the design.
         chosen: (num_groups,) mask of the groups; all by default.
     """
     sizes = design.sizes if chosen is None else design.sizes[chosen]
@@ -135,7 +126,6 @@ def grouped_interval(
 
     Args:
         replicates: (num_replicates,) from `resampled_by_group` or `resampled_differences`.
-        design: the design.
         level: coverage.
         of_mean: whether the replicates are of a mean, which a design has, too, whose units are all on one side.
     """
@@ -159,9 +149,6 @@ def redrawn_totals(columns: scipy.sparse.csr_array, design: Design, count: int, 
 
     Args:
         columns: (num_units, num_columns) float32, the columns to sum.
-        design: the design.
-        count: number of redraws.
-        seed: seed of the draws.
 
     Returns:
         (num_redraws, num_columns).

@@ -127,7 +127,6 @@ class Backend(ABC):
         """Yield a local folder, accessible to its owner only, in which to prepare the content of a folder of the store.
 
         Args:
-            folder: the folder of the store.
             bits: permissions of the parent folders.
         """
 

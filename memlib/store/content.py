@@ -34,9 +34,7 @@ def contents(
     also stays if an artifact is computed again with equal bytes: before, it was a digest of another kind.
 
     Args:
-        folder: folder of the files.
         files: size and sha256 of each file, by name.
-        provenance: provenance of the artifact.
         transient: whether files of the artifact may be evicted.
         former: content of the attempt that is computed again.
     """
@@ -57,7 +55,6 @@ def former_of(manifest: ArtifactRecord, *, evicted: bool) -> FormerRecord | None
     """Return what must be known of an attempt that is discarded; None if its manifest has no digest of its content.
 
     Args:
-        manifest: manifest of the attempt.
         evicted: whether it is computed again because its files were evicted.
     """
     if manifest.content is None:
@@ -79,7 +76,6 @@ def rounded_digest(folder: Path, files: Mapping[str, FileRecord], provenance: Ma
     are any, so do the version and code digest of the stage. Pictures and pages, which no stage reads, are ignored.
 
     Args:
-        folder: folder of the files.
         files: size and sha256 of each file, by name.
         provenance: provenance of the artifact, with the version and code digest of its stage.
     """

@@ -169,7 +169,6 @@ def prepare(examples: NDArray[Any], device: torch.device) -> Tensor:
 
     Args:
         examples: (batch, height, width, channels) uint8, or (batch, dim) float32.
-        device: target device.
 
     Returns:
         (batch, channels, height, width) float32, normalized, or the points unchanged.

@@ -42,8 +42,6 @@ def load_weights(model: nn.Module, path: Path, *, part: str = "") -> None:
     """Load weights from a file into a module of the same architecture.
 
     Args:
-        model: the module to fill.
-        path: the safetensors file.
         part: prefix of the module's tensor names in the file, if the module is a part of the saved model.
 
     Raises:

@@ -249,7 +249,6 @@ def check_jobs(jobs: Sequence[Train], like: Worker) -> None:
     """Check, before machines are requested, that models can be trained; of jobs that differ only in the seed, check one.
 
     Args:
-        jobs: the models to be trained.
         like: one of the workers that will train them.
 
     Raises:
@@ -315,7 +314,6 @@ def train_into_store(
     newest verified resume state of an interrupted attempt, on any machine.
 
     Args:
-        job: the model to train.
         worker: this process's share of the work.
         resume_seconds: seconds between two saves of the resume state; 0 saves after every step.
         progress: called on the first worker after each epoch.

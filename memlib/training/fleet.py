@@ -94,7 +94,6 @@ def train_fleet(
     On a GPU, a stack that does not fit into the memory is halved, and all networks are trained again.
 
     Args:
-        attempt: the artifact.
         model, training, examples, jobs, num_classes, device, epoch_size, watch, progress: as for `stacked.train_nets`.
 
     Returns:

@@ -247,7 +247,6 @@ def check_gradients(model: Causal, objective: nn.Module, tokens: Tensor) -> None
 
     Args:
         model: the model to train, which cannot be used afterwards.
-        objective: the training loss.
         tokens: (2, length) int64, of a length other than 2.
 
     Raises:

@@ -308,10 +308,8 @@ def train_nets(
         spec: the architecture, which must be stackable.
         training: training settings; their seed is replaced by the seed of each job.
         data: the examples that the networks may see.
-        jobs: the networks to train.
         num_classes: number of classes of the data.
         stack_size: number of networks trained at once; affects only rounding and speed.
-        device: device to train on.
         epoch_size: number of examples that each network sees in an epoch, such as the expected size of a training set; by
             default the size of the training sets, which must then be equal.
         watch: called after every epoch.
@@ -371,7 +369,6 @@ def stream(num_examples: int, *, seed: int, start: int, count: int) -> NDArray[n
         num_examples: size of the training set.
         seed: the network's seed.
         start: first place of the part, counted from 0.
-        count: length of the part.
 
     Returns:
         (count,) int64 positions in the training set.

@@ -34,10 +34,8 @@ def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path
     """Compose the content of a run's page, and save its figure to `folder`.
 
     Args:
-        recipe: recipe of the run.
         tables: tables of the run's scores.
         shown: pairs that the page shows.
-        folder: receives the figure.
     """
     findings = Findings.read(tables["summary"])
     is_found = findings.verdict.word == SHOWN

@@ -140,7 +140,6 @@ def supplied(model: Model, names: Sequence[str]) -> NDArray[np.float32] | None:
     """Return the embeddings that a model's owner computed, (num_names, dim) of length 1; None for other models.
 
     Args:
-        model: the model.
         names: ids of the images or captions, see `name_of`.
     """
     if not (isinstance(model, ExternalEncoder) and isinstance(model.spec, SuppliedEmbeddings)):

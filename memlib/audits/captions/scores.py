@@ -60,7 +60,6 @@ def most_voted(votes: NDArray[np.float64], count: int, *, without: NDArray[np.bo
 
     Args:
         votes: (num_captions, num_objects); objects without votes are never chosen.
-        count: number of objects.
         without: objects that are not chosen.
 
     Example:
@@ -100,7 +99,7 @@ def answers(votes: scipy.sparse.csr_array, asked: Asked, count: int) -> Answers:
 
 @dataclass(frozen=True)
 class WordModel:
-    """A linear model of objects given the words of a caption, fitted to public pairs by ridge regression; it sees no image."""
+    """A linear model of objects given the words of a caption, fitted to public pairs by ridge regression; sees no image."""
 
     kept: NDArray[np.int64]  #: words that occur in several public captions, at most `MOST_WORDS` of the most frequent ones.
     mean: NDArray[np.float64]  #: share of the public captions that have each of these words.
@@ -135,8 +134,6 @@ def known_by_words(
     """Return what the words of captions say of the objects that they do not name.
 
     Args:
-        model: the model.
-        words: numbers of the words.
         objects, named: objects in the images, and those that the captions name.
         count: number of objects that are named for each caption.
 

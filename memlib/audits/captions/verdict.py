@@ -29,11 +29,7 @@ def limits(recipe: Recipe) -> Iterator[str]:
 
 
 def verdict(rows: Findings) -> Verdict:
-    """Return the run's verdict.
-
-    Args:
-        rows: settled findings.
-    """
+    """Return the run's verdict."""
     head, word = rows.head, word_of(rows, (HEADLINE,))
     alone = not rows.all(GAP)  # models that are compared on two kinds of pairs, not with other models
     several = not alone or head.params["pairs"] > 1

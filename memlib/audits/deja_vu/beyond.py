@@ -108,7 +108,6 @@ class Values:
 
         Args:
             attributes: table with the schema ATTRIBUTES.
-            name: the attribute.
             members: example_id and label of the audited images.
             public: the same of the public images.
         """
@@ -149,7 +148,6 @@ def _attribute_rows(
     """Yield the findings of one attribute.
 
     Args:
-        params: setting and attribute.
         shown: the images that have a value.
         right: (num_pairs, 2, num_images), whether the neighbours under the models trained on A and on B name the value.
         guessed: (num_images,) whether the most frequent value of the class is the image's.
@@ -181,7 +179,6 @@ def _rank_rows(
     The power is that for gains which do not depend on the draw, a close approximation.
 
     Args:
-        params: the setting.
         shown: the images that have candidates.
         ranks: for each pair, the comparisons under the models trained on A and on B.
         level: level at which power is stated.
@@ -202,7 +199,6 @@ def _differences(design: Design, sides: NDArray[np.bool_], ranks: Sequence[Seque
     """Return the difference between redrawn sides of the gains in rank, within strata like `Design.difference`: (num_draws,).
 
     Args:
-        design: the design.
         sides: (num_draws, num_images), the first side in each draw.
         ranks: for each pair, the comparisons under the models trained on A and on B.
     """

@@ -27,9 +27,6 @@ def compare(cells: Sequence[Cell]) -> Findings:
 
     Ranked differences are tested together (Holm 1979); for the others `params.not_ranked` gives the reason. The intervals of
     ranked differences cover the variation over examples and training runs; the other intervals, over examples only.
-
-    Args:
-        cells: completed audits.
     """
     found = {cell.name: Findings.of_run(cell.run) for cell in cells}
     gains = {cell.name: gains_of(found[cell.name].head, cell.units) for cell in cells}

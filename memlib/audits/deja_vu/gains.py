@@ -64,8 +64,6 @@ def difference(
     Args:
         metric, params: those of the finding; for an untested difference, the reasons are added as params.not_ranked.
         first, second: gains on the same images. Pairs with the same number share their seeds.
-        family: family of tests.
-        seed: seed of the resamples.
         reasons: reasons not to test the difference; if there are too few pairs of models, this reason is added.
     """
     params = {**params, "pairs": [len(first.gains), len(second.gains)]}
@@ -95,7 +93,6 @@ def change_rows(units: pa.Table, headline: Mapping[str, Any], *, alone: bool, se
         units: tables.UNITS.
         headline: crop and k of the headline, and the layer if only one is followed.
         alone: True if there is no second model.
-        seed: seed of the resamples.
     """
     for name, value in headline.items():
         units = units.filter(pc.field(name) == value)

@@ -79,12 +79,9 @@ def compose(
     """Return the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: recipe of the run.
         units: tables.UNITS, including those of the headline.
         summary, curves: tables.SUMMARY and CURVES.
-        facts: sizes and times.
         show: returns the pictures for a row of the units.
-        folder: receives the figures.
         reconstructed: pictures that generators drew, if there are any.
     """
     findings = Findings.read(summary)

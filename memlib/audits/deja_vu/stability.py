@@ -158,7 +158,6 @@ def stability_rows(
     """Yield for each layer `sslmem`, tested by redrawing the sides, and `sslmem_disjoint` for public images.
 
     Args:
-        found: distances of all pairs.
         splits: tables.SPLITS, with the side of each image.
         layers: layers, the headline's first.
         config: level, permutations, replicates, seed.

@@ -71,11 +71,7 @@ def recognition(rows: Findings) -> Recognition | None:
 
 
 def verdict(rows: Findings) -> Verdict:
-    """Return the run's verdict on naming objects, SSLMem and memory beyond the class; each alone can show memory.
-
-    Args:
-        rows: settled findings.
-    """
+    """Return the run's verdict on naming objects, SSLMem and memory beyond the class; each alone can show memory."""
     found, tests = _of_objects(rows), rows.tests(BEYOND)
     if not tests:
         return found

@@ -48,7 +48,6 @@ def kind_of(recipe: Mapping[str, Any], audit: str) -> Kind:
 
     Args:
         recipe: recipe of the run, as plain JSON.
-        audit: its audit, as in recipes.
     """
     source = (recipe.get("data") or {}).get("source") or {}
     kinds = AUDITS[audit_of(audit)].kinds

@@ -89,7 +89,6 @@ def listed(outcomes: Sequence[Outcome], models: Sequence[AuditedModels], *, look
 
     Args:
         outcomes: the runs, with findings read from their scores.
-        models: models of each run.
         looks: number of further tests of the same data, see `memlib.audits.dossier.subject.further_looks`.
         stale: ids of the runs that are too old.
     """
@@ -130,7 +129,6 @@ def rows_of(
     """Return the rows of the dossier's list: attack, state, reason and audit; every run of an attack has a row of its own.
 
     Args:
-        audits: the audits.
         not_run: the owner's reasons why audits were not run, by name on the command line.
         failed: the audits without a result.
     """

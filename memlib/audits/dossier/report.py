@@ -31,7 +31,6 @@ def compose(recipe: Recipe, audits: pa.Table, findings: Findings, risk: pa.Table
     """Compose the content of the document.
 
     Args:
-        recipe: recipe of the dossier.
         audits, risk: tables.AUDITS and RISK; None without ids.
         findings: findings of the dossier, with its verdict.
         names: name of each run's model, as in the index of the store.
@@ -353,8 +352,6 @@ def as_json(recipe: Recipe, run: str, audits: pa.Table, findings: Findings, risk
     """Return the dossier as plain JSON; `format` is raised when readers would notice a change.
 
     Args:
-        recipe: recipe of the dossier.
-        run: id of its run.
         audits, risk: tables.AUDITS and RISK; None without ids.
         findings: findings of the dossier, with its verdict.
     """

@@ -157,7 +157,6 @@ def fewest_that_can_pass(risk: pa.Table, alpha: float) -> int | None:
 
     Args:
         risk: tables.RISK.
-        alpha: level.
     """
     smallest = [p for p in risk["smallest_p"].to_pylist() if p is not None]
     return max(1, math.ceil(len(smallest) * min(smallest) / alpha)) if smallest else None
@@ -173,7 +172,6 @@ def named_together(ranked: Sequence[Ranked], *, share: float, seed: int = 0) -> 
     Args:
         ranked: rankings; those with strata are grouped by their draw.
         share: share of the records that a score names.
-        seed: seed of the redraws.
 
     Returns:
         a test for each draw with at least two scores.

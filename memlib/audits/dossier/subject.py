@@ -42,8 +42,6 @@ def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> l
     """Return the runs of a dossier by data, model or id, in the order of the audits; cells take the place of their sweep.
 
     Args:
-        store: the store.
-        subject: the subject of the dossier.
         listed: all runs of the store, newest first.
 
     Raises:
@@ -74,10 +72,6 @@ def failed_in(
     known, unless a member answers the same question. Runs and recipes that cannot be read may be about any data.
 
     Args:
-        store: the store.
-        subject: the subject of the dossier.
-        listed: all runs of the store.
-        members: the runs of the dossier.
         asks: digest of what the dossier asks, whose earlier publications are left out.
     """
     named = {find_run(store, name).run for name in subject.runs}

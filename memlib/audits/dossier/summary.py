@@ -20,7 +20,6 @@ def summarize(audits: Sequence[Listed], together: Sequence[Finding], risk: pa.Ta
     """Return the findings of the dossier; headlines keep the p-values and verdicts of their runs.
 
     Args:
-        audits: the audits.
         together: tests of the records that several scores name.
         risk: tables.RISK.
     """

@@ -18,7 +18,6 @@ def verdict(audits: Sequence[Listed], *, looks: int, failed: Sequence[Failed] = 
     looks or powerless takes part in the adjustment, and is never named as shown or as a bound.
 
     Args:
-        audits: the audits.
         looks: number of further tests of the same data.
         failed: the audits without a result.
     """

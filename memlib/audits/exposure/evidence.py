@@ -132,9 +132,7 @@ def evidence_of_drawn(canaries: Sequence[Held], size: int, *, alpha: float) -> T
     For the combined test, each sampled rank uses a separate part of the references, so that the p-values are independent.
 
     Args:
-        canaries: canaries of one variant.
         size: |R|, the number of candidates.
-        alpha: level of this test.
     """
     count = len(canaries)
     parts = [canary.p(size, slice(place, None, count)) for place, canary in enumerate(canaries)]
@@ -156,8 +154,6 @@ def evidence_of_given(canaries: Sequence[Held], *, alpha: float, seed: int) -> T
 
     Args:
         canaries: given secrets of one variant; all models scored the same unseen secrets.
-        alpha: level of this test.
-        seed: seed of the permutations.
     """
     single, unseen = [canary.p_among_unseen() for canary in canaries], canaries[0].unseen
     floor = 1 / (1 + len(unseen))

@@ -302,8 +302,6 @@ def beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: int) -> 
 
     Args:
         heads: rows of `Corpus.heads`, of documents with at least `length` tokens.
-        windows: tokens of the corpus.
-        length: number of tokens.
     """
     places = heads[:, 4, None] + np.arange(length)
     tokens: NDArray[Any] = windows[heads[:, 3, None] + places // windows.shape[1], places % windows.shape[1]]
@@ -336,7 +334,6 @@ def chosen_documents(
     Args:
         heads: `Corpus.heads`.
         how: numbers of documents and tokens.
-        seed: seed of the draw.
         shared: result of `shared_beginnings`; these documents are left out.
 
     Raises:
@@ -367,7 +364,6 @@ def told(space: Candidates, truth: NDArray[np.int32], known: int) -> Candidates:
     """Fix the first `known` hole symbols of the space to those of the true secret.
 
     Args:
-        space: the candidates.
         truth: (num_places,) choices of the true secret.
         known: number of hole symbols to fix.
 

@@ -128,7 +128,6 @@ def privacy_rows(models: Sequence[Scored], size: int, *, error: float = ERROR) -
     """Yield for each variant the accountant's epsilon, the lower bound of epsilon, and the test of the claim.
 
     Args:
-        models: the scored models.
         size: |R|, the number of candidates.
         error: probability with which the lower bounds may be wrong.
     """

@@ -39,10 +39,8 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
     """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: the recipe of the run.
         tables: units, extractions, documents, summary and curves, by name.
         facts: rows of the table in the last section.
-        folder: directory for the figures.
     """
     rows = Findings.read(tables["summary"])
     units, extractions = (tables[name].to_pylist() for name in ("units", "extractions"))
@@ -557,7 +555,6 @@ def _with_interval(row: Finding, show: Callable[[float], str], value: Callable[[
     """Return a finding's value with its interval, if it has one.
 
     Args:
-        row: the finding.
         show: format of the interval's ends, and of the value.
         value: another format of the value.
     """

@@ -149,7 +149,6 @@ def left(splits: Artifact[pa.Table], role_of_canary: Mapping[int, str]) -> dict[
     """Return the number of windows left to each canary; canaries without any are omitted.
 
     Args:
-        splits: the sanitized splits.
         role_of_canary: role of the windows of each canary, by id.
     """
     counts = Counter(splits.content["role"].to_pylist())

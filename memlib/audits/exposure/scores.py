@@ -153,9 +153,7 @@ def score(models: Sequence[Scored], size: int, config: Config) -> pa.Table:
     """Compute one row per canary, model and checkpoint.
 
     Args:
-        models: the observed models.
         size: |R|, the number of candidates.
-        config: scoring settings.
 
     Returns:
         tables.UNITS.

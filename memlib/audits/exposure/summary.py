@@ -50,7 +50,6 @@ def summarize(
     """Compute the findings at the last checkpoint, the headline first.
 
     Args:
-        models: the scored models, at all checkpoints.
         units: tables.UNITS.
         extractions: tables.EXTRACTION.
         recipe: variants and level.

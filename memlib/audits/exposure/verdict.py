@@ -20,8 +20,6 @@ def verdict(rows: Findings, recipe: Recipe, *, size: int) -> Verdict:
     """State what the tests of a run show, and what they could have missed.
 
     Args:
-        rows: settled findings.
-        recipe: the recipe of the run.
         size: |R|, the number of candidates.
     """
     word, canaries = word_of(rows, HEADLINES, refuting=(PRIVACY,)), _of_canaries(rows, recipe, size)
@@ -98,7 +96,6 @@ def misranked(rows: Findings, side: int) -> Findings:
     2^-exposure of such a candidate is uniform, so chance alone moves a mean that far to one side in one run of a thousand.
 
     Args:
-        rows: the findings.
         side: -1 for means below one half, 1 for means above.
     """
     checks = rows.all("two_to_minus_exposure")

@@ -150,8 +150,6 @@ def score_examples(
     """Compute the scores of each example of U under each target model.
 
     Args:
-        models: all observed models.
-        pool: the examples of U.
         example_ids, class_names: (num_pool,).
 
     Returns:

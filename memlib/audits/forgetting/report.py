@@ -69,12 +69,10 @@ def compose(
     """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: the recipe of the run.
         tables: examples, summary and curves, by name.
         sizes: number of examples of each set.
         removed: examples that were removed from a set as copies of D_Q's pool, and the reason for each.
         show: returns the picture of an example; None if it is no image.
-        folder: directory for the figures.
     """
     findings, facts = Findings.read(tables["summary"]), _facts(recipe, sizes)
     word = findings.verdict.word

@@ -108,9 +108,6 @@ def find_trace(values: NDArray[np.float64], pool: Pool, *, permutations: int, se
 
     Args:
         values: (num_pool,) residuals, of one model or the mean of a target's models.
-        pool: the examples of U.
-        permutations: number of redraws.
-        seed: seed of the redraws.
         error: probability with which the upper bound may be wrong.
     """
     rows, design = pool.against_withheld(QUERY)
@@ -138,8 +135,6 @@ def count_found(
 
     Args:
         values: (num_pool,) residuals of each model.
-        pool: the examples of U.
-        permutations: number of redraws.
         seeds: seed of each model's redraws.
         alpha: two-sided level.
     """
@@ -266,10 +261,7 @@ def power_by_redraws(values: NDArray[np.float64], pool: Pool, *, alpha: float, r
 
     Args:
         values: (num_pool,) residuals.
-        pool: the examples of U.
         alpha: two-sided level.
-        redraws: number of redraws.
-        seed: seed of the redraws.
     """
     rows, design = pool.against_withheld(KNOWN)
     centred = _centred(values[rows], pool.labels[rows])
@@ -329,7 +321,6 @@ def follows(odds: NDArray[np.float64], unseen: NDArray[np.float64], labels: NDAr
         odds: (num_pool,) the target's log odds.
         unseen: (num_models, num_pool) log odds of models that saw none of U.
         labels: (num_pool,) classes.
-        seed: seed of the 999 shuffles.
     """
     target = _centred(normal_scores(odds), labels)
     others = _centred(normal_scores(unseen.mean(axis=0)), labels)

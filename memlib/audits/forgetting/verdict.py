@@ -94,12 +94,7 @@ def trains_all(recipe: Recipe) -> bool:
 
 
 def verdict(findings: Findings, recipe: Recipe) -> Verdict:
-    """State the run's verdict in plain words.
-
-    Args:
-        findings: settled findings.
-        recipe: targets and sets.
-    """
+    """State the run's verdict in plain words."""
     heads, outcomes = findings.all(kind=TARGET), outcomes_of(findings)
     word = word_of(heads, HEADLINES) if heads.tests() else INCONCLUSIVE
     chosen = next(iter(heads.shown()), heads.head)

@@ -17,7 +17,6 @@ def area(scores: Scores, member: NDArray[np.bool_], noun: str) -> tuple[float, I
     Args:
         scores: (num_units,), higher for members.
         member: (num_units,) bool.
-        noun: word for the units.
     """
     return auc(scores, member), Interval(*auc_interval(scores, member), noun)
 
@@ -32,7 +31,6 @@ def true_alarms(
     Args:
         named: parameters of each finding, such as the attack.
         scores, member, noun: as in `area`.
-        rates: rates of false alarms.
         of: end of the metrics' names, such as "_of_slice".
     """
     rows = []

@@ -50,7 +50,6 @@ def privacy_findings(rankings: Rankings, recipe: Recipe) -> Iterator[Finding]:
     """Yield lower bounds of epsilon and the test of the claim; nothing unless every unit had a fair coin of its own.
 
     Args:
-        rankings: the attacks on the target.
         recipe: coins and claim.
     """
     units, count = rankings.units, len(rankings.units)

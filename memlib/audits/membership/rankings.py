@@ -66,7 +66,6 @@ class Rankings:
         """Return an attack with its settings; None for the gap, which reads right answers instead of log odds.
 
         Args:
-            name: the attack.
             shadows: models to which settings are fitted; by default all shadow models.
         """
         match name:

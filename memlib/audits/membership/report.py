@@ -69,11 +69,9 @@ def compose(
     """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: the recipe of the run.
         tables: units, examples, models, summary, curves and, if there is any, influence.
         show: function that returns the picture of an example; None if it is no image.
         sizes: number of examples of each role.
-        folder: directory for the figures.
     """
     findings = Findings.read(tables["summary"])
     word = findings.verdict.word

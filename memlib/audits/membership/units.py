@@ -87,7 +87,6 @@ def units_of(
     matter.
 
     Args:
-        pool: the audited examples.
         target, shadows: answers on these examples.
         member: (num_examples,) whether the target was trained on the example.
         inside: (num_models, num_examples) training sets of the shadow models.

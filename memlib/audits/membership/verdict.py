@@ -104,7 +104,6 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
     """State the run's verdict in plain words.
 
     Args:
-        findings: settled findings.
         recipe: target, attacks and claim.
     """
     word = word_of(findings, HEADLINES, refuting=(PRIVACY,))

@@ -25,8 +25,6 @@ def influence_of(
     """Train one model per training set, saving every epoch, and compute the self-influence of its training examples.
 
     Args:
-        runner: runs the stages.
-        data: the training examples.
         subject: architecture and training of the models.
         influence: settings of self-influence.
         canaries: the example with the unique feature in each training set; None if there is none.

@@ -37,11 +37,9 @@ def compose(
     """Compose the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: recipe of the run.
         units, summary, curves: tables.UNITS, SUMMARY and CURVES.
         show: returns an example's picture, or None if the examples are not images.
         facts: rows of the last section.
-        folder: receives the figures.
     """
     findings = Findings.read(summary)
     top = [row for row in findings.all("influence_share") if np.isfinite(row.value)]

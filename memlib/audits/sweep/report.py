@@ -44,8 +44,6 @@ def compose(
     """Compose the content of a sweep's page, and save its figures to `folder`.
 
     Args:
-        outcomes: outcome of each cell.
-        folder: receives the figures.
         compared: findings that compare two cells each, by audit.
         along: trends along numeric keys.
         margin: difference within which utilities are equal.

@@ -23,7 +23,6 @@ def score(
     """Return tables.SWEEP: every finding of every cell; a failed cell has one row without a metric.
 
     Args:
-        outcomes: outcomes of all cells.
         compared: findings that compare two cells each, by audit.
         along: trends along keys.
         useful: utility of each cell in which it was measured.
@@ -100,7 +99,6 @@ def verdict(
     """Return the verdict of all cells together, adjusted for their number, and whether cells were shown to differ.
 
     Args:
-        outcomes: outcomes of all cells.
         compared: findings that compare two cells each, by audit.
         remarks: sentences on memorization and utility along keys, for the explanation.
     """

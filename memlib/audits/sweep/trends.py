@@ -40,10 +40,6 @@ def trends(outcomes: Sequence[Outcome], *, alpha: float = 0.05) -> list[Trend]:
     therefore permuted within strata. This requires independently trained models and the same number of audited examples in
     all cells: cells of other precision would not be exchangeable without an effect, either. Other trends are shown, but not
     tested.
-
-    Args:
-        outcomes: outcomes of all cells.
-        alpha: significance level.
     """
     done = [outcome for outcome in outcomes if outcome.run is not None]
     candidates = []

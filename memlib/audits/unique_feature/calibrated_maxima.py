@@ -45,8 +45,6 @@ def maxima(by_label: ByLabel, config: Config, *, feature: str = "canary") -> pa.
     """Return the highest centred score of each net and setting, with its rank among the controls of other seeds.
 
     Args:
-        by_label: scores of one cell.
-        config: outputs.
         feature: name of the feature that was shown.
 
     Returns:

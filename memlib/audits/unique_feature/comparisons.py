@@ -55,10 +55,6 @@ def compare(scores: Mapping[str, Sequence[VariantScore]], compared: Sequence[Com
     """Yield the change in M and in memory from the baseline to each variant: two rows for each score that both have.
 
     Each score and quantity is a family of its own, adjusted by Holm over the variants. Changes are two-sided tests.
-
-    Args:
-        scores: scores of each variant.
-        compared: the comparisons.
     """
     named = {variant: {_name(score): score for score in rows} for variant, rows in scores.items()}
     for one in compared:

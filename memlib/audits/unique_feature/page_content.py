@@ -57,7 +57,6 @@ def material_of(recipe: Recipe, cells: Sequence[Scored], units: pa.Table, warn: 
     """Collect the contents of the page besides the tables; pictures and boundaries come from the first cell.
 
     Args:
-        recipe: recipe of the run.
         cells: all cells with their nets.
         units: the calibrated scores.
         warn: called with a message for each item that cannot be shown.

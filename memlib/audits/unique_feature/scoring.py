@@ -191,7 +191,6 @@ def unit(
         metric, output, label, draw, feature: identity of the score.
         found: value and published p.
         means: mean output with the feature and without it.
-        count: number of examples.
         tried: number of labels over which a maximum was taken.
         centre: centre that was subtracted.
         calibrated_p: p by rank among the controls, if known.
@@ -270,7 +269,6 @@ def nets_of(spec: NetsSpec, labels: Sequence[int], *, seed: int) -> list[Net]:
 
     Args:
         spec: numbers of nets and controls.
-        labels: label of each canary.
         seed: seed from which every net's seed is derived.
     """
     count = len(labels)

@@ -48,7 +48,6 @@ def resized(images: NDArray[np.uint8], rows: NDArray[np.int64], side: int) -> ND
     """Read stored images (num_stored, size, size, channels) as colour pictures (num_rows, side, side, 3), in batches.
 
     Args:
-        images: the stored images.
         rows: (num_rows,) stored rows of the images to read.
         side: side of the pictures in pixels.
     """

@@ -128,7 +128,6 @@ def _beyond(gain: Finding, ours: _Values, public: Mapping[str, _Values | None], 
     Args:
         gain: the test against the other model, over all pictures.
         ours, public: the measure of pictures from neighbours, and of pictures that need no generator, by source.
-        audited: the images.
     """
     sign, design = (-1.0 if gain.params["measure"] in SMALLER_IS_BETTER else 1.0), audited.design
     own = audited.own(ours.by_model)[0].mean(axis=0) * sign

@@ -85,9 +85,7 @@ def sections(findings: Findings, units: pa.Table, reconstructed: Reconstructed, 
     """Yield the sections on reconstructions; none if nothing was reconstructed.
 
     Args:
-        findings: the findings of the run.
         units: tables.UNITS of the headline's setting.
-        reconstructed: the pictures.
         shown: number of images by each rule.
     """
     rows = findings.all(GAIN, MEAN, BEYOND_PUBLIC)

@@ -54,13 +54,11 @@ class DocumentsAudited(Audited):
 
         Args:
             recipe: attacks, tests and claim.
-            pool, rows: the listed documents.
             member, listed: (num_documents,) whether the target was trained on the document, and whether it is audited.
             inside: (num_models, num_documents) training sets of the shadow models.
             target, shadows: scores of all documents under the target and the shadow models.
             base: the scores of the pretrained model; None without one.
             compressed: (num_documents,) bytes of the compressed texts.
-            known: features of all documents.
             nobody: table without rows, with the columns of tables.SPLITS.
         """
         signals = {
@@ -108,7 +106,6 @@ def signals_of(
     """Return the scores of documents that do not follow from log odds, (num_models, num_documents) by attack.
 
     Args:
-        models: scores of each model.
         base: scores of the pretrained model; without it, the ratio follows from log odds and is not returned.
         compressed: (num_documents,) bytes of the compressed texts.
     """
@@ -125,7 +122,6 @@ def answers_of(models: Sequence[TokenScores], count: int = 0) -> Answers:
     """Return the answers of models on documents: log odds of the mean log probability, and shares of predicted tokens.
 
     Args:
-        models: scores of each model.
         count: number of documents, needed only if `models` is empty.
     """
     if not models:

@@ -149,7 +149,6 @@ def picture_section(pictures: Pictures, *, own: bool) -> Section | None:
     """Return the section that shows the canaries and their clean twins, as the models saw them.
 
     Args:
-        pictures: the pictures.
         own: whether the model was trained elsewhere, on examples that memlib has not seen.
     """
     trained = "The examples with the feature, as the models saw them, and without it, as the controls saw them."

@@ -68,10 +68,8 @@ def compose(
     """Return the content of a run's page, and save its figures to `folder`.
 
     Args:
-        recipe: recipe of the run.
         units, summary, curves: tables.UNITS, SUMMARY and CURVES.
         material: pictures, boundaries and facts.
-        folder: destination of the figures.
     """
     findings, own = Findings.read(summary), recipe.trained is not None
     scores = units.filter(pa.array(counting(units))).to_pandas()
