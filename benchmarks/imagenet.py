@@ -222,7 +222,7 @@ def untrained_run(recipe: str, store: str, settings: Sequence[str]) -> None:
     from memlib.audits.deja_vu.searching import Search
     from memlib.recipes.files import load_recipe, validate
     from memlib.specs import Resources
-    from memlib.specs.options import RunOptions
+    from memlib.specs.resources import RunOptions
     from memlib.store import Store
     from memlib.training.fit import Train
     from tasks.cluster import stop_ray

@@ -25,7 +25,7 @@ from memlib.data.two_moons import TwoMoons
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import class_scores
 from memlib.specs import CanarySpec, ClassifierSpec, Resources, ScalarFeature, TrainingSpec, TwoMoonsSource
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.training.loop import epoch_order
 from memlib.training.stacked import Examples, NetJob, StackedNet, choose_stack_size, train_nets
 

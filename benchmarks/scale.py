@@ -44,7 +44,7 @@ from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.running import verification
 from memlib.running.planning import Costs
 from memlib.runs import garbage
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
 

@@ -19,7 +19,7 @@ from memlib.runs.plans import given_plan, unrecorded
 from memlib.runs.records import RunRecord
 from memlib.runs.run import Run
 from memlib.specs import Resources
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store, chosen_store
 
 

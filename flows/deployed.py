@@ -12,7 +12,7 @@ from memlib.audits import AUDITS, audit_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE
 
 

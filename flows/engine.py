@@ -32,7 +32,7 @@ from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
 from memlib.specs import Resources, Spec
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store
 from tasks.cluster import as_lost, stop_ray
 from tasks.display import is_gone, quietly

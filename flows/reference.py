@@ -14,7 +14,7 @@ from memlib.audits import AUDITS, published_tables
 from memlib.audits.policy import Policy
 from memlib.recipes.files import models_in
 from memlib.report.glossary import terms
-from memlib.specs import Resources, limits
+from memlib.specs import Resources, base
 from memlib.tables import Table
 
 
@@ -126,7 +126,7 @@ def _type(field: FieldInfo) -> str:
     return "".join([_name(field.annotation), *(f", {bound}" for bound in bounds)])
 
 
-_SLIPS = {value for name, value in vars(limits).items() if name.startswith("MOST_")}  # they only catch typing errors
+_SLIPS = {value for name, value in vars(base).items() if name.startswith("MOST_")}  # they only catch typing errors
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 
 

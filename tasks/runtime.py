@@ -19,7 +19,7 @@ from memlib.runs.journal import LOG_VARIABLE, Journal
 from memlib.runs.plans import given_plan
 from memlib.sanitize import plain
 from memlib.specs import Resources
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 from tasks.display import tell
 from tasks.progress import Bars, Mover, StderrConsole, bars

@@ -13,7 +13,7 @@ from flows.cli.store import StoreOption, print_secrets
 from memlib.recipes.request import AuditRequest
 from memlib.running.in_process import carry_out_here
 from memlib.runs.records import RunRecord
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
 console = Console(highlight=False, markup=False)

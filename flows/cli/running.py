@@ -28,7 +28,7 @@ from memlib.runs.records import PlanFile, RequestRecord, RunRecord
 from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
 

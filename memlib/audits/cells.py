@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from memlib.specs import Spec
-from memlib.specs.limits import MOST_MODELS
+from memlib.specs.base import MOST_MODELS
 
 MOST_CELLS = 10_000
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from memlib.audits import PACKAGES, audit_of
 from memlib.findings import Word
 from memlib.specs import Spec
-from memlib.specs.limits import MOST_NUMBER
+from memlib.specs.base import MOST_NUMBER
 
 SELECTED = re.compile(r"(?P<metric>\w+)(\[(?P<params>[^\]]*)\])?")
 CEILING = re.compile(r"(?P<selected>[^=\[]+(\[[^\]]*\])?)=(?P<limit>[^=]+)")

@@ -19,7 +19,7 @@ from memlib.running.planning import Plan
 from memlib.runs.index import list_runs as listed_runs
 from memlib.runs.plans import content_of, read_plan
 from memlib.runs.run import ListedRun, Run, open
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store, chosen_store
 
 if TYPE_CHECKING:

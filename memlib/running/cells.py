@@ -19,7 +19,7 @@ from memlib.runs.journal import log
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.asks import asks_digest
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
 

@@ -21,7 +21,7 @@ from memlib.runs.plans import given_plan, unrecorded
 from memlib.runs.records import RunRecord
 from memlib.runs.requests import announced
 from memlib.sanitize import plain
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
 LINE_SECONDS = 30.0  # between two lines of progress

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
 from memlib.pipeline.stage import AnyStage, Known, in_words
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
 

@@ -32,7 +32,7 @@ from memlib.running.publishing import Work, publish_again, publish_audit, said_o
 from memlib.running.reuse import Reuse
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from memlib.errors import UserError
 from memlib.runs.records import FrozenPlan, PlanFile, PlanSignature, RunRecord
 from memlib.runs.signatures import is_signed, private_key, shown_key, sign_text
 from memlib.sanitize import count_of
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store.permissions import PRIVATE, read_plain, write_file
 from memlib.store.records import MOST_BYTES, Unreadable, parse
 

@@ -35,35 +35,33 @@ from memlib.specs.data import (
     TorchvisionSource,
     TwoMoonsSource,
 )
-from memlib.specs.estimators import (
-    BoostingSpec,
-    EstimatorSpec,
-    ForestSpec,
-    LogisticSpec,
-    NearestSpec,
-    SvmSpec,
-    XGBoostSpec,
-)
 from memlib.specs.models import (
     STACKABLE,
     AnyLanguageSpec,
     AnyModelSpec,
     Architecture,
     Backbone,
+    BoostingSpec,
     ClassifierSpec,
     DecoderSpec,
     DenoiserSpec,
+    EstimatorSpec,
+    ForestSpec,
     HuggingFaceSpec,
     ImageTextSpec,
     LanguageSpec,
+    LogisticSpec,
     LoraSpec,
     ModelSpec,
+    NearestSpec,
+    NetsSpec,
     PretrainedSpec,
     ProtocolSpec,
     SequenceModelSpec,
+    SvmSpec,
     TextEncoderSpec,
+    XGBoostSpec,
 )
-from memlib.specs.nets import NetsSpec
 from memlib.specs.observing import ExternalClassifierSpec, InfluenceSpec, OutputsSpec, ProbeSpec, Tie
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED, MOST_STEPS
+from memlib.specs.base import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED, MOST_STEPS, Spec
 from memlib.specs.models import ModelSpec
 from memlib.specs.training import OptimizerSpec
 

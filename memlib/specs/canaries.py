@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED
+from memlib.specs.base import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, Spec
 
 
 class GlyphFeature(Spec):

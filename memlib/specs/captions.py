@@ -5,9 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from memlib.specs.base import Spec
+from memlib.specs.base import MOST_EXAMPLES, Spec
 from memlib.specs.encoders import OpenClipEncoder, SuppliedEmbeddings, TransformersEncoder
-from memlib.specs.limits import MOST_EXAMPLES
 
 MOST_WORDS = 512  # words of a caption
 PADDING, UNKNOWN = 0, 1  # numbers of what follows a caption, and of words that are unknown or masked

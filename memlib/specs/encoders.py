@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_PIXELS
+from memlib.specs.base import MOST_PIXELS, Spec
+from memlib.specs.members import InFile
 from memlib.specs.observing import WEIGHTLESS
-from memlib.specs.weights import InFile
 
 Name = Annotated[str, Field(pattern=r"^[\w./-]+$")]
 

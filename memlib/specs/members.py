@@ -1,5 +1,7 @@
 """Spec of the list of a model's training examples."""
 
+from typing import ClassVar
+
 from memlib.specs.base import Spec
 
 
@@ -9,3 +11,14 @@ class WithMembers(Spec):
     members: str | None = None
     """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
     be audited; examples that the file does not list are left out."""
+
+
+class InFile(Spec):
+    """A model whose weights are in a file that may hold more."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"state", "prefix"})
+
+    state: str | None = None
+    """Place of the state dict in the file, dotted (state_dict, teacher); by default the only one that fits the model."""
+    prefix: str | None = None
+    """Text before the names of the weights in the file (module., encoder_q.); by default it is detected."""

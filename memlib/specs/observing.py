@@ -5,10 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
+from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS, Spec
 from memlib.specs.data import DataSpec, SourceSpec, TableSource
-from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS
-from memlib.specs.weights import InFile
+from memlib.specs.members import InFile
 
 Tie = Literal["nearest", "lowest_class"]
 """Class that wins a tied vote of neighbours: the class of the nearest neighbour, or the class with the lowest index."""

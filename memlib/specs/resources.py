@@ -1,13 +1,13 @@
 """Computing resources of a run, which are not part of any key."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Spec
+from memlib.specs.base import MOST_MODELS, MOST_NUMBER, Spec
 from memlib.specs.cores import cores, threads
-from memlib.specs.limits import MOST_MODELS, MOST_NUMBER
 
 OWN = ("cpu", "gpu", "memory", "object_store_memory")  # resources with built-in names in Ray
 
@@ -102,3 +102,16 @@ class Resources(Spec):
     def threads(self, stage: str, parts: int) -> int:
         """Return the threads of each part of a step: its cores, or the limit that OMP_NUM_THREADS sets in the driver."""
         return threads(self.cpus(stage, parts))
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run."""
+
+    quiet: bool = False  #: do not show progress.
+    verbose: bool = False  #: show the keys of artifacts, and details of the progress.
+    force: tuple[str, ...] = ()  #: names of stages to recompute even if the store holds their artifacts.
+    cascade: bool = False  #: retrain models whose inputs were recomputed with a different result.
+    plan: str = ""  #: content of the file with the frozen plan that the run was given; "" for none.
+    #: id of the run that will compare this one with others, if it is one cell of a sweep; "" for a run of its own.
+    look: str = ""

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.specs.base import Kind, Source, Spec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED
+from memlib.specs.base import MOST_EXAMPLES, MOST_PIXELS, MOST_SEED, Kind, Source, Spec
 
 INSERTED, GIVEN, NEVER, UNSEEN, RECURRING = "inserted", "given", "never", "unseen", "recurring"
 """Kinds of canaries: drawn and inserted; listed in a file; drawn but never inserted; in a file, seen by no model; listed in a

@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from memlib.specs.base import Spec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_STEPS, MOST_WIDTH
+from memlib.specs.base import MOST_EXAMPLES, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_STEPS, MOST_WIDTH, Spec
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Area = Annotated[float, Field(gt=0, le=1)]

@@ -20,7 +20,7 @@ from memlib.pipeline.stage import CellRequest
 from memlib.recipes.request import AuditRequest
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.specs import DataSpec, Resources
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from tasks.display import LOGGER
 from tasks.stage import StageRunner
 

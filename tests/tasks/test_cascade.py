@@ -14,7 +14,7 @@ from memlib.errors import RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Runner, Stage
 from memlib.running.planning import Plan, PlanRunner
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
 from tasks.stage import StageRunner, record_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memlib.runs.journal import Journal, read_status
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store
 from tasks import progress
 from tasks.progress import TimeLeft, bars, duration

@@ -17,7 +17,7 @@ from memlib.data.stages import Decode
 from memlib.errors import CorruptArtifact, RunError
 from memlib.runs.garbage import garbage
 from memlib.specs import DataSpec, Resources
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 from memlib.store.artifacts import Artifacts
 from memlib.store.logs import LONGEST, recorded, recording

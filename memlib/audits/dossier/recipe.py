@@ -9,7 +9,7 @@ from memlib.audits import PACKAGES
 from memlib.audits.attacks import Access
 from memlib.audits.cells import CellsSpec
 from memlib.specs import Spec
-from memlib.specs.limits import MOST_NUMBER
+from memlib.specs.base import MOST_NUMBER
 
 OPENED = {
     "weights": "the weights are given away",

@@ -18,8 +18,8 @@ from memlib.specs import (
     changed,
 )
 from memlib.specs.asks import PageSpec
+from memlib.specs.base import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.subject import TrainIt
 
 HEADLINE, DOCUMENTS, PRIVACY, CANARIES = "headline", "documents", "privacy", "canaries"  # families

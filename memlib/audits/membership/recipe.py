@@ -17,9 +17,8 @@ from memlib.specs import (
     TrainingSpec,
 )
 from memlib.specs.asks import PageSpec
-from memlib.specs.base import source_of
+from memlib.specs.base import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, source_of
 from memlib.specs.level import LevelSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED
 from memlib.specs.members import WithMembers
 from memlib.specs.observing import WEIGHTLESS, check_numbers
 

@@ -10,7 +10,7 @@ from memlib.errors import UserError
 from memlib.recipes.cells import cells_of
 from memlib.recipes.request import AuditRequest
 from memlib.running.cells import cell_of
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store
 
 CHANGES = {"resources.stages": {"train": {"cpus": 2}, "score_forgetting": {"cpus": 3}}}

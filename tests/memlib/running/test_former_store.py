@@ -28,7 +28,7 @@ from memlib.running.in_process import carry_out_here
 from memlib.runs.garbage import garbage
 from memlib.runs.requests import unfinished
 from memlib.runs.run import Run
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
 ARCHIVES = sorted((Path(__file__).parents[2] / "former").glob("*.tar.xz"))

@@ -18,7 +18,7 @@ from memlib.running.finished import needs_workers
 from memlib.running.in_process import carry_out_here
 from memlib.runs.journal import read_status
 from memlib.runs.records import RunRecord
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store
 from memlib.training.loop import Training
 

@@ -23,7 +23,7 @@ from memlib.runs.plans import (
     write_plan,
 )
 from memlib.runs.records import FindingRecord, FollowedPlan, PlanFile, PlanSignature, RunRecord
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store.records import digest_of, sealed
 
 PLAN = {

@@ -14,7 +14,7 @@ from memlib.data.stages import TrainingData, decode
 from memlib.data.subsets import RoleSets
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner
-from memlib.specs.options import RunOptions
+from memlib.specs.resources import RunOptions
 from memlib.store import Store
 from memlib.training import stacked
 from memlib.training.fit import Train

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from memlib.specs import ModelSpec, Spec, TrainingSpec
-from memlib.specs.limits import MOST_DRAWS, MOST_EXAMPLES, MOST_NUMBER, MOST_SEED, MOST_STEPS, MOST_TRAINED
+from memlib.specs.base import MOST_DRAWS, MOST_EXAMPLES, MOST_NUMBER, MOST_SEED, MOST_STEPS, MOST_TRAINED
 from memlib.specs.models import DecoderSpec, DenoiserSpec
 from memlib.specs.training import DecodingSpec, DenoisingSpec, GeneratorTrainingSpec, OptimizerSpec, SupervisedSpec
 

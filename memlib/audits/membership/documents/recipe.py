@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from memlib.audits.membership.recipe import ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
 from memlib.specs import AnyLanguageSpec, HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, TextSpec
-from memlib.specs.limits import MOST_EXAMPLES, MOST_MODELS
+from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS
 
 DocumentAttack = Literal["ratio", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
 ATTACKS: tuple[DocumentAttack, ...] = ("ratio", "min_k", "zlib", "loss")

@@ -17,7 +17,7 @@ from memlib.errors import UserError
 from memlib.findings import Findings
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, TrainingSpec
-from memlib.specs.estimators import ForestSpec
+from memlib.specs.models import ForestSpec
 from memlib.store import Store
 from memlib.training.fleet import TrainSubsets
 

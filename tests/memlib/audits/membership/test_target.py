@@ -20,7 +20,7 @@ from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.data.subsets import Subsets
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
-from memlib.specs.estimators import ForestSpec, LogisticSpec, SvmSpec
+from memlib.specs.models import ForestSpec, LogisticSpec, SvmSpec
 from memlib.store import Store
 from memlib.training.fleet import TrainSubsets
 from tests.memlib.audits.membership.tables import rows_of, write_table
