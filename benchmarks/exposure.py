@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Space
+from memlib.data.text.formats import Space
 from memlib.models.external.language import HuggingFace
 from memlib.models.sequence import START, LanguageModel, build_language_model
 from memlib.observe.extraction import ShortestPath

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memlib.data.documents import open_documents
+from memlib.data.text.documents import open_documents
 from memlib.specs.text import TopicsSource
 
 TIMES, UNSEEN = (1, 2, 4, 8, 16), 200

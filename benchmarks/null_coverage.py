@@ -17,8 +17,8 @@ import torch
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize
-from memlib.data.crops import periphery_crop
 from memlib.data.datasets import open_source
+from memlib.data.images.crops import periphery_crop
 from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.models.encoder import Encoder, build_encoder

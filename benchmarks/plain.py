@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.datasets import open_source
-from memlib.data.shards import write_shard
+from memlib.data.images.shards import write_shard
 from memlib.models.encoder import Encoder
 from memlib.observe.embeddings import embed
 from memlib.observe.search import search

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memlib.data.canaries import TrainingRows
+from memlib.data.canaries.features import TrainingRows
 from memlib.models.classifiers import build_classifier
 from memlib.specs import ClassifierSpec, TrainingSpec
 from memlib.training.stacked import Examples, NetJob, NetResult, choose_stack_size, stream, train_nets

@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from memlib.data.documents import open_documents
+from memlib.data.text.documents import open_documents
 from memlib.specs.text import TopicsSource
 
 TOKENS, WINDOW, WIDTH, LAYERS, HEADS = 1000, 128, 128, 4, 4

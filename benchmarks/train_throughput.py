@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memlib.data.stored import read_images
+from memlib.data.images.stored import read_images
 from memlib.models.encoder import build_encoder
 from memlib.objectives import build_objective
 from memlib.specs import AugmentSpec, ModelSpec, TrainingSpec

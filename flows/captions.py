@@ -10,7 +10,7 @@ from memlib.audits.captions.recipe import Direction, Recipe
 from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrievals, Retrieve, TrainPairs, public_blocks
 from memlib.audits.captions.stages import Report, Score
 from memlib.audits.last_stages import run_id
-from memlib.data.caption_stages import Captions, CaptionSet, SplitPairs
+from memlib.data.images.caption_stages import Captions, CaptionSet, SplitPairs
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, decode, members_of
 from memlib.errors import UserError

@@ -12,10 +12,10 @@ from memlib.audits.exposure.recipe import Recipe, SanitizeSpec
 from memlib.audits.exposure.sanitizing import HALVES, Halve, Sanitize, left
 from memlib.audits.exposure.stages import MakeCorpus, Report, Score
 from memlib.audits.last_stages import run_id
-from memlib.data.formats import Worded
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
-from memlib.data.text import role_of
+from memlib.data.text.corpus import role_of
+from memlib.data.text.formats import Worded
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.models.external.factory import external_language_digest

@@ -23,10 +23,9 @@ from memlib.audits.membership.shadows import (
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
 from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
-from memlib.data.inclusion import TARGET, name_of
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
-from memlib.data.subsets import Subsets
+from memlib.data.subsets import TARGET, Subsets, name_of
 from memlib.identity import derive_seed
 from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms

@@ -21,7 +21,7 @@ from memlib.audits.unique_feature.stages import (
     TrainNets,
     influence_by_example,
 )
-from memlib.data.canaries import Feature, build_feature
+from memlib.data.canaries.features import Feature, build_feature
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
 from memlib.errors import UserError

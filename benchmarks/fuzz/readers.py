@@ -21,14 +21,14 @@ from PIL import Image
 from small_models import save_model, save_open_clip
 
 from flows.cli.app import main
-from memlib.data.canaries import build_feature
+from memlib.data.canaries.features import build_feature
 from memlib.data.datasets import open_source
-from memlib.data.formats import Format
 from memlib.data.groups import groups_digest, groups_of
 from memlib.data.id_files import said_of_examples
-from memlib.data.shards import write_shard
-from memlib.data.text import build_corpus, read_secrets
-from memlib.data.text_sources import open_text
+from memlib.data.images.shards import write_shard
+from memlib.data.text.corpus import build_corpus, read_secrets
+from memlib.data.text.formats import Format
+from memlib.data.text.sources import open_text
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.causal import FolderTokenizer, load_model
 from memlib.models.external.classifiers import load_external

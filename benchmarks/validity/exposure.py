@@ -23,12 +23,12 @@ from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
 from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import EXTRACTION
-from memlib.data.formats import Format, Space
-from memlib.data.single import single_secrets
 from memlib.data.splits import TRAIN, column, select
-from memlib.data.streams import Text
-from memlib.data.text import Corpus, build_corpus, role_of, text_candidates
-from memlib.data.text_sources import open_text
+from memlib.data.text.corpus import Corpus, build_corpus, role_of, text_candidates
+from memlib.data.text.formats import Format, Space
+from memlib.data.text.scan import single_secrets
+from memlib.data.text.sources import open_text
+from memlib.data.text.streams import Text
 from memlib.findings import SHOWN, Findings
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.objectives import build_objective

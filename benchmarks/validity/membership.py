@@ -24,8 +24,8 @@ from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.units import Pool
-from memlib.data.inclusion import TARGET, toss
 from memlib.data.stages import TrainingData
+from memlib.data.subsets import TARGET, toss
 from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.models.estimators import fit_estimator

@@ -25,9 +25,9 @@ from memlib.audits.unique_feature.recipe import HEADLINE, Config
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, score, score_by_label
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import with_column
-from memlib.data.canaries import Feature, TrainingRows, build_feature, null_features, training_rows
-from memlib.data.glyphs import LETTERS
-from memlib.data.name_replacements import other_names
+from memlib.data.canaries.features import Feature, TrainingRows, build_feature, null_features, training_rows
+from memlib.data.images.glyphs import LETTERS
+from memlib.data.text.names import other_names
 from memlib.findings import Findings
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier

@@ -17,7 +17,7 @@ from memlib.errors import UserError
 from memlib.sanitize import count_of, plain
 
 if TYPE_CHECKING:
-    from memlib.data.canary_documents import CanaryDocument, Coins
+    from memlib.data.canaries.documents import CanaryDocument, Coins
     from memlib.observe.canary_likelihoods import EncodedCanary
     from memlib.stats.canaries import CanaryAudit
 
@@ -71,8 +71,8 @@ def make(
     json_
         Print the numbers as JSON.
     """
-    from memlib.data import canary_documents as documents
-    from memlib.data.secret import read_secret
+    from memlib.data.canaries import documents
+    from memlib.data.canaries.secret import read_secret
 
     form = documents.Form(documents.FORMAT if format_ is None else format_, prompt, field)
     target = folder.expanduser()
@@ -173,7 +173,7 @@ def score(
     step
         Number of optimizer steps of the training, for the record.
     """
-    from memlib.data.canary_losses import BASE_STEP, write_losses
+    from memlib.data.canaries.losses import BASE_STEP, write_losses
 
     if step <= BASE_STEP:
         raise UserError(f"the trained model is at step {step}; give the number of its optimizer steps, at least 1")
@@ -224,8 +224,8 @@ def audit(
     json_
         Print the result as JSON.
     """
-    from memlib.data.canary_documents import read_coins
-    from memlib.data.canary_losses import read_losses, score_canaries
+    from memlib.data.canaries.documents import read_coins
+    from memlib.data.canaries.losses import read_losses, score_canaries
     from memlib.stats.canaries import audit_canaries
 
     coins = read_coins(folder)
@@ -284,7 +284,7 @@ def _print_table(rows: Mapping[str, str]) -> None:
 
 def _encoded(folder: Path, model: str) -> tuple[list[EncodedCanary], int | None]:
     """Return the canaries as tokens of a model, and the length of its window."""
-    from memlib.data.canary_documents import read_documents
+    from memlib.data.canaries.documents import read_documents
     from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
 
     documents = read_documents(folder)
@@ -296,7 +296,7 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
     """Return the texts; chats are rendered in a child process, as a chat template is a program."""
     if documents[0].prompt is None:
         return [one.text for one in documents]
-    from memlib.data.chats import Chat, render
+    from memlib.data.text.chats import Chat, render
 
     chats: list[tuple[str, Chat]] = [(one.canary, [*one.messages]) for one in documents]
     return list(render(chats, model))
@@ -304,7 +304,7 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
 
 def _coins_of(folder: Path, encoded: Sequence[EncodedCanary]) -> Coins | None:
     """Return the coins beside the canaries; None if the folder has none, as at a trainer that is not trusted."""
-    from memlib.data.canary_documents import COINS_FILE, read_coins
+    from memlib.data.canaries.documents import COINS_FILE, read_coins
 
     home = folder if folder.is_dir() else folder.parent
     if not (home / COINS_FILE).exists():
@@ -317,7 +317,7 @@ def _coins_of(folder: Path, encoded: Sequence[EncodedCanary]) -> Coins | None:
 
 def _checked_data(data: Path, encoded: Sequence[EncodedCanary], coins: Coins | None) -> tuple[tuple[str, ...], list[str]]:
     """Return the problems of tokenized data, and remarks."""
-    from memlib.data.canary_losses import read_tokenized
+    from memlib.data.canaries.losses import read_tokenized
     from memlib.observe.canary_checks import CanaryIndex, check_dataset
 
     items, labelled = read_tokenized(data)

@@ -84,7 +84,7 @@ def overlap(
 
 def _read(runner: PlainRunner, recipe: str, set_: Sequence[str]) -> Set:
     """Return the examples that a recipe's data section describes."""
-    from memlib.data.caption_stages import Captions
+    from memlib.data.images.caption_stages import Captions
     from memlib.data.overlap import Set
     from memlib.data.stages import decode
 

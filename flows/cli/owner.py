@@ -16,8 +16,8 @@ from rich.console import Console
 from flows.cli.store import StoreOption
 from memlib.audits import AUDITS
 from memlib.audits.base import Audit
-from memlib.data.secret import read_secret
-from memlib.data.stored import are_images
+from memlib.data.canaries.secret import read_secret
+from memlib.data.images.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.pseudonyms import pseudonym_of
 from memlib.recipes.request import AuditRequest

@@ -17,7 +17,7 @@ from rich.console import Console
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption
 from memlib.data.examples import open_location
-from memlib.data.formats import Format
+from memlib.data.text.formats import Format
 from memlib.errors import UserError
 from memlib.sanitize import plain
 from memlib.specs import TextSource
@@ -78,8 +78,8 @@ def scan(
     if out is not None:
         out = _new_file(out)
     alphabets = dict(map(_alphabet, alphabet))
-    from memlib.data.scan import scan_text  # loads Arrow
-    from memlib.data.text_sources import open_text
+    from memlib.data.text.scan import scan_text  # loads Arrow
+    from memlib.data.text.sources import open_text
 
     opened = open_text(_source(text, kind, column, template))
     found, remarks = scan_text(opened, Format(format_, alphabets)), list(opened.remarks())

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.columns import hint_at_ids
 from memlib.data.examples import Source
 from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.tables.columns import hint_at_ids
 from memlib.errors import UserError
 from memlib.specs.attributes import AttributeFile, AttributeOrigin
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.data.stored import are_images
+from memlib.data.images.stored import are_images
 from memlib.errors import UserError
 
 IDS, SIZES, DATES, CLASSES, PIXELS, POINTS, TEXT = "ids", "sizes", "dates", "classes", "pixels", "points", "text"

@@ -17,10 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.arrays import NpzImages
-from memlib.data.breast_cancer import BreastCancer
-from memlib.data.captioned_scenes import CaptionedScenes
-from memlib.data.csv_images import CsvImages
+from memlib.data.embedded import BreastCancer, CaptionedScenes, Digits, Scenes, TwoMoons
 from memlib.data.examples import (
     NO_BOXES,
     Example,
@@ -30,14 +27,12 @@ from memlib.data.examples import (
     listing_digest,
     numbered_classes,
 )
-from memlib.data.image_folder import AnnotatedFolder, ImageFolder
-from memlib.data.intensities import Scaled
+from memlib.data.images.folder import AnnotatedFolder, ImageFolder
+from memlib.data.images.intensities import Scaled
+from memlib.data.images.packed import CsvImages, NpzImages, ParquetImages
 from memlib.data.joined import Joined
 from memlib.data.labels import Labelled
-from memlib.data.parquet import ParquetImages
-from memlib.data.scenes import Digits, Scenes
-from memlib.data.table import Table
-from memlib.data.two_moons import TwoMoons
+from memlib.data.tables.source import Table
 from memlib.errors import DataError
 from memlib.pipeline.user_code import load, version_of
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource

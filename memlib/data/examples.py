@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.bounds import check_links
-from memlib.data.dicom import is_dicom
-from memlib.data.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
+from memlib.data.images.dicom import is_dicom
+from memlib.data.images.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
 from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json, file_digest
 from memlib.sanitize import is_text

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.images.stored import are_images
 from memlib.data.splits import LEFT_OUT
-from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.specs import GroupSpec
 

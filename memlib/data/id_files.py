@@ -7,8 +7,8 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.data.columns import check_ids, check_once, ids_of, read_csv, reason
 from memlib.data.examples import open_location
+from memlib.data.tables.columns import check_ids, check_once, ids_of, read_csv, reason
 from memlib.errors import DataError
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.data.captions import words_of
 from memlib.data.groups import small_version
+from memlib.data.images.captions import words_of
 from memlib.stats.neighbors import nearest_neighbors
 
 IDENTICAL, ALIKE, CAPTION = "identical", "alike", "caption"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.crops import periphery_crops
+from memlib.data.images.crops import periphery_crops
 from memlib.errors import UserError
 from memlib.identity import canonical_json, derive_seed
 from memlib.sanitize import count_of

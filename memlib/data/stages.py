@@ -22,7 +22,7 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import Source
 from memlib.data.groups import groups_digest, groups_of, near_copies
 from memlib.data.id_files import named_digest, said_of_examples
-from memlib.data.shards import (
+from memlib.data.images.shards import (
     BLOCKS_FILE,
     INDEX_FILE,
     Written,
@@ -31,6 +31,7 @@ from memlib.data.shards import (
     read_index,
     write_shard,
 )
+from memlib.data.images.stored import Blocks, Ranges, are_images, read_images
 from memlib.data.splits import (
     MOST_NAMED,
     SPLITS_FILE,
@@ -44,7 +45,6 @@ from memlib.data.splits import (
     small_classes,
     split_examples,
 )
-from memlib.data.stored import Blocks, Ranges, are_images, read_images
 from memlib.errors import CorruptArtifact, RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered

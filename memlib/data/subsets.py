@@ -1,6 +1,6 @@
 """One training set per model: drawn from a pool of examples by coins, or the examples of a role."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,9 +9,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.groups import groups_in
-from memlib.data.inclusion import name_of, toss
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import Seen, TrainingData, digest_of, rows_of
+from memlib.identity import derive_seed
+
+TARGET = -1
+"""Number of the target among the models; shadow models are numbered from 0."""
+
+
+def name_of(number: int) -> str:
+    """Return the name of a model in messages and progress bars."""
+    return "target" if number == TARGET else f"shadow {number}"
+
+
+def toss(groups: NDArray[np.int64], numbers: Sequence[int], *, share: float, seed: int) -> NDArray[np.bool_]:
+    """Draw the training set of each model: a mask (num_models, num_examples) of its examples.
+
+    Args:
+        groups: (num_examples,) group of each example.
+        share: probability that a group is in a training set.
+
+    Example:
+        >>> import numpy as np
+        >>> coins = toss(np.array([0, 0, 1, 2]), range(100), share=0.5, seed=0)
+        >>> coins.shape, bool((coins[:, 0] == coins[:, 1]).all()), bool(30 < coins[:, 2].sum() < 70)
+        ((100, 4), True, True)
+        >>> bool((toss(np.array([0, 0, 1, 2]), [7], share=0.5, seed=0) == coins[7]).all())
+        True
+    """
+    group = np.unique(groups, return_inverse=True)[1]
+    count = int(group.max(initial=-1)) + 1
+    coins = np.zeros((len(numbers), len(groups)), dtype=bool)
+    for place, number in enumerate(numbers):
+        draw = np.random.default_rng(derive_seed(seed, "inclusion", number)).random(count)
+        coins[place] = (draw < share)[group]
+    return coins
 
 
 @dataclass(frozen=True)
@@ -19,7 +51,7 @@ class Subsets:
     """The training sets of some models, each drawn from the pool by independent coins."""
 
     data: TrainingData  #: the pool (role TRAIN) and other examples.
-    numbers: tuple[int, ...]  #: numbers of the models, see `memlib.data.inclusion`.
+    numbers: tuple[int, ...]  #: numbers of the models, see `memlib.data.subsets`.
     share: float  #: probability that an example, or a group of examples, is in a training set.
     seed: int  #: seed of the coins.
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memlib.data.canary_documents import read_documents
-from memlib.data.canary_losses import BASE_STEP, LOSSES, read_losses
+from memlib.data.canaries.documents import read_documents
+from memlib.data.canaries.losses import BASE_STEP, LOSSES, read_losses
 from memlib.errors import UserError
 from memlib.observe.canary_checks import BatchCheck, CanaryIndex, check_dataset
 from memlib.observe.canary_likelihoods import BATCH, EncodedCanary, encode_canaries, measure_losses

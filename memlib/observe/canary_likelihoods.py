@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memlib.data.canary_documents import CanaryDocument
-from memlib.data.canary_losses import LOSSES
+from memlib.data.canaries.documents import CanaryDocument
+from memlib.data.canaries.losses import LOSSES
 from memlib.errors import UserError
 from memlib.models.hugging import MODEL, loading, transformers_for
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Candidates
+from memlib.data.text.formats import Candidates
 from memlib.observe.likelihoods import Predictor, Work, costs_of, row_bytes
 
 Node = tuple[int, tuple[int, ...]]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Candidates, Choices
+from memlib.data.text.formats import Candidates, Choices
 from memlib.errors import RunError
 
 UNITS_PER_BIT = 1 << 16

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.stored import are_images
+from memlib.data.images.stored import are_images
 from memlib.errors import RunError
 from memlib.training.augment import prepare
 

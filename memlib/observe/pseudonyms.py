@@ -1,6 +1,6 @@
 """Pseudonyms of examples for model owners: random, but determined by the user's secret."""
 
-from memlib.data.secret import keyed_digest
+from memlib.data.canaries.secret import keyed_digest
 
 LENGTH = 16  # characters; the chance that any two of a million examples share a name is below 10^-7
 

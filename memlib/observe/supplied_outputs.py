@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 
-from memlib.data.columns import check_ids, check_once, hint_at_ids, ids_of, reason
+from memlib.data.canaries.secret import read_secret
 from memlib.data.examples import open_location
-from memlib.data.secret import read_secret
+from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
 from memlib.observe.pseudonyms import pseudonym_of
 from memlib.specs import OutputsSpec

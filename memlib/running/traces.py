@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.shards import WINDOWS
-from memlib.data.stored import IMAGES
+from memlib.data.images.shards import WINDOWS
+from memlib.data.images.stored import IMAGES
 from memlib.store import Ref, Store
 
 VOCABULARY, WORDS = "vocabulary.json", "words.json"

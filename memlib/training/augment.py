@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.stored import are_images
+from memlib.data.images.stored import are_images
 from memlib.identity import derive_seed
 from memlib.models.vision import MEAN, STD
 from memlib.specs import AugmentSpec

@@ -15,10 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from memlib.data.canaries import Feature, TrainingRows, training_rows
+from memlib.data.canaries.features import Feature, TrainingRows, training_rows
+from memlib.data.images.stored import are_images
 from memlib.data.splits import VALIDATION
 from memlib.data.stages import Seen, Shard, digest_of, rows_of
-from memlib.data.stored import are_images
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
 from memlib.pipeline.provenance import Declared

@@ -157,7 +157,7 @@ class TrainSubsets(Stage[Nets]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Train the nets and write their weights."""
-        from memlib.data.canaries import TrainingRows
+        from memlib.data.canaries.features import TrainingRows
         from memlib.training.stacked import Examples, NetJob
 
         subsets, none = self.subsets, np.zeros(0, dtype=np.int64)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memlib.data.canaries import Feature
-from memlib.data.stored import are_images
+from memlib.data.canaries.features import Feature
+from memlib.data.images.stored import are_images
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm

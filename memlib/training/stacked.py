@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from memlib.data.canaries import Feature, TrainingRows
-from memlib.data.stored import are_images
+from memlib.data.canaries.features import Feature, TrainingRows
+from memlib.data.images.stored import are_images
 from memlib.errors import RunError, UserError
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier

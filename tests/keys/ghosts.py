@@ -29,12 +29,12 @@ from memlib.audits.base import Audit
 from memlib.audits.cells import CellsSpec
 from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
+from memlib.data.canaries.secret import VARIABLE
 from memlib.data.datasets import open_source
-from memlib.data.secret import VARIABLE
-from memlib.data.shards import INDEX_FILE
+from memlib.data.images.shards import INDEX_FILE
+from memlib.data.images.stored import IMAGES
 from memlib.data.splits import SPLITS_FILE
-from memlib.data.stored import IMAGES
-from memlib.data.streams import Documents, Text
+from memlib.data.text.streams import Documents, Text
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Out, Stage
 from memlib.recipes.cells import cells_of
@@ -169,7 +169,7 @@ def _ghosts() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name in (
                 "memlib.data.stages",
-                "memlib.data.caption_stages",
+                "memlib.data.images.caption_stages",
                 "memlib.audits.exposure.stages",
                 "memlib.models.external.language",
             ):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memlib.data.datasets import open_source
-from memlib.data.text_sources import open_text
+from memlib.data.text.sources import open_text
 from memlib.errors import DataError, ResourcesError, UserError
 from memlib.recipes import RecipeError
 from memlib.runs import NoSuchRun

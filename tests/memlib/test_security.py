@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from memlib.data.stored import read_images
+from memlib.data.images.stored import read_images
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.external.classifiers import load_external
 from memlib.observe.extraction import Frontier

@@ -152,7 +152,7 @@ from pathlib import Path
 from unittest import mock
 import ray
 from flows.cli.start import _looked_at
-from memlib.data.stored import Encoded
+from memlib.data.images.stored import Encoded
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster

@@ -53,7 +53,7 @@ def _utility(rows: Findings) -> Finding | None:
 def _exported(runner: Runner, recipe: Recipe) -> Exported:
     """Return the public images and the captions that the audit shows to models, with the set of each pair."""
     from memlib.audits.captions.retrieval import CAPTION, QUERIED
-    from memlib.data.caption_stages import Captions, SplitPairs
+    from memlib.data.images.caption_stages import Captions, SplitPairs
     from memlib.data.splits import GIVEN, PUBLIC
     from memlib.data.stages import decode, members_of
     from memlib.observe.encoders import name_of

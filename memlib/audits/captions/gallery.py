@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.captions.recipe import Recipe
 from memlib.audits.captions.retrieval import Retrievals
 from memlib.audits.captions.scores import most_voted, votes_of
-from memlib.data.caption_stages import CaptionSet
+from memlib.data.images.caption_stages import CaptionSet
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.data.stages import Shard, members_of
 from memlib.pipeline.stage import Artifact

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.caption_stages import CaptionSet
+from memlib.data.images.caption_stages import CaptionSet
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
 from memlib.errors import UserError

@@ -15,7 +15,7 @@ from memlib.audits.captions.recipe import Config, Recipe
 from memlib.audits.captions.retrieval import Retrievals, copies_of
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
-from memlib.data.caption_stages import CaptionSet
+from memlib.data.images.caption_stages import CaptionSet
 from memlib.data.splits import PUBLIC
 from memlib.data.stages import Shard, members_of
 from memlib.findings import Findings

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Recipe
-from memlib.data.crops import periphery_crops
+from memlib.data.images.crops import periphery_crops
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET, members_digest
 from memlib.data.stages import Shard, members_of
 from memlib.observe.encoders import ExternalEncoder, encoder_key, given_layers, name_of

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.data.formats import Candidates, Format, render
-from memlib.data.pairs import pair_candidates
-from memlib.data.shards import examples_file
-from memlib.data.spelling import spell
+from memlib.data.images.shards import examples_file
+from memlib.data.images.stored import read_images
 from memlib.data.splits import SPLITS_FILE, read_members
-from memlib.data.stored import read_images
-from memlib.data.text import scored_part, text_candidates
+from memlib.data.text.corpus import scored_part, text_candidates
+from memlib.data.text.formats import Candidates, Format, render
+from memlib.data.text.pairs import pair_candidates
+from memlib.data.text.spelling import spell
 from memlib.errors import UserError
 from memlib.pipeline.stage import Artifact
 from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec

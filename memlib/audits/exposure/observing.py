@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from memlib.audits.exposure.models import SubjectModel
 from memlib.audits.exposure.recipe import DiscoverableSpec, ExtractionSpec
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
-from memlib.data.formats import LONGEST_ALPHABET, Candidates
 from memlib.data.splits import VALIDATION, column
+from memlib.data.text.formats import LONGEST_ALPHABET, Candidates
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
@@ -315,7 +315,7 @@ def shared_beginnings(heads: NDArray[np.int64], windows: NDArray[Any], length: i
     of both sides. The choice depends on the text alone, not on which documents were held out, so the others remain
     exchangeable.
     """
-    from memlib.data.documents import token_digest
+    from memlib.data.text.documents import token_digest
 
     shared, long = np.zeros(len(heads), dtype=bool), np.flatnonzero(heads[:, 6] >= length)
     digests = np.zeros(len(long), dtype=np.uint64)

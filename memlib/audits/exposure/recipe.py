@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.data.formats import HOLE, Format
+from memlib.data.text.formats import HOLE, Format
 from memlib.specs import (
     AnyLanguageSpec,
     LanguageSpec,

@@ -20,16 +20,16 @@ from memlib.audits.exposure.ranks import ScoredModel, exact_ranks
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
-from memlib.data.documents import build_documents, open_documents
-from memlib.data.formats import Format
-from memlib.data.pairs import build_pairs, embedded_pairs
-from memlib.data.secret import keyed_digest, read_secret
-from memlib.data.shards import WINDOWS
+from memlib.data.canaries.secret import keyed_digest, read_secret
+from memlib.data.images.shards import WINDOWS
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data
-from memlib.data.streams import Documents, Text
-from memlib.data.text import Secret, build_corpus, read_secrets
-from memlib.data.text_sources import open_text
+from memlib.data.text.corpus import Secret, build_corpus, read_secrets
+from memlib.data.text.documents import build_documents, open_documents
+from memlib.data.text.formats import Format
+from memlib.data.text.pairs import build_pairs, embedded_pairs
+from memlib.data.text.sources import open_text
+from memlib.data.text.streams import Documents, Text
 from memlib.errors import UserError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from memlib.data.datasets import open_source
 from memlib.data.stages import Shard
-from memlib.data.table import OneHot
+from memlib.data.tables.source import OneHot
 from memlib.errors import UserError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage

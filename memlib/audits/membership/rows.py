@@ -11,7 +11,7 @@ from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.rankings import mean_odds, true_alarms
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.verdict import NAMES
-from memlib.data.inclusion import TARGET
+from memlib.data.subsets import TARGET
 from memlib.stats.operating import auc, roc
 from memlib.stats.shadows import log_p
 from memlib.tables import CURVES, point

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import QueriesSpec
+from memlib.data.images.stored import are_images
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import Seen, TrainingData
-from memlib.data.stored import are_images
 from memlib.data.subsets import Subsets
 from memlib.observe.models import Trained, load_any, model_key, nets_in
 from memlib.pipeline.provenance import Declared

@@ -25,10 +25,9 @@ from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.target import TargetAnswers
 from memlib.audits.membership.units import Pool, Units
-from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
-from memlib.data.subsets import Subsets
+from memlib.data.subsets import TARGET, Subsets
 from memlib.errors import UserError
 from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared

@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
+from memlib.data.canaries.secret import read_secret
 from memlib.data.examples import open_location
 from memlib.data.groups import groups_in
 from memlib.data.id_files import named_digest, said_of_examples
-from memlib.data.secret import read_secret
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import TrainingData
 from memlib.errors import UserError

@@ -14,7 +14,7 @@ from memlib.audits.membership.shadows import flat_points
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import TrainingData
 from memlib.data.subsets import Subsets
-from memlib.data.table import OneHot
+from memlib.data.tables.source import OneHot
 from memlib.observe.models import Trained, forward_of, load_logits, load_net, model_key, single
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage

@@ -14,8 +14,8 @@ from memlib.audits.unique_feature.curves import strongest
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.audits.unique_feature.scored import Scored
 from memlib.audits.unique_feature.scoring import Net
+from memlib.data.images.stored import are_images
 from memlib.data.splits import HELD_OUT, TRAIN
-from memlib.data.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.attention import gradcam, overlaid
 from memlib.observe.models import load_net

@@ -16,7 +16,7 @@ from memlib.audits.unique_feature.probe_data import held_out_labels, probe_examp
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, flips, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS, with_column
-from memlib.data.canaries import Feature, null_features, probe_rows
+from memlib.data.canaries.features import Feature, null_features, probe_rows
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import Shard, TrainingData
 from memlib.identity import derive_seed

@@ -8,7 +8,7 @@ from typing import Any
 
 from memlib.audits.unique_feature.score_nets import NetTables
 from memlib.audits.unique_feature.scoring import Net, Pull
-from memlib.data.canaries import Feature
+from memlib.data.canaries.features import Feature
 from memlib.data.stages import TrainingData
 from memlib.observe.models import Trained
 from memlib.pipeline.stage import Artifact

@@ -21,7 +21,7 @@ from memlib.audits.unique_feature.scoring import Pull, calibrate
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.train_nets import TrainNets
-from memlib.data.canaries import choose_canaries, null_kind
+from memlib.data.canaries.features import choose_canaries, null_kind
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding

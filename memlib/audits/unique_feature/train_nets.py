@@ -14,7 +14,7 @@ from memlib.audits.unique_feature.formulas import m_kl, m_of_label, m_w
 from memlib.audits.unique_feature.probe_data import probe_examples, probe_inputs
 from memlib.audits.unique_feature.recipe import Config, Output
 from memlib.audits.unique_feature.tables import NETS_HISTORY
-from memlib.data.canaries import probe_rows
+from memlib.data.canaries.features import probe_rows
 from memlib.data.splits import TRAIN, VALIDATION, column
 from memlib.data.stages import Shard, TrainingData
 from memlib.identity import derive_seed

@@ -10,8 +10,8 @@ import pytest
 from small_models import save_trainable
 
 from flows.cli.app import main
-from memlib.data.canary_documents import read_coins, read_documents
-from memlib.data.canary_losses import LOSSES, read_losses, write_losses
+from memlib.data.canaries.documents import read_coins, read_documents
+from memlib.data.canaries.losses import LOSSES, read_losses, write_losses
 
 COUNT = 60
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli.app import main
-from memlib.data.formats import Format
-from memlib.data.text import read_secrets
+from memlib.data.text.corpus import read_secrets
+from memlib.data.text.formats import Format
 from memlib.recipes.yaml import read_yaml
 from memlib.specs import SecretsSpec
 

@@ -23,7 +23,7 @@ from memlib.data.blind_features import (
     size_features,
     text_features,
 )
-from memlib.data.stored import ReadRows
+from memlib.data.images.stored import ReadRows
 from memlib.errors import UserError
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
 from memlib.stats.randomization import Design

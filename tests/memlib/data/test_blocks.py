@@ -14,9 +14,9 @@ from PIL import Image
 
 from memlib.data import stages
 from memlib.data.data_summary import understood
+from memlib.data.images.stored import BATCH, Blocks
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, decode, members_of
-from memlib.data.stored import BATCH, Blocks
 from memlib.errors import CorruptArtifact, MissingArtifact, UserError
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner

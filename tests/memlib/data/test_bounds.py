@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 
 from flows.cli.app import main
-from memlib.data.annotations import parse_voc
-from memlib.data.canaries import build_feature
+from memlib.data.canaries.features import build_feature
 from memlib.data.datasets import open_source
 from memlib.data.examples import UnreadableImage, decode_example
-from memlib.data.formats import Format
-from memlib.data.streams import read_file
-from memlib.data.text_sources import ParquetTexts
+from memlib.data.images.annotations import parse_voc
+from memlib.data.text.formats import Format
+from memlib.data.text.sources import ParquetTexts
+from memlib.data.text.streams import read_file
 from memlib.errors import UserError
 from memlib.specs import CsvSource, ImageFolderSource, NpzSource, ParquetSource, PictureFeature, TextParquetSource
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from memlib.data.datasets import open_source
-from memlib.data.shards import read_index, write_shard
-from memlib.data.stored import read_images
+from memlib.data.images.shards import read_index, write_shard
+from memlib.data.images.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, ImportSource, ParquetSource, ScenesSource, TorchvisionSource
 

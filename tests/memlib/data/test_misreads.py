@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, TiffImagePlugin
 
-from memlib.data.annotations import Annotations
-from memlib.data.captions import read_captions
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
 from memlib.data.groups import groups_of
 from memlib.data.id_files import said_of_examples
-from memlib.data.pictures import DEEP_TIFF_COLOUR, Undecodable, oddities_of, read_picture
-from memlib.data.text_sources import open_text, records_of
+from memlib.data.images.annotations import Annotations
+from memlib.data.images.captions import read_captions
+from memlib.data.images.pictures import DEEP_TIFF_COLOUR, Undecodable, oddities_of, read_picture
+from memlib.data.text.sources import open_text, records_of
 from memlib.errors import DataError
 from memlib.specs import CsvSource, GroupSpec, MailSource, ParquetSource, TableSource
 from memlib.specs.captions import CaptionSpec

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from memlib.data.datasets import open_source
-from memlib.data.shards import write_shard
+from memlib.data.images.shards import write_shard
+from memlib.data.images.stored import read_images
 from memlib.data.splits import hold_out
-from memlib.data.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import CsvSource, DataSpec, HoldOutSpec, NpzSource, TwoMoonsSource
 

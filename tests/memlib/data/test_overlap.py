@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlib.data.captions import words_of
+from memlib.data.images.captions import words_of
 from memlib.data.overlap import Set, overlap
 
 

@@ -17,9 +17,9 @@ from PIL import Image
 from memlib.data.data_summary import described, preview, understood, warnings
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
-from memlib.data.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
-from memlib.data.shards import CUT, write_shard
-from memlib.data.stored import read_images
+from memlib.data.images.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
+from memlib.data.images.shards import CUT, write_shard
+from memlib.data.images.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import DataSpec, ImageFolderSource, IntensitySpec, ParquetSource, SourceSpec
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from memlib.data.datasets import open_source
+from memlib.data.images.shards import write_shard
+from memlib.data.images.stored import read_images
 from memlib.data.joined import changed_image
 from memlib.data.sets import draw_sets, mix_members
-from memlib.data.shards import write_shard
 from memlib.data.splits import LEFT_OUT, select
-from memlib.data.stored import read_images
 from memlib.errors import UserError
 from memlib.specs import ChangeSpec, DataSpec, ImageFolderSource, JoinedSource, SetSpec
 from memlib.tables import INDEX

@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_models import save_trainable
 
-from memlib.data.canary_documents import ALL_FILE, INSERT_FILE, Coins, Form, read_coins, read_documents, write_canaries
-from memlib.data.canary_losses import read_losses, score_canaries
+from memlib.data.canaries.documents import ALL_FILE, INSERT_FILE, Coins, Form, read_coins, read_documents, write_canaries
+from memlib.data.canaries.losses import read_losses, score_canaries
 from memlib.errors import UserError
 from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
 from memlib.stats.canaries import audit_canaries

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_models import save_trainable
 
-from memlib.data.canary_documents import CanaryDocument, Form, draw_documents
+from memlib.data.canaries.documents import CanaryDocument, Form, draw_documents
 from memlib.errors import UserError
 from memlib.observe.canary_likelihoods import encode_canaries, evaluating, load_tokenizer, measure_losses
 

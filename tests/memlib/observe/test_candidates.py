@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memlib.data.formats import Space, Worded
+from memlib.data.text.formats import Space, Worded
 from memlib.errors import RunError
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.observe.extraction import Frontier, ShortestPath, beam_search

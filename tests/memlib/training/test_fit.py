@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from memlib.data.canaries import build_feature
+from memlib.data.canaries.features import build_feature
 from memlib.data.datasets import open_source
-from memlib.data.shards import read_index, write_shard
+from memlib.data.images.shards import read_index, write_shard
 from memlib.data.splits import TRAIN, hold_out, split_examples
 from memlib.data.stages import Decode, HoldOut, Split
 from memlib.errors import UserError

@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from small_models import save_mixtral, save_model
 
-from memlib.data.shards import WINDOWS
+from memlib.data.images.shards import WINDOWS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, Split
-from memlib.data.text import Rows
+from memlib.data.text.corpus import Rows
 from memlib.errors import UserError
 from memlib.models.causal import Causal
 from memlib.objectives import build_objective

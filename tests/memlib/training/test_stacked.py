@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memlib.data.canaries import TrainingRows, build_feature, training_rows
+from memlib.data.canaries.features import TrainingRows, build_feature, training_rows
 from memlib.errors import RunError, UserError
 from memlib.models.classifiers import build_classifier
 from memlib.specs import CanarySpec, ClassifierSpec, GlyphFeature, ScalarFeature, TrainingSpec

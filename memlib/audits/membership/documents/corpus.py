@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.supplied import ReadMembers
 from memlib.data.blind_features import BlindFeatures, id_features, joined
-from memlib.data.document_rows import Sizes, build_rows
-from memlib.data.documents import open_documents
 from memlib.data.groups import groups_digest
-from memlib.data.shards import WINDOWS
+from memlib.data.images.shards import WINDOWS
+from memlib.data.images.stored import read_images
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import Decode, Split, TrainingData, described_data
-from memlib.data.stored import read_images
-from memlib.data.streams import Documents
+from memlib.data.text.documents import open_documents
+from memlib.data.text.rows import Sizes, build_rows
+from memlib.data.text.streams import Documents
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
 from memlib.specs import GroupSpec, TextSpec

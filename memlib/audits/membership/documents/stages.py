@@ -16,9 +16,8 @@ from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.units import Pool
-from memlib.data.inclusion import TARGET
 from memlib.data.splits import HELD_OUT, TRAIN
-from memlib.data.subsets import Subsets
+from memlib.data.subsets import TARGET, Subsets
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact
 

@@ -114,7 +114,7 @@ def test_repeated_pairs_are_trained_on_as_often_as_asked(run: Any, monkeypatch: 
     content = run.record.recipe
     recipe = Recipe.model_validate(content)
     from memlib.audits.captions.retrieval import TrainPairs
-    from memlib.data.caption_stages import Captions, SplitPairs
+    from memlib.data.images.caption_stages import Captions, SplitPairs
     from memlib.data.stages import Decode
     from memlib.store import Ref
 

@@ -18,7 +18,7 @@ from small_models import save_open_clip
 import memlib
 from flows.cli.owner import export
 from memlib.audits.captions.recipe import Recipe
-from memlib.data.caption_stages import Captions
+from memlib.data.images.caption_stages import Captions
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.data.stages import Decode
 from memlib.errors import UserError

@@ -15,9 +15,9 @@ from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, wit
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
 from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
-from memlib.data.secret import VARIABLE
+from memlib.data.canaries.secret import VARIABLE
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
-from memlib.data.text import Rows, role_of
+from memlib.data.text.corpus import Rows, role_of
 from memlib.findings import Findings
 from memlib.report.page import TableView
 

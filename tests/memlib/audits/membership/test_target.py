@@ -14,10 +14,9 @@ from memlib.audits.membership.columns import ReadColumns
 from memlib.audits.membership.recipe import QueriesSpec
 from memlib.audits.membership.shadows import FitEstimators, Observe, flat_points
 from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
-from memlib.data.inclusion import TARGET
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
-from memlib.data.subsets import Subsets
+from memlib.data.subsets import TARGET, Subsets
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.models import ForestSpec, LogisticSpec, SvmSpec

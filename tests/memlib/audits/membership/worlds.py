@@ -11,7 +11,7 @@ from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Pool
-from memlib.data.inclusion import TARGET, toss
+from memlib.data.subsets import TARGET, toss
 from memlib.tables import SPLITS
 
 RECIPE: Mapping[str, Any] = {

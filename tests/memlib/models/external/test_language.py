@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from small_models import TEXT, save_mixtral, save_model
 
-from memlib.data.formats import Format
-from memlib.data.spelling import Spelled, spell
+from memlib.data.text.formats import Format
+from memlib.data.text.spelling import Spelled, spell
 from memlib.errors import RunError, UserError
 from memlib.models import causal
 from memlib.models.causal import FolderTokenizer, load_model

@@ -10,8 +10,8 @@ from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
 from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.units import Pool
 from memlib.data.blind_features import id_features
-from memlib.data.document_rows import pool_rows
-from memlib.data.inclusion import TARGET, toss
+from memlib.data.subsets import TARGET, toss
+from memlib.data.text.rows import pool_rows
 from memlib.findings import INCONCLUSIVE, SHOWN, Findings
 from memlib.observe.token_scores import TokenScores
 from memlib.stats.shadows import log_p

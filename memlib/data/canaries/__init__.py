@@ -1,0 +1,1 @@
+"""Canaries: features that few training examples carry, and documents for trainers elsewhere."""

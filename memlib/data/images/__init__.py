@@ -1,0 +1,1 @@
+"""Images: their sources, decoding, storage, crops, captions and annotations."""

@@ -1,0 +1,249 @@
+"""Images in folders: classes by folder or by annotated object, with boxes."""
+
+import csv
+import io
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.data.examples import (
+    NO_BOXES,
+    Example,
+    decode_example,
+    is_hidden,
+    list_files,
+    listing_digest,
+    look_at_image,
+    open_location,
+)
+from memlib.data.images.annotations import Annotations, Objects, match_files, parse_yolo, pixel, states_fractions
+from memlib.data.images.pictures import FRACTIONS, Picture
+from memlib.errors import DataError, UserError
+from memlib.sanitize import count_of
+from memlib.specs import AnnotatedFolderSource, ImageFolderSource
+
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".bmp", ".webp", ".avif", ".tif", ".tiff", ".gif", ".ppm", ".pgm",
+    ".dcm",
+}  # fmt: skip
+BESIDE = {".xml", ".txt", ".json", ".csv", ".tsv", ".md", ".yaml", ".yml", ".html", ".ini", ".db"}  # that describe images
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+MASKS = {"masks", "segmentationclass", "segmentationobject"}
+LAYOUTS = {"images", "jpegimages", "labels", *MASKS}
+"""Names of folders, in lower case, that belong to the layout of an annotated data set and are no classes."""
+MOST_NAMED = 5  # folders named in a remark
+LOOKED_AT = 20  # text files in which boxes are looked for
+
+
+class _Folder:
+    """Images in a folder, with labels and boxes that a subclass finds; example ids are paths relative to the folder."""
+
+    class_names: list[str]
+
+    def __init__(self, path: str, expected: str) -> None:
+        self._path = path
+        self._fs, self._root = open_location(path)
+        self._all = list_files(self._fs, self._root)
+        files = [name for name in self._all if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+        self._images = [name for name in files if not is_hidden(name)]
+        if not self._images:
+            raise DataError(f"no images below {path}: expected {path}/{expected}")
+        self._others = [name for name in self._all.keys() - set(files) if not is_hidden(name)]
+        self._items: list[tuple[str, int]] = []
+        self._listing: dict[str, Any] = {}
+        self._annotations: Annotations | None = None
+        hidden = len(files) - len(self._images)
+        self.remarks = (
+            [f"left out, as they are in hidden folders (.ipynb_checkpoints, __MACOSX, ...): {count_of(hidden, 'image')}"]
+            if hidden
+            else []
+        )
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Example:
+        name, label = self._items[index]
+        return decode_example(self._read(name), name, label, lambda picture: self._boxes(name, picture))
+
+    def content_digest(self) -> str:
+        """Return a digest of the images and boxes that are used."""
+        return listing_digest(self._fs, self._root, self._listing, look=_look, looks_for="boxes" if self._annotations else "")
+
+    @property
+    def labels(self) -> list[int]:
+        """The label of each image."""
+        return [label for _, label in self._items]
+
+    def _read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+
+    def _boxes(self, name: str, picture: Picture) -> NDArray[np.int64]:
+        objects = None if self._annotations is None else self._annotations.of(name)
+        return NO_BOXES if objects is None else objects.within(picture)
+
+
+class ImageFolder(_Folder):
+    """Images in one folder per class: `<path>/<class>/**/<image>`."""
+
+    def __init__(self, spec: ImageFolderSource) -> None:
+        super().__init__(spec.path, "<class>/<image>.jpg (or .png, ...)")
+        self._spec = spec
+        images = [name for name in self._images if "/" in name]
+        if not images:
+            raise DataError(
+                f"no images below {spec.path}/<class>, but {len(self._images):,} beside the class folders; "
+                "kind: annotated_folder takes classes from annotations (COCO, YOLO, ...), kind: csv from a table"
+            )
+        if outside := len(self._images) - len(images):
+            self.remarks.append(f"left out, as they are in no class folder: {count_of(outside, 'image')}")
+        self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
+        if spec.num_classes and len(self.class_names) < spec.num_classes:
+            raise DataError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
+        self.remarks += self._look_at_layout(images) + _left_out([name for name in self._others if "/" in name])
+        label_of = {name: label for label, name in enumerate(self.class_names)}
+        for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
+            if class_name in label_of:
+                self._items += [(name, label_of[class_name]) for name in list(members)[: spec.num_per_class]]
+        self._listing = {name: self._all[name] for name, _ in self._items}
+        names = [name for name, _ in self._items]
+        if spec.boxes == "tiny_imagenet":
+            self._tiny = self._tiny_imagenet_boxes()
+        elif spec.boxes != "none":
+            self._annotations = Annotations(spec.boxes, names, spec.path, self._all, spec.annotations)
+            self._listing |= self._annotations.files
+            self.remarks += self._annotations.remarks
+        elif beside := _found_beside(self._others, names, self._read):
+            self.remarks.append(f"boxes: none, although there are {beside}")
+
+    def _look_at_layout(self, images: Sequence[str]) -> list[str]:
+        """Return remarks on a layout that looks unintended."""
+        remarks = []
+        folders = {
+            str(info["name"]).rstrip("/").rpartition("/")[2]
+            for info in self._fs.ls(self._root, detail=True)
+            if info["type"] == "directory"
+        }
+        if empty := sorted(name for name in folders - {name.split("/", 1)[0] for name in images} if not is_hidden(name)):
+            remarks.append(f"folders without images are ignored: {', '.join(empty[:MOST_NAMED])}")
+        parts = [name for name in self.class_names if name.lower().rstrip("0123456789_-") in PARTS]  # train2017, too
+        layout = [name for name in self.class_names if name.lower() in LAYOUTS]
+        if len(self.class_names) == 1:
+            remarks.append(f"{self.class_names[0]} is taken for the only class, as it is the only folder with images")
+        if len(parts) > 1:
+            remarks.append(
+                f"{' and '.join(parts)} are taken for classes; if they are parts of a data set, set path to one of them"
+            )
+        if layout:
+            remarks.append(
+                f"{' and '.join(layout)} {'are' if len(layout) > 1 else 'is'} taken for a class; if the annotations name the "
+                "classes, use kind: annotated_folder"
+            )
+        return remarks
+
+    def _boxes(self, name: str, picture: Picture) -> NDArray[np.int64]:
+        if self._spec.boxes != "tiny_imagenet":
+            return super()._boxes(name, picture)
+        parts = name.split("/")
+        objects = self._tiny.get(f"{parts[0]}/{parts[-1]}")
+        return NO_BOXES if objects is None else objects.within(picture)
+
+    def _table(self, name: str) -> list[list[str]]:
+        try:
+            return list(csv.reader(io.StringIO(self._read(name).decode()), delimiter="\t"))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{self._path}/{name} is not a table of boxes ({error})") from error
+
+    def _tiny_imagenet_boxes(self) -> dict[str, Objects]:
+        boxes: dict[str, list[list[float]]] = {}
+        for class_name in self.class_names:
+            table = f"{class_name}/{class_name}_boxes.txt"
+            if table not in self._all:
+                raise DataError(f"{self._path}/{table} is missing; boxes: tiny_imagenet needs one file per class")
+            self._listing[table] = self._all[table]
+            for row in self._table(table):
+                if len(row) < 5:
+                    raise DataError(f"{self._path}/{table}: expected name, x0, y0, x1, y1, not {row}")
+                try:
+                    x0, y0, x1, y1 = (pixel(int(value)) for value in row[1:5])
+                except ValueError as error:
+                    raise DataError(f"{self._path}/{table}: {row} is not a box ({error})") from error
+                boxes.setdefault(f"{class_name}/{row[0]}", []).append([x0, y0, x1 + 1, y1 + 1])
+        return {
+            name: Objects(("",) * len(rows), np.array(rows, dtype=np.float64), None, name) for name, rows in boxes.items()
+        }
+
+
+class AnnotatedFolder(_Folder):
+    """Images anywhere below a folder; the class of an image is that of the object with the largest box."""
+
+    def __init__(self, spec: AnnotatedFolderSource) -> None:
+        super().__init__(spec.path, "**/<image>.jpg (or .png, ...)")
+        masks = [name for name in self._images if MASKS & {part.lower() for part in name.split("/")[:-1]}]
+        if masks:
+            self.remarks.append(
+                f"left out, as they are in folders of masks: {count_of(len(masks), 'image')}, such as {masks[0]}"
+            )
+            self._images = sorted(set(self._images) - set(masks))
+        found = Annotations(spec.boxes, self._images, spec.path, self._all, spec.annotations)
+        largest = {name: objects.largest for name in self._images if (objects := found.of(name)) is not None}
+        class_of = {name: class_name for name, class_name in largest.items() if class_name is not None}
+        used = set(class_of.values())
+        self.class_names = list(spec.classes) or [name for name in found.classes if name in used] or sorted(used)
+        if missing := [name for name in self.class_names if name not in used]:
+            raise DataError(f"no image of {spec.path} has {missing[0]!r} as its largest object; found: {_some(sorted(used))}")
+        if not used:
+            raise DataError(f"no image below {spec.path} has an annotated object; is boxes: {spec.boxes} right?")
+        label_of = {name: label for label, name in enumerate(self.class_names)}
+        counts: Counter[str] = Counter()
+        for name, class_name in class_of.items():
+            if class_name in label_of and (spec.num_per_class is None or counts[class_name] < spec.num_per_class):
+                self._items.append((name, label_of[class_name]))
+                counts[class_name] += 1
+        self._annotations = found
+        self._listing = {name: self._all[name] for name, _ in self._items} | found.files
+        if bare := len(self._images) - len(class_of):
+            self.remarks.append(f"{bare} of {len(self._images)} images have no annotated object and are left out")
+        self.remarks += found.remarks + _left_out(self._others)
+
+
+def _look(path: str) -> Collection[str]:
+    """Return the oddities of an image file, or of an annotation."""
+    if path.lower().endswith(".xml"):
+        return [FRACTIONS] if states_fractions(Path(path).read_bytes(), path) else []
+    return look_at_image(path)
+
+
+def _found_beside(others: Sequence[str], images: Sequence[str], read: Callable[[str], bytes]) -> str:
+    """Describe the annotations that lie beside images, by matching names; "" if there are none."""
+    for form, suffix, kind in (("voc", ".xml", "XML"), ("labelme", ".json", "JSON"), ("yolo", ".txt", "text")):
+        files = [name for name in others if name.lower().endswith(suffix)]
+        try:
+            match = match_files(images, files) if files else {}
+            if form == "yolo":
+                for name in list(match.values())[:LOOKED_AT]:
+                    parse_yolo(read(name), name)
+        except UserError:
+            continue
+        if match:
+            return f"{kind} files of {len(match):,} of {len(images):,} images; for their boxes, set boxes: {form}"
+    return ""
+
+
+def _left_out(names: Sequence[str]) -> list[str]:
+    """Return a remark on files that are neither images nor descriptions of images, by suffix."""
+    suffixes = Counter(PurePosixPath(name).suffix.lower() or "without suffix" for name in names)
+    left = {suffix: count for suffix, count in suffixes.most_common() if suffix not in BESIDE}
+    if not left:
+        return []
+    named = ", ".join(f"{count} {suffix}" for suffix, count in list(left.items())[:MOST_NAMED])
+    return [f"left out, as they are of other kinds: {count_of(sum(left.values()), 'file')} ({named})"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

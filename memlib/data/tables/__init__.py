@@ -1,0 +1,1 @@
+"""Tables whose rows are examples, and columns of tables that users supply."""

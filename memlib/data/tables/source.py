@@ -1,0 +1,312 @@
+"""Examples in the rows of a table: numeric and categorical columns become the coordinates of a point."""
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlib.data.bounds import check_size, read_pieces
+from memlib.data.examples import NO_BOXES, Example, listing_digest, open_location
+from memlib.data.tables.columns import check_ids, check_once, ids_of, reason
+from memlib.data.text.streams import UNREADABLE
+from memlib.errors import DataError, UserError
+from memlib.specs import TableSource
+
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", ".")  # of a CSV file
+MOST_CATEGORIES, MOST_CLASSES = 200, 1000
+MOST_NAMED = 20  # columns named in a remark
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table and its coordinates."""
+
+    name: str  #: name of the column.
+    categories: tuple[str, ...] | None  #: the values of a categorical column, sorted; None for a numeric column.
+    missing: int  #: number of rows without a value.
+    #: (num_rows, num_coordinates) float32. Numeric column: the standardized value, 0 if it is missing; then, if the column
+    #: lacks any value, an indicator of missing values. Categorical column: an indicator of each category, then of missing
+    #: values, if there are any.
+    coordinates: NDArray[np.float32]
+
+    def __str__(self) -> str:
+        count = "" if self.categories is None else f" ({len(self.categories)})"
+        return f"{self.name}{count}" + (f", {self.missing:,} missing" if self.missing else "")
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """The coordinates of a categorical column in a point."""
+
+    start: int  #: place of the first category's coordinate.
+    categories: tuple[str, ...]  #: values of the column, one coordinate each.
+    has_missing: bool  #: True if one more coordinate is 1 where the value is missing.
+
+    @property
+    def places(self) -> slice:
+        """The column's coordinates."""
+        return slice(self.start, self.start + len(self.categories) + self.has_missing)
+
+    def codes(self, points: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the position of each point's value in `categories`, -1 if it is missing: (num_points,)."""
+        codes: NDArray[np.int64] = points[:, self.places].argmax(axis=1)
+        return np.where(codes < len(self.categories), codes, -1)
+
+    def replaced(self, points: NDArray[np.float32], code: int) -> NDArray[np.float32]:
+        """Return a copy of the points (num_points, dim) with the column set to the category at position `code`."""
+        changed = points.copy()
+        changed[:, self.places] = 0
+        changed[:, self.start + code] = 1
+        return changed
+
+
+class Table:
+    """Rows of a CSV or Parquet file; rows without a label are left out.
+
+    Example ids are the numbers of the file's rows, from 0, or those of the id column; with a person column, they are
+    <person>/<id>.
+    """
+
+    def __init__(self, spec: TableSource) -> None:
+        self._spec = spec
+        self._texts: pa.Table
+        self._fs, self._path = open_location(spec.path)
+        table = self._read()
+        named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
+        check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
+        unlabelled = table[spec.label_column].null_count
+        labelled = pc.is_valid(table[spec.label_column])
+        self._numbers = np.flatnonzero(labelled.to_numpy(zero_copy_only=False)).tolist()
+        table, self._texts = table.filter(labelled), self._texts.filter(labelled)
+        if not table.num_rows:
+            raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
+        self._table = table
+        self.class_names, self.labels = self._label()
+        wanted = spec.columns or [name for name in table.column_names if name not in named]
+        if not wanted:
+            raise DataError(f"{spec.path} has no column besides {', '.join(named)}")
+        self._columns = [_encode(table[name], name, spec) for name in wanted]
+        self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
+        self.schema = list(self._describe())
+        self.remarks = [f"rows without a label are left out: {unlabelled:,}"] if unlabelled else []
+        if spec.person_column is not None:
+            persons = len(pc.unique(table[spec.person_column]))
+            self.remarks.append(
+                f"{persons:,} persons; set group: {{pattern: '^(.+)/'}} in the split so that no split parts a person's rows"
+            )
+
+    def _read(self) -> pa.Table:
+        path = self._spec.path
+        try:
+            with fsspec.open(path, "rb", compression="infer") as file:
+                data = b"".join(read_pieces(file, path))
+            if path.endswith(".parquet"):
+                table = pq.read_table(io.BytesIO(data))
+                check_size(path, table.nbytes)
+                table.validate(full=True)
+                self._texts = table
+            else:
+                table = self._read_csv(data)
+        except UserError:
+            raise
+        except (*UNREADABLE, pa.ArrowException) as error:
+            raise DataError(f"cannot read the table {path} ({reason(error)})") from error
+        check_once(table.column_names, table.column_names, path)
+        return table
+
+    def _read_csv(self, data: bytes) -> pa.Table:
+        """Read a CSV file whose values may be surrounded by spaces; columns stay text unless all values are numbers."""
+        spec = self._spec
+        reading = pyarrow.csv.ReadOptions(skip_rows=spec.skip_rows, column_names=list(spec.names) or None)
+        parsing = pyarrow.csv.ParseOptions(delimiter=spec.delimiter)
+        names = pyarrow.csv.open_csv(io.BytesIO(data), reading, parsing).schema.names
+        as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+        table = pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
+        self._texts = table
+        return pa.table([_read_values(column) for column in table.columns], names=table.column_names)
+
+    def _label(self) -> tuple[list[str], list[int]]:
+        """Return the names of the classes, sorted, and the class of each row; whole numbers are sorted as numbers."""
+        column = self._table[self._spec.label_column]
+        if pa.types.is_floating(column.type) and pc.all(pc.equal(pc.floor(column), column)).as_py():
+            column = column.cast(pa.int64())
+        if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
+            raise DataError(
+                f"{self._spec.path}: {self._spec.label_column} holds {column.type}; labels are names or whole numbers"
+            )
+        values = sorted(pc.unique(column).to_pylist())
+        if len(values) > MOST_CLASSES:
+            raise DataError(
+                f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values, more than "
+                f"{MOST_CLASSES:,}; set data.source.label_column to the column of the class"
+            )
+        place = {value: number for number, value in enumerate(values)}
+        return [str(value) for value in values], [place[value] for value in column.to_pylist()]
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        spec = self._spec
+        if spec.id_column is None:
+            ids = [f"{row:07d}" for row in self._numbers]
+        else:
+            where = f"{spec.path}: {spec.id_column}"
+            ids = check_ids(ids_of(self._table[spec.id_column], where), where)
+        if spec.person_column is None:
+            return ids
+        where = f"{spec.path}: {spec.person_column}"
+        persons = check_ids(ids_of(self._table[spec.person_column], where), where)
+        return [f"{person}/{name}" for person, name in zip(persons, ids, strict=True)]
+
+    def _describe(self) -> Iterator[str]:
+        """Yield lines on the schema that was inferred."""
+        for kind in ("numeric", "categorical"):
+            names = [str(column) for column in self._columns if (column.categories is None) == (kind == "numeric")]
+            if names:
+                yield f"{kind} columns: {'; '.join(names[:MOST_NAMED])}" + (", ..." if len(names) > MOST_NAMED else "")
+        used = {column.name for column in self._columns}
+        named = (self._spec.label_column, self._spec.id_column, self._spec.person_column)
+        if unused := [name for name in self._table.column_names if name not in used and name not in named]:
+            yield f"columns that are not used: {', '.join(name or '(without a name)' for name in unused[:MOST_NAMED])}"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Example:
+        point = np.concatenate([column.coordinates[index] for column in self._columns])
+        return Example(self._ids[index], point, self.labels[index], NO_BOXES)
+
+    @property
+    def attributes(self) -> Mapping[str, Mapping[str, str]]:
+        """The values of every column of the file as text, by column and example id; missing values are left out."""
+        return _ColumnTexts(self._table, self._ids)
+
+    @property
+    def features(self) -> Mapping[str, Mapping[str, str]]:
+        """The values of the columns that models see, as they are in the file, by column and example id.
+
+        Numbers of Parquet files are in the shortest decimal form, and their missing values are left out.
+        """
+        texts = _ColumnTexts(self._texts, self._ids)
+        return {column.name: texts[column.name] for column in self._columns}
+
+    def one_hot(self, name: str) -> OneHot:
+        """Return the coordinates of a categorical column.
+
+        Raises:
+            UserError: for a column of numbers, or one that is not among the columns that are used.
+        """
+        widths = [column.coordinates.shape[1] for column in self._columns]
+        for column, start in zip(self._columns, np.cumsum([0, *widths]).tolist(), strict=False):
+            if column.name == name and column.categories is None:
+                raise UserError(
+                    f"{self._spec.path}: column {name} holds numbers; if they stand for categories, list it in "
+                    "data.source.categorical"
+                )
+            if column.name == name and column.categories is not None:
+                return OneHot(start, column.categories, bool(column.missing))
+        raise UserError(
+            f"{self._spec.path} has no column {name!r} among those that are used: "
+            f"{', '.join(column.name for column in self._columns[:MOST_NAMED])}"
+        )
+
+    def content_digest(self) -> str:
+        """Return a digest of the file."""
+        name = self._path.rpartition("/")[2]
+        digest = listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+        numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
+        return f"{digest}:rows" if numbered else digest  # before, rows without a label were not counted
+
+
+class _ColumnTexts(Mapping[str, Mapping[str, str]]):
+    """The values of a table's columns as text, by column and example id; each column is converted on access."""
+
+    def __init__(self, table: pa.Table, ids: list[str]) -> None:
+        self._table, self._ids = table, ids
+
+    def __getitem__(self, name: str) -> Mapping[str, str]:
+        if name not in self._table.column_names:
+            raise KeyError(name)
+        values = zip(self._ids, self._table[name].to_pylist(), strict=True)
+        return {example: str(value) for example, value in values if value is not None and value == value}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.column_names)
+
+    def __len__(self) -> int:
+        return len(self._table.column_names)
+
+
+def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Strip surrounding spaces from a column of text, replace missing values by nulls, and convert the column to numbers.
+
+    A column stays text if any value is no number; codes such as 007 are no numbers.
+    """
+    text = pc.utf8_trim_whitespace(column)
+    text = pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
+    if pc.any(pc.match_substring_regex(text, r"^[+-]?0[0-9]")).as_py():
+        return text
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return text.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return text
+
+
+def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
+    """Encode a column as coordinates.
+
+    Raises:
+        DataError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
+    """
+    kind, missing, path = column.type, column.null_count, spec.path
+    absent = column.is_null().to_numpy()
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if numeric and name not in spec.categorical:
+        values = column.cast(pa.float64()).to_numpy().copy()
+        absent |= np.isnan(values)
+        if np.isinf(values).any():
+            raise DataError(
+                f"{path}: column {name} holds a value that is not finite; leave the column out, or the value empty"
+            )
+        if spec.standardize is False:
+            if absent.any():
+                raise DataError(
+                    f"{path}: column {name} lacks {int(absent.sum()):,} values, and standardize: false passes the "
+                    "numbers of the file; fill them in as your model expects them, or supply its outputs"
+                )
+            return Column(name, None, 0, values[:, None].astype(np.float32))
+        known = values[~absent]
+        spread = float(known.std()) if len(known) else 0.0
+        standard = np.where(absent, 0.0, (values - (known.mean() if len(known) else 0.0)) / (spread or 1.0))
+        parts = [standard, absent] if absent.any() else [standard]
+        return Column(name, None, int(absent.sum()), np.stack(parts, axis=1).astype(np.float32))
+    text = (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_dictionary(kind)
+        or pa.types.is_boolean(kind)
+    )
+    if not (text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        raise DataError(f"{path}: column {name} holds {kind}; use numbers or text, or leave it out with data.source.columns")
+    values = np.array(["" if value is None else str(value) for value in column.to_pylist()], dtype=object)
+    categories = tuple(sorted(set(values[~absent])))
+    if len(categories) > MOST_CATEGORIES:
+        raise DataError(
+            f"{path}: column {name} has {len(categories):,} different texts, as ids or free text do; leave it out with "
+            "data.source.columns"
+        )
+    place = {category: number for number, category in enumerate(categories)}
+    coordinates = np.zeros((len(values), len(categories) + bool(missing)), dtype=np.float32)
+    coordinates[
+        np.arange(len(values)), [len(categories) if gone else place[v] for v, gone in zip(values, absent, strict=True)]
+    ] = 1
+    return Column(name, categories, missing, coordinates)

@@ -1,0 +1,1 @@
+"""Texts: their sources, corpora and windows, and formats of secrets."""

@@ -1,0 +1,293 @@
+"""Annotations in the formats in which people have them: the class, boxes and pixels of each image are known beforehand."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from memlib.data.data_summary import preview
+from memlib.data.datasets import open_source
+from memlib.data.examples import Source
+from memlib.data.images.annotations import match_files, parse_coco, parse_labelme, parse_voc, parse_yolo
+from memlib.errors import UserError
+from memlib.specs import AnnotatedFolderSource, ImageFolderSource
+
+SIZE = (40, 32)  # width, height
+SCENES = {
+    "train/1": (("cat", (4, 6, 20, 30)), ("dog", (30, 2, 36, 8))),
+    "train/2": (("dog", (0, 0, 10, 10)),),
+    "train/cafe\u0301": (("cat", (20, 4, 40, 32)),),
+    "val/1": (("dog", (8, 8, 24, 24)), ("cat", (0, 0, 4, 4))),
+    "val/empty": (),
+}
+LABELS = ("cat", "dog", "bird")  # no image has a bird
+
+
+def draw(objects: tuple[tuple[str, tuple[int, ...]], ...]) -> NDArray[np.uint8]:
+    """Return a picture in which each object is a rectangle: cats red, dogs green."""
+    pixels = np.zeros((SIZE[1], SIZE[0], 3), dtype=np.uint8)
+    for name, (x0, y0, x1, y1) in objects:
+        pixels[y0:y1, x0:x1, LABELS.index(name)] = 255
+    return pixels
+
+
+def write_images(root: Path) -> None:
+    for name, objects in SCENES.items():
+        path = root / f"images/{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw(objects)).save(path)
+
+
+def write_coco(root: Path) -> str:
+    images = [
+        {"id": number, "file_name": f"{name}.png", "width": SIZE[0], "height": SIZE[1]} for number, name in enumerate(SCENES)
+    ]
+    items = [
+        {
+            "id": 0,
+            "image_id": number,
+            "category_id": 10 * LABELS.index(name),
+            "bbox": [x0, y0, x1 - x0, y1 - y0],
+            "iscrowd": 0,
+        }
+        for number, objects in enumerate(SCENES.values())
+        for name, (x0, y0, x1, y1) in objects
+    ]
+    categories = [{"id": 10 * number, "name": name} for number, name in enumerate(LABELS)]
+    file = root / "annotations/instances.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"images": images, "annotations": items, "categories": categories}))
+    return str(file)
+
+
+def write_yolo(root: Path) -> None:
+    for name, objects in SCENES.items():
+        lines = []
+        for label, (x0, y0, x1, y1) in objects:
+            centre, size = ((x0 + x1) / 2 / SIZE[0], (y0 + y1) / 2 / SIZE[1]), ((x1 - x0) / SIZE[0], (y1 - y0) / SIZE[1])
+            lines.append(" ".join([str(LABELS.index(label)), *(f"{value:.6f}" for value in (*centre, *size))]))
+        path = root / f"labels/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines))
+    (root / "data.yaml").write_text("path: .\nnames:\n  0: cat\n  1: dog\n  2: bird\n")
+
+
+def write_labelme(root: Path) -> None:
+    for name, objects in SCENES.items():
+        shapes = []
+        for label, (x0, y0, x1, y1) in objects:
+            points = [[x0, y0], [x1, y1]] if label == "cat" else [[x0, y1], [x1, y0 + 1], [x0 + 1, y0]]  # or a polygon
+            shapes.append({"label": label, "points": points, "shape_type": "rectangle" if label == "cat" else "polygon"})
+        content = {"shapes": shapes, "imageWidth": SIZE[0], "imageHeight": SIZE[1], "imageData": None}
+        (root / f"images/{name}.json").write_text(json.dumps(content))
+
+
+def write_voc(root: Path) -> None:
+    for name, objects in SCENES.items():
+        items = []
+        for label, (x0, y0, x1, y1) in objects:
+            corners = zip(("xmin", "ymin", "xmax", "ymax"), (x0 + 1, y0 + 1, x1, y1), strict=True)
+            box = "".join(f"<{tag}>{value}</{tag}>" for tag, value in corners)
+            items.append(f"<object><name>{label}</name><bndbox>{box}</bndbox></object>")
+        path = root / f"Annotations/{name}.xml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"<annotation>{''.join(items)}</annotation>")
+
+
+WRITERS = {"coco": write_coco, "yolo": write_yolo, "labelme": write_labelme, "voc": write_voc}
+
+
+def remarks_of(source: Source) -> list[str]:
+    found: list[str] = source.remarks  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_images_have_the_class_of_their_largest_object_and_the_boxes_of_all(tmp_path: Path, form: Any) -> None:
+    write_images(tmp_path)
+    WRITERS[form](tmp_path)
+    source = open_source(AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path), boxes=form))
+    assert source.class_names == ["cat", "dog"]
+    examples = {example.example_id: example for example in (source[place] for place in range(len(source)))}
+    expected = {f"images/{name}.png": objects for name, objects in SCENES.items() if objects}
+    assert examples.keys() == expected.keys()
+    for name, objects in expected.items():
+        assert source.class_names[examples[name].label] == objects[0][0]
+        assert examples[name].boxes.tolist() == [list(box) for _, box in objects]
+        seen = np.zeros_like(examples[name].image)
+        for (label, _), (x0, y0, x1, y1) in zip(objects, examples[name].boxes.tolist(), strict=True):
+            seen[y0:y1, x0:x1, LABELS.index(label)] = 255
+        assert np.array_equal(seen, examples[name].image)
+    assert "1 of 5 images have no annotated object and are left out" in remarks_of(source)
+
+
+def test_the_requested_classes_of_coco_are_read_in_their_order(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    file = write_coco(tmp_path)
+
+    def opened(**options: Any) -> Source:
+        return open_source(
+            AnnotatedFolderSource(
+                kind="annotated_folder", path=f"{tmp_path}/images", boxes="coco", annotations=file, **options
+            )
+        )
+
+    assert [opened(classes=("dog",))[place].example_id for place in range(2)] == ["train/2.png", "val/1.png"]
+    assert len(opened(num_per_class=1)) == 2
+    with pytest.raises(UserError, match=r"no image of .* has 'bird' as its largest object; found: cat, dog"):
+        opened(classes=("bird",))
+    before = opened().content_digest()
+    Path(file).write_text(Path(file).read_text().replace('"iscrowd": 0', '"iscrowd": 1'))
+    assert opened().content_digest() != before
+
+
+@pytest.mark.parametrize("form", ["coco", "yolo", "labelme", "voc"])
+def test_image_folders_read_boxes_of_every_annotation_format(tmp_path: Path, form: Any) -> None:
+    write_images(tmp_path)
+    WRITERS[form](tmp_path)
+    beside = {"coco": "annotations/instances.json", "yolo": "labels", "labelme": "images", "voc": "Annotations"}[form]
+    source = open_source(
+        ImageFolderSource(kind="image_folder", path=f"{tmp_path}/images", boxes=form, annotations=f"{tmp_path}/{beside}")
+    )
+    boxes = {source[place].example_id: source[place].boxes.tolist() for place in range(len(source))}
+    assert boxes == {f"{name}.png": [list(box) for _, box in objects] for name, objects in SCENES.items()}
+
+
+@pytest.mark.parametrize(("form", "kind"), [("voc", "XML"), ("labelme", "JSON"), ("yolo", "text")])
+def test_a_preview_names_boxes_that_are_not_used(tmp_path: Path, form: Any, kind: str) -> None:
+    write_images(tmp_path)
+    WRITERS[form](tmp_path)
+    if form != "labelme":
+        for file in (tmp_path / {"yolo": "labels", "voc": "Annotations"}[form]).rglob("*.*"):
+            file.rename(tmp_path / "images" / file.relative_to(file.parents[1]))
+    (line,) = preview(open_source(ImageFolderSource(kind="image_folder", path=f"{tmp_path}/images")))
+    assert f"there are {kind} files of 5 of 5 images; for their boxes, set boxes: {form}" in line
+
+
+def test_image_folder_warns_about_and_refuses_layouts_of_annotated_sets(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    for name in ("JPEGImages", "SegmentationClass"):
+        (tmp_path / "voc" / name).mkdir(parents=True)
+        Image.fromarray(draw(())).save(tmp_path / "voc" / name / "1.png")
+    remarks = remarks_of(open_source(ImageFolderSource(kind="image_folder", path=f"{tmp_path}/voc")))
+    assert any(line.startswith("JPEGImages and SegmentationClass are taken for a class; if the annot") for line in remarks)
+    (tmp_path / "voc/Annotations").mkdir()
+    (tmp_path / "voc/Annotations/1.xml").write_text(
+        "<annotation><object><name>cat</name><polygon><pt><x>1</x><y>1</y></pt></polygon></object></annotation>"
+    )
+    source = open_source(
+        AnnotatedFolderSource(kind="annotated_folder", path=f"{tmp_path}/voc", boxes="voc", classes=("cat",))
+    )
+    assert [source[0].example_id, len(source)] == ["JPEGImages/1.png", 1]
+    assert any("in folders of masks: 1 image, such as SegmentationClass/1.png" in line for line in remarks_of(source))
+    remarks = remarks_of(open_source(ImageFolderSource(kind="image_folder", path=str(tmp_path))))
+    assert any("kind: annotated_folder" in line for line in remarks)
+    with pytest.raises(
+        UserError, match="but 2 beside the class folders; kind: annotated_folder takes classes from annotations"
+    ):
+        open_source(ImageFolderSource(kind="image_folder", path=f"{tmp_path}/images/val"))
+
+
+def test_a_file_belongs_to_the_image_that_shares_most_folders_with_it() -> None:
+    images = ["images/train/1.jpg", "images/val/1.jpg", "images/val/2.jpg"]
+    assert match_files(images, ["labels/val/1.txt", "labels/train/1.txt"]) == {
+        "images/train/1.jpg": "labels/train/1.txt",
+        "images/val/1.jpg": "labels/val/1.txt",
+    }
+    assert match_files(images, ["labels/val/1.txt"]) == {"images/val/1.jpg": "labels/val/1.txt"}
+    with pytest.raises(UserError, match=r"may belong to 1.txt, but several files have that name"):
+        match_files(images, ["1.txt"])
+    with pytest.raises(UserError, match="may belong to"):
+        match_files(["1.jpg"], ["a/1.txt", "b/1.txt"])
+
+
+COCO: Mapping[str, Any] = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": []}
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "message"),
+    [
+        ("coco", "[]", "is not a COCO file of instances .a list instead of an object"),
+        ("coco", "{", "is not a COCO file of instances"),
+        ("coco", json.dumps({"images": []}), "it lacks annotations or categories"),
+        ("coco", json.dumps({**COCO, "annotations": [{"image_id": 2}]}), "it annotates image 2, which is not in its list"),
+        ("coco", json.dumps({**COCO, "annotations": [{"image_id": 1}]}), "it lacks 'bbox'"),
+        ("coco", json.dumps({**COCO, "images": [{"id": 1}]}), "it lacks 'file_name'"),
+        ("labelme", "{}", "is not a LabelMe annotation .it lacks 'shapes'"),
+        ("labelme", json.dumps({"shapes": [{"points": [[1, "x"]]}]}), "is not a LabelMe annotation"),
+        ("labelme", "[" * 100_000, "is not a LabelMe annotation"),
+        ("yolo", "0 12 13 40 50", "coordinates -8, -12, 32, 38 reach beyond the image; give fractions"),
+        ("yolo", "0 nan .1 .1 .1", "coordinates nan, nan reach beyond the image"),
+        ("yolo", "a b", "is not a YOLO label file"),
+        ("yolo", "0 .1 .1", "a class is followed by 2 numbers"),
+        ("yolo", "-1 .1 .1 .1 .1", "class -1"),
+        ("voc", "<annotation", "is not a Pascal VOC annotation"),
+    ],
+)
+def test_damaged_annotations_are_named(tmp_path: Path, form: Any, content: str, message: str) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(draw(())).save(tmp_path / "a/a.png")
+    suffix = {"voc": "xml", "yolo": "txt"}.get(form, "json")
+    (tmp_path / f"a/a.{suffix}").write_text(content)
+    with pytest.raises(UserError, match=message):
+        open_source(AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path), boxes=form))
+
+
+def test_boxes_enclose_polygons_circles_and_fractional_edges() -> None:
+    xml = b"""<annotation><object><name>a</name><polygon><pt><x>4</x><y>9</y></pt><pt><x>7</x><y>2</y></pt></polygon></object>
+    <object><name>b</name><bndbox><xmin>6.5</xmin><ymin>6.5</ymin><xmax>18.25</xmax><ymax>18.25</ymax></bndbox></object>
+    <imagesize><nrows>20</nrows><ncols>30</ncols></imagesize></annotation>"""
+    found = parse_voc(xml, "a.xml")
+    assert found.names == ("a", "b")
+    assert found.size == (30, 20)
+    assert found.boxes.tolist() == [[4, 2, 7, 9], [5.5, 5.5, 18.25, 18.25]]
+    circle = {"shapes": [{"label": "c", "points": [[10, 10], [13, 14]], "shape_type": "circle"}]}
+    assert parse_labelme(json.dumps(circle).encode(), "a.json").boxes.tolist() == [[5, 5, 15, 15]]
+    assert parse_yolo(b"1 .1 .2 .5 .2 .3 .9", "a.txt", ["x", "y"]).boxes.tolist() == [[0.1, 0.2, 0.5, 0.9]]
+
+
+def test_digest_has_a_reading_mark_only_if_a_box_edge_is_fractional(tmp_path: Path) -> None:
+    for name, value in (("whole", "18"), ("part", "18.25")):
+        (tmp_path / name / "a").mkdir(parents=True)
+        Image.fromarray(draw(())).save(tmp_path / name / "a/a.png")
+        box = f"<xmin>6</xmin><ymin>6</ymin><xmax>{value}</xmax><ymax>{value}</ymax>"
+        text = f"<annotation><object><bndbox>{box}</bndbox></object></annotation>"
+        (tmp_path / name / "a/a.xml").write_text(text)
+    spec = ImageFolderSource(kind="image_folder", path=str(tmp_path / "whole"), boxes="voc")
+    assert len(open_source(spec).content_digest()) == 64
+    source = open_source(spec.model_copy(update={"path": str(tmp_path / "part")}))
+    assert source.content_digest().endswith(":3")
+    assert source[0].boxes.tolist() == [[5, 5, 19, 19]]
+
+
+def test_a_key_that_occurs_twice_is_refused() -> None:
+    shape = '{"label": "cat", "label": "dog", "points": [[1, 1], [6, 6]]}'
+    with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(it names a key twice\)"):
+        parse_labelme(f'{{"shapes": [{shape}]}}'.encode(), "a.json")
+    for content in (
+        '{"images": [], "annotations": [], "annotations": [], "categories": []}',
+        '{"images": [], "annotations": [], "categories": [{"id": 1, "id": 2, "name": "cat"}]}',
+    ):
+        with pytest.raises(UserError, match=r"a.json is not a COCO file of instances \(it names a key twice\)"):
+            parse_coco(content.encode(), "a.json")
+
+
+def test_out_of_range_coordinates_and_invalid_names_in_annotations_are_refused() -> None:
+    huge = "9" * 400
+    for place in (f"[[{huge}, 1], [6, 6]]", f"[[1, 1], [{huge}.5e400, 6]]"):
+        with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(.*\)$"):
+            parse_labelme(f'{{"shapes": [{{"label": "cat", "points": {place}}}]}}'.encode(), "a.json")
+    with pytest.raises(UserError, match=r"a.json is not a LabelMe annotation \(9{20} is not a pixel coordinate\)"):
+        parse_labelme(f'{{"shapes": [], "imageWidth": {huge}, "imageHeight": 8}}'.encode(), "a.json")
+    with pytest.raises(UserError, match=r"the name '.ud800' is not UTF-8"):
+        parse_labelme(rb'{"shapes": [{"label": "\ud800", "points": [[1, 1], [6, 6]]}]}', "a.json")
+    coco = '{"images": [{"id": 1, "file_name": "a.png", "width": %s, "height": 8}], "annotations": [], "categories": [%s]}'
+    with pytest.raises(UserError, match=r"\(9{20} is not a pixel coordinate\)"):
+        parse_coco((coco % (huge, "")).encode(), "a.json")
+    with pytest.raises(UserError, match=r"the name '.ud800' is not UTF-8"):
+        parse_coco((coco % (8, '{"id": 1, "name": "\\ud800"}')).encode(), "a.json")
