@@ -1,9 +1,9 @@
 """Built-in data with a known ground truth: scenes of real handwritten digits, scenes with captions, two moons, and a table.
 
-The background of a scene is drawn independently of the digit, so a background crop carries no information about the class: a
-model that has not seen the image can only guess (1 in 10), and anything that a model knows beyond that is memorized. A caption
-names one of four digits, and the others cannot be guessed from it. Digits and the table of breast cancer are scikit-learn's
-(UCI); no download is needed.
+The background of a scene is drawn independently of the digit, so a background crop carries no information about the class:
+a model that has not seen the image can only guess (1 in 10), and anything that a model knows beyond that is memorized. A
+caption names one of four digits, and the others cannot be guessed from it. Digits and the table of breast cancer are
+scikit-learn's (UCI); no download is needed.
 """
 
 from collections.abc import Mapping

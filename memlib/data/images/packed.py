@@ -1,4 +1,4 @@
-"""Many images in one file: Parquet of the Hugging Face convention (a struct of bytes and path), arrays (npz), CSV of pixels."""
+"""Many images in a file: Parquet of the Hugging Face convention (a struct of bytes and path), arrays (npz), or CSV files."""
 
 import bisect
 import csv
