@@ -27,9 +27,9 @@ from memlib.data.examples import (
     listing_digest,
     numbered_classes,
 )
-from memlib.data.images.folder import AnnotatedFolder, ImageFolder
+from memlib.data.images.folder import AnnotatedFolder, CsvImages, ImageFolder
 from memlib.data.images.intensities import Scaled
-from memlib.data.images.packed import CsvImages, NpzImages, ParquetImages
+from memlib.data.images.packed import NpzImages, ParquetImages
 from memlib.data.joined import Joined
 from memlib.data.labels import Labelled
 from memlib.data.tables.source import Table

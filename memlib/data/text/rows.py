@@ -1,8 +1,8 @@
 """Documents in separate windows, so that any set of documents can be left out of training.
 
 Packed windows (`memlib.data.text.documents`) mix documents, whose inclusion could then not be drawn one by one. Here a
-document ends with its end mark and is padded with -1 to whole windows. Copies of a document share a group, and so do documents of
-one author, mailbox or person, if a rule defines such groups; a group is drawn as a whole.
+document ends with its end mark and is padded with -1 to whole windows. Copies of a document share a group, and so do
+documents of one author, mailbox or person, if a rule defines such groups; a group is drawn as a whole.
 """
 
 import re
