@@ -8,11 +8,17 @@ from numpy.typing import NDArray
 
 from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
-from memlib.audits.membership.columns import Columns, ReadColumns
-from memlib.audits.membership.documents.corpus import MakeDocuments, ReadDocumentMembers, StoredDocuments, training_data
-from memlib.audits.membership.documents.models import ObserveDocuments, TrainDocuments
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
-from memlib.audits.membership.documents.stages import ReportDocuments, ScoreDocuments
+from memlib.audits.membership.documents.stages import (
+    MakeDocuments,
+    ObserveDocuments,
+    ReadDocumentMembers,
+    ReportDocuments,
+    ScoreDocuments,
+    StoredDocuments,
+    TrainDocuments,
+    training_data,
+)
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import (
     Answers,
@@ -22,7 +28,7 @@ from memlib.audits.membership.shadows import (
 )
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
-from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
+from memlib.audits.membership.target import Columns, Loaded, QueryTarget, ReadColumns, Refitted, TargetAnswers
 from memlib.data.splits import TRAIN
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData, decode
 from memlib.data.subsets import TARGET, Subsets, name_of

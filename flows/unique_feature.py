@@ -10,7 +10,7 @@ from memlib.audits.self_influence.influence import influence_of
 from memlib.audits.self_influence.stages import Score as SelfInfluence
 from memlib.audits.unique_feature.own import check_nulls
 from memlib.audits.unique_feature.recipe import Cell, Recipe
-from memlib.audits.unique_feature.scored import Scored
+from memlib.audits.unique_feature.score_nets import Scored
 from memlib.audits.unique_feature.scoring import Net, Pull, nets_of
 from memlib.audits.unique_feature.stages import (
     ChooseCanaries,

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from benchmarks.validity.harness import Part, Row, rate, table, upper_limit
 from memlib.audits.gates import findings_of
 from memlib.audits.policy import NonInferiority
+from memlib.audits.unique_feature.declared import trainings
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score
 from memlib.audits.unique_feature.tables import with_column
-from memlib.audits.unique_feature.trainings import trainings
 from memlib.data.canaries.features import build_feature, training_rows
 from memlib.data.embedded import TwoMoons
 from memlib.identity import derive_seed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
-from memlib.audits.deja_vu.gate import shares
+from memlib.audits.deja_vu.declared import shares
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.summary import summarize

@@ -21,7 +21,7 @@ from memlib.audits.deja_vu.recipe import BEYOND, Config, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, RANK_PIXELS, Judge
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
+from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.data.splits import REFERENCE, TARGET
 from memlib.data.stages import Shard, Split, decode
 from memlib.findings import Finding, Findings

@@ -1,4 +1,9 @@
-"""One training set per model: drawn from a pool of examples by coins, or the examples of a role."""
+"""One training set per model: drawn from a pool of examples by coins, or the examples of a role.
+
+Every group of examples (a person, copies of one picture; else each example by itself) is in a model's training set with the
+same probability, independently of all other groups and models. A model's coins depend on its number alone, so a set of 64
+models is part of every larger set.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

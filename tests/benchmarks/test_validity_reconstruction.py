@@ -25,7 +25,7 @@ from benchmarks.validity.reconstruction import (
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
+from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS
 
 IMAGES, CLASSES, PUBLIC = 80, 4, 5
 

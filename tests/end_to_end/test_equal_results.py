@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 # the command, with parts of another size, which says at its end what it asked of S3
 COMMAND = """
 import collections, json, sys
-from memlib.audits.deja_vu import embedding, scoring, stability
+from memlib.audits.deja_vu import embedding, stability
+from memlib.audits.deja_vu import stages as scoring
 from memlib.data import stages as data
 rows, settings = int(sys.argv[1]), int(sys.argv[2])
 if rows:

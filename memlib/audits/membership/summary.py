@@ -16,10 +16,11 @@ from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
+from memlib.stats.clusters import intraclass_correlation
 from memlib.stats.coins import all_targets_p
 from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
-from memlib.stats.operating import auc_interval
+from memlib.stats.operating import auc, auc_interval
 
 POWER = 0.8
 REPLICATES = 999
@@ -203,3 +204,27 @@ def _agreement(audited: Audited) -> Iterator[Finding]:
     known = (counts > 0) & np.isfinite(memory)
     params = {"attack": audited.recipe.score.headline, "models": len(inside), "over": units.noun}
     yield from _rank_correlation("memorization", params, memory, mean, known)
+
+
+def person_findings(audited: Audited) -> list[Finding]:
+    """Return the intraclass correlation of the headline attack's scores of single rows, and their AUC with two intervals.
+
+    Both intervals are of the AUC over rows: one treats rows as independent, the other persons. The list is empty without
+    persons, or if all rows have the same score.
+    """
+    if not audited.units.are_persons:
+        return []
+    scores, member, groups = audited.row_scores, audited.member, audited.pool.groups
+    if np.ptp(scores) == 0:
+        return []
+    value, count, persons, noun = auc(scores, member), len(scores), len(audited.units), audited.units.noun
+    by_row, by_person = auc_interval(scores, member), auc_interval(scores, member, groups=groups)
+    params = {"attack": audited.recipe.score.headline, "units": persons, "over": noun, "rows": count}
+    correlation = intraclass_correlation(scores, groups, member.astype(np.int64))
+    ratio = (by_person[1] - by_person[0]) / (by_row[1] - by_row[0])
+    return [
+        diagnostic("intraclass_correlation", params, correlation, n=count),
+        estimate("auc_of_rows", params, value, n=persons, interval=Interval(*by_person, noun)),
+        diagnostic("auc_of_rows_alone", params, value, n=count, interval=Interval(*by_row, "rows")),
+        diagnostic("interval_width_ratio", params, ratio, n=persons),
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from memlib.audits.base import Audit
 from memlib.audits.sweep.recipe import NOT_SHOWN, Recipe, run_of
-from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.scores import SWEEP
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:

@@ -11,8 +11,7 @@ from memlib.audits import AUDITS
 from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
 from memlib.audits.outcomes import Outcome, cell_of, models_of, scored
 from memlib.audits.sweep.recipe import EQUAL_UTILITY, Recipe
-from memlib.audits.sweep.scores import score, summarize, verdict
-from memlib.audits.sweep.tables import SWEEP
+from memlib.audits.sweep.scores import SWEEP, score, summarize, verdict
 from memlib.audits.sweep.trends import Trend, trends
 from memlib.findings import Finding, Findings
 from memlib.pipeline.provenance import Declared

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.analysis import Analysis, settings
+from memlib.audits.unique_feature.comparisons import VariantScore
 from memlib.audits.unique_feature.exchange import Exchanged, exchange
 from memlib.audits.unique_feature.recipe import FLIPS, Config
-from memlib.audits.unique_feature.variant_scores import VariantScore
 from memlib.findings import Finding, Interval, estimate, tested
 from memlib.stats.inference import exact_interval, largest_mean, paired_interval
 from memlib.stats.randomization import detectable

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.curves import strongest
 from memlib.audits.unique_feature.recipe import Recipe
-from memlib.audits.unique_feature.scored import Scored
+from memlib.audits.unique_feature.score_nets import Scored
 from memlib.audits.unique_feature.scoring import Net
 from memlib.data.images.stored import are_images
 from memlib.data.splits import HELD_OUT, TRAIN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.last_stages import UNITS_FILE
 from memlib.audits.unique_feature.probe_data import held_out_labels, probe_examples, probe_inputs
 from memlib.audits.unique_feature.recipe import Config
-from memlib.audits.unique_feature.scoring import Net, Shown, flips, score, score_by_label
+from memlib.audits.unique_feature.scoring import Net, Pull, Shown, flips, score, score_by_label
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.data.canaries.features import Feature, null_features, probe_rows
 from memlib.data.splits import TRAIN, column
@@ -214,3 +214,19 @@ class _Show:
         from memlib.observe.outputs import class_scores
 
         return class_scores(self._forward, examples, num_nets=len(self._job.nets), device=self._device, take=self._take)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A cell's nets with the artifacts that hold their weights, histories and scores."""
+
+    variant: str  #: variant, data_seed: variant and draw of the data that define the cell.
+    data_seed: int
+    canaries: Sequence[Mapping[str, Any]]  #: the chosen examples.
+    feature: Feature  #: the unique feature, as inserted into examples.
+    data: TrainingData  #: the examples.
+    nets: Sequence[Sequence[Net]]  #: the nets of each artifact of models.
+    models: Sequence[Trained]  #: models, scores: artifacts, in the order of `nets`.
+    scores: Sequence[Artifact[NetTables]]
+    epoch: int = 0  #: last epoch of a large model.
+    pulls: Sequence[Pull] = ()  #: self-influence of canaries with and without the feature.

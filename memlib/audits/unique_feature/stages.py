@@ -15,8 +15,7 @@ from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
 from memlib.audits.unique_feature.comparisons import comparisons_of
 from memlib.audits.unique_feature.own import own_units, summarize_external
 from memlib.audits.unique_feature.recipe import Config, Recipe
-from memlib.audits.unique_feature.score_nets import NetTables, ScoreNets
-from memlib.audits.unique_feature.scored import Scored
+from memlib.audits.unique_feature.score_nets import NetTables, Scored, ScoreNets
 from memlib.audits.unique_feature.scoring import Pull, calibrate
 from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from memlib.audits.unique_feature.analysis import Analysis, of_variant, settings
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel
-from memlib.audits.unique_feature.comparisons import Comparison, compare
+from memlib.audits.unique_feature.comparisons import Comparison, VariantScore, compare
 from memlib.audits.unique_feature.exchange import Exchanged, exchange
 from memlib.audits.unique_feature.flips import flip_rows
 from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
-from memlib.audits.unique_feature.variant_scores import VariantScore
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.stats.inference import exact_interval, exceedance_p, largest_mean

@@ -1,4 +1,10 @@
-"""Secrets of a known format in a text of any length, found while the text is streamed."""
+"""Secrets of a known format in a text of any length, found while the text is streamed, and those that occur once.
+
+A text's own held-out secrets are a null for its given secrets only if chance alone decided which secrets were held out.
+Recurring secrets are seldom held out completely, and they are popular or simple: with them, given secrets would be more
+likely than unseen ones even under a model that saw neither. So only secrets that occur once, in training and held-out text
+together, are compared.
+"""
 
 import re
 import unicodedata

@@ -287,5 +287,5 @@ def test_every_definition_of_memlib_belongs_to_the_stages_that_reach_it(step: in
 
 
 def test_the_code_of_a_page_includes_its_template_and_glossary() -> None:
-    files = {file.name for file in definitions._files(definitions.reached("memlib.audits.deja_vu.page", "Report"))}
+    files = {file.name for file in definitions._files(definitions.reached("memlib.audits.deja_vu.stages", "Report"))}
     assert {"page.html.j2", "glossary.yaml"} <= files

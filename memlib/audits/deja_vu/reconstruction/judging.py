@@ -26,8 +26,8 @@ from memlib.audits.deja_vu.reconstruction.measures import (
 )
 from memlib.audits.deja_vu.reconstruction.sampling import IS_SHUFFLED, SAMPLED, SHUFFLED, UNCONDITIONED, Reconstructions
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.audits.deja_vu.searching import Found
+from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS
 from memlib.data.attributes import attribute_codes, values_of
 from memlib.data.candidates import class_candidates
 from memlib.data.groups import groups_in

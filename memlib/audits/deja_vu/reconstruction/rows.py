@@ -26,7 +26,7 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_HIDDEN,
     SPREAD_SHOWN,
 )
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
+from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.audits.sides import Audited
 from memlib.findings import Finding, estimate, tested
 from memlib.identity import derive_seed

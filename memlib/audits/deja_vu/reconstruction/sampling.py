@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from memlib.audits.deja_vu.embedding import IDS, EmbeddedView, taken
 from memlib.audits.deja_vu.generating import Scale, generator_of, noise_bank
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
 from memlib.audits.deja_vu.searching import Found
+from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.data.candidates import hashed_order
 from memlib.data.groups import groups_in
 from memlib.data.splits import REFERENCE, TARGET

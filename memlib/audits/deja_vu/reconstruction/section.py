@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.curves import most_correlated, most_memorized
 from memlib.audits.deja_vu.reconstruction.judging import (
     AVERAGED,
     COPIES,
@@ -21,7 +20,8 @@ from memlib.audits.deja_vu.reconstruction.judging import (
 )
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, MEAN
 from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, SHUFFLED, UNCONDITIONED, WHOLE
-from memlib.audits.deja_vu.reconstruction.tables import NEIGHBORS
+from memlib.audits.deja_vu.summary import most_correlated, most_memorized
+from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.findings import Finding, Findings
 from memlib.report.figures import data_uri, outlined
 from memlib.report.format import format_interval, format_p, percent, say_p

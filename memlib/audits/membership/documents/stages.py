@@ -1,28 +1,173 @@
-"""The last stages of a membership audit of documents: scores and page."""
+"""Stages of a membership audit of documents: corpus, language models and their scores of all documents, tables and page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.documents.audited import DocumentsAudited
-from memlib.audits.membership.documents.corpus import StoredDocuments
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.shadows import TrainSubset
 from memlib.audits.membership.stages import Report, Score
-from memlib.audits.membership.supplied import UNLISTED
+from memlib.audits.membership.supplied import UNLISTED, ReadMembers
 from memlib.audits.membership.units import Pool
-from memlib.data.splits import HELD_OUT, TRAIN
+from memlib.data.blind_features import BlindFeatures, id_features, joined
+from memlib.data.groups import groups_digest
+from memlib.data.images.shards import WINDOWS
+from memlib.data.images.stored import read_images
+from memlib.data.splits import HELD_OUT, SPLITS_FILE, TRAIN
+from memlib.data.stages import Decode, Split, TrainingData, described_data
 from memlib.data.subsets import TARGET, Subsets
+from memlib.data.text.documents import open_documents
+from memlib.data.text.rows import Sizes, build_rows
+from memlib.data.text.streams import Documents
+from memlib.errors import UserError
+from memlib.models.external.factory import external_language_digest
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import AnyArtifact, Artifact
+from memlib.pipeline.stage import AnyArtifact, Artifact, Place, Stage
+from memlib.specs import GroupSpec, HuggingFaceSpec, TextSpec
+from memlib.store import Attempt, Ref
+from memlib.tables import SPLITS, read_table, write_table
+from memlib.training.fit import TrainedModel
+from memlib.training.pretrained import Pretrained
 
 if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.sequence import LanguageModel
     from memlib.observe.token_scores import TokenScores
+
+VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES = (
+    "vocabulary.json", "documents.parquet", "sizes.npy", "features.npy", "features.json",
+)  # fmt: skip
+
+
+class StoredDocuments:
+    """Documents in the store, cut into windows that hold one document each."""
+
+    def __init__(self, artifact: Artifact[StoredDocuments]) -> None:
+        self._artifact = artifact
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The text of each symbol."""
+        symbols: list[str] = json.loads(self._artifact.path(VOCABULARY).read_text())
+        return symbols
+
+    @property
+    def windows(self) -> NDArray[Any]:
+        """Symbols (num_windows, window), memory-mapped; -1 is padding."""
+        return read_images(self._artifact.path(WINDOWS))
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The documents, rows of tables.SPLITS in order of their ids."""
+        return read_table(self._artifact.path(DOCUMENTS_FILE))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of the documents."""
+        return Sizes(*np.load(self._artifact.path(SIZES)))
+
+    @property
+    def features(self) -> BlindFeatures:
+        """Features of the documents that are known without a model: of their texts, and of their places in the source."""
+        described = json.loads(self._artifact.path(FEATURE_NAMES).read_text())
+        texts = BlindFeatures(np.load(self._artifact.path(FEATURES)), tuple(described["names"]), tuple(described["families"]))
+        return joined([id_features(self.table["example_id"].to_pylist()), texts])
+
+
+@dataclass(frozen=True)
+class MakeDocuments(Stage[StoredDocuments]):
+    """Cut each document into windows of its own: windows.npy, documents.parquet, and sizes and features of the texts."""
+
+    declared: ClassVar[Declared] = Declared("documents", 1)
+    title: ClassVar[str] = "read documents"
+
+    text: TextSpec  #: the source of the documents.
+    shortest: int  #: smallest number of tokens of a document that is kept.
+    group: GroupSpec | None = None  #: rules for documents that share a coin.
+    base: Artifact[Pretrained] | None = None  #: the pretrained model whose tokenizer is used for the text; None without one.
+
+    @cached_property
+    def _content(self) -> Documents:
+        return open_documents(self.text.source)
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Text, shortest document and groups, without locations of files."""
+        group = None if self.group is None else self.group.model_dump(mode="json", exclude={"path"})
+        return {"text": described_data(self.text), "shortest": self.shortest, "group": group}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Digests of the text and of the file of groups, and the key of the tokenizer."""
+        tokenizer = {} if self.base is None else {"tokenizer": self.base.key}
+        return {"text": self._content.measured.digest, **groups_digest(self.group), **tokenizer}
+
+    def preview(self) -> list[str]:
+        """Describe the amount of text."""
+        return [f"{self._content.measured.length:,} documents", *self._content.remarks()]
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write windows, tables, sizes and features."""
+        tokenizer = None if self.base is None else self.base.content.tokenizer
+        found = build_rows(
+            self._content, self.text, attempt.path(WINDOWS), shortest=self.shortest, group=self.group, tokenizer=tokenizer
+        )
+        for line in self._content.remarks():
+            attempt.warn(f"text: {line}")
+        attempt.path(VOCABULARY).write_text(json.dumps(found.vocabulary))
+        write_table(found.windows, SPLITS, attempt.path(SPLITS_FILE))
+        write_table(found.documents, SPLITS, attempt.path(DOCUMENTS_FILE))
+        np.save(attempt.path(SIZES), np.stack(found.sizes))
+        np.save(attempt.path(FEATURES), found.features.values)
+        described = {"names": found.features.names, "families": found.features.families}
+        attempt.path(FEATURE_NAMES).write_text(json.dumps(described))
+        attempt.facts |= {"documents": found.documents.num_rows, "windows": found.windows.num_rows}
+
+    @classmethod
+    def open(cls, artifact: Artifact[StoredDocuments]) -> StoredDocuments:
+        """Return the documents."""
+        return StoredDocuments(artifact)
+
+    @classmethod
+    def described(cls, artifact: Artifact[StoredDocuments]) -> list[str]:
+        """Describe the numbers of documents, groups, tokens and symbols."""
+        content = artifact.content
+        sizes, groups = content.sizes, len(set(content.table["group"].to_pylist()))
+        return [
+            f"{len(sizes.tokens):,} documents in {groups:,} groups, which share coins",
+            f"{int(sizes.tokens.sum()):,} tokens in {int(sizes.windows.sum()):,} windows of {content.windows.shape[1]:,}; "
+            f"vocabulary of {len(content.vocabulary):,}",
+        ]
+
+
+def training_data(corpus: Artifact[StoredDocuments]) -> TrainingData:
+    """Return the windows of the documents as the pool from which training sets are drawn."""
+    return TrainingData(corpus.seen_as(Decode), corpus.seen_as(Split))
+
+
+@dataclass(frozen=True)
+class ReadDocumentMembers(ReadMembers):
+    """Read which documents an external target was trained on."""
+
+    title: ClassVar[str] = "read members among documents"
+
+    corpus: Artifact[StoredDocuments]  #: the documents.
+
+    @property
+    def pool(self) -> pa.Table:
+        """The documents, rows of tables.SPLITS."""
+        return self.corpus.content.table
 
 
 @dataclass(frozen=True)
@@ -92,3 +237,100 @@ class ReportDocuments(Report):
     def _sizes(self) -> Mapping[str, int]:
         """Return the number of documents."""
         return {TRAIN: self.corpus.content.table.num_rows, HELD_OUT: 0}
+
+
+SCORES = "scores.npz"
+Observed = Artifact[TrainedModel] | Artifact[Pretrained] | HuggingFaceSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDocuments(TrainSubset):
+    """Train one language model on the documents that its coins choose."""
+
+    declared: ClassVar[Declared] = Declared("train_documents", 1)
+    title: ClassVar[str] = "train language models"
+
+    corpus: Artifact[StoredDocuments]  #: all documents.
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The documents and the model that is fine-tuned."""
+        base = {} if self.base is None else {"base": self.base.key}
+        return {**super().inputs, **base}
+
+    def describe(self, images: NDArray[Any]) -> dict[str, Any]:
+        """Return the description that `build_model` takes, with the vocabulary's size."""
+        return super().describe(images) | {"classifier": len(self.corpus.content.vocabulary)}
+
+
+@dataclass(frozen=True)
+class ObserveDocuments(Stage["TokenScores"]):
+    """Score every document under one model: scores.npz."""
+
+    declared: ClassVar[Declared] = Declared("observe_documents", 1)
+    title: ClassVar[str] = "score documents by models"
+    place: ClassVar[Place] = "anywhere"
+
+    corpus: Artifact[StoredDocuments]  #: the documents.
+    model: Observed  #: a model that memlib trained, the pretrained one, or an external one.
+    epoch: int  #: the last epoch of a model that memlib trained; 0 for others.
+    share: float  #: share of a document's tokens that Min-K%++ takes.
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The checkpoint and the share."""
+        return {"epoch": self.epoch, "share": self.share}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The documents and the model."""
+        model = self.model
+        key = external_language_digest(model) if isinstance(model, HuggingFaceSpec) else model.key
+        return {"documents": self.corpus.key, "model": key}
+
+    @property
+    def near(self) -> Ref | None:
+        """The model, if it is in the store."""
+        return None if isinstance(self.model, HuggingFaceSpec) else self.model.ref
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the scores."""
+        from memlib.observe.token_scores import token_scores
+
+        content, model = self.corpus.content, self._load().to(device).float().eval()
+        found = token_scores(model, content.windows, content.sizes.windows, share=self.share, device=device)
+        found.save(attempt.path(SCORES))
+
+    def _load(self) -> LanguageModel:
+        from memlib.models.sequence import LanguageModel
+
+        model = self.model
+        if isinstance(model, HuggingFaceSpec):
+            return self._external(model)
+        content = model.content
+        loaded = content.model(None, seed=0) if isinstance(content, Pretrained) else content.load(epoch=self.epoch)[0]
+        assert isinstance(loaded, LanguageModel)
+        return loaded
+
+    def _external(self, spec: HuggingFaceSpec) -> LanguageModel:
+        """Return the external model.
+
+        Raises:
+            UserError: when its tokenizer is not the pretrained model's.
+        """
+        from memlib.models.external.language import HuggingFace
+
+        loaded = HuggingFace(spec.path, spec.adapter)
+        if [piece or "" for piece in loaded.pieces] != self.corpus.content.vocabulary:
+            raise UserError(
+                f"the tokenizer of target.trained ({spec.path}) is not that of model.path; set model.path to the model that "
+                "was fine-tuned"
+            )
+        return loaded
+
+    @classmethod
+    def open(cls, artifact: Artifact[TokenScores]) -> TokenScores:
+        """Return the scores."""
+        from memlib.observe.token_scores import TokenScores
+
+        return TokenScores.load(artifact.path(SCORES))

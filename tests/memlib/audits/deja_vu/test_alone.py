@@ -220,7 +220,7 @@ def test_one_model_is_trained_and_audited_to_a_page(without_scores: Path) -> Non
 def test_findings_do_not_depend_on_scoring_in_parts(
     whole: tuple[Path, RunRecord], without_scores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memlib.audits.deja_vu.scoring.MOST_UNITS", 1)
+    monkeypatch.setattr("memlib.audits.deja_vu.stages.MOST_UNITS", 1)
     _, parts, _ = audited(without_scores)
     assert any(ref.startswith("score_setting/") for ref in parts.computed)
     assert [row.value for row in parts.findings] == pytest.approx([row.value for row in whole[1].findings])

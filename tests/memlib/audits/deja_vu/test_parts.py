@@ -14,9 +14,10 @@ import pytest
 from flows.deja_vu import PROBED_VIEW
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.deja_vu import embedding, scoring
+from memlib.audits.deja_vu import embedding
+from memlib.audits.deja_vu import stages as scoring
 from memlib.audits.deja_vu.embedding import Embed, View
-from memlib.audits.deja_vu.scoring import ScoreSetting
+from memlib.audits.deja_vu.stages import ScoreSetting
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.errors import CorruptArtifact
 from memlib.observe.search import search

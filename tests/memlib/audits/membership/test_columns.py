@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memlib.audits.membership.columns import MOST_VALUES, Columns, ReadColumns
+from memlib.audits.membership.target import MOST_VALUES, Columns, ReadColumns
 from memlib.data.stages import decode
 from memlib.errors import UserError
 from memlib.running.runners import PlainRunner

@@ -8,8 +8,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.persons import person_findings
-from memlib.audits.membership.summary import summarize
+from memlib.audits.membership.summary import person_findings, summarize
 from memlib.findings import Findings
 from tests.memlib.audits.membership.worlds import world
 

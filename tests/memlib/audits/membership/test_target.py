@@ -10,10 +10,9 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from memlib.audits.membership.columns import ReadColumns
 from memlib.audits.membership.recipe import QueriesSpec
 from memlib.audits.membership.shadows import FitEstimators, Observe, flat_points
-from memlib.audits.membership.target import Loaded, QueryTarget, Refitted, TargetAnswers
+from memlib.audits.membership.target import Loaded, QueryTarget, ReadColumns, Refitted, TargetAnswers
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.data.subsets import TARGET, Subsets

@@ -12,7 +12,7 @@ from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, CLASS, COPIES
 from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
 from memlib.audits.deja_vu.reconstruction.section import _said
-from memlib.audits.deja_vu.reconstruction.tables import RECONSTRUCTIONS
+from memlib.audits.deja_vu.tables import RECONSTRUCTIONS
 from memlib.findings import Finding, Findings, settle, tested, untested
 
 QUICK = Config(replicates=200, permutations=400)

@@ -1,11 +1,18 @@
-"""The excess recall of each pair of models, for gates that compare two runs; computed without scipy, which loads slowly."""
+"""Answers to other parts of memlib about an audit of image-text models: values by training, and rankings of pairs.
+
+The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.audits.base import Trainings
-from memlib.findings import Finding
+from memlib.audits.ranking import EXAMPLE, Ranking
+from memlib.findings import Finding, Findings
+from memlib.pipeline.tables import Tables
 from memlib.runs.run import Run
 
 SETTING = ("k", "objects")  # of another run; its last epoch may be another one
@@ -30,3 +37,14 @@ def _excess(pair: pa.Table) -> float:
     if not pair["b_recovered"].null_count:
         gain, scale = gain - pair["b_recovered"].to_numpy() / total, 0.5
     return float(scale * (gain[first].mean() - gain[~first].mean()))
+
+
+def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
+    """Return the pairs of A by the recall of unnamed objects under the models trained on A, which has no p-value."""
+    head, units = findings.head.params, tables["units"]
+    chosen = (pc.field("direction") == "A") & (pc.field("epoch") == head["epoch"]) & (pc.field("k") == head["k"])
+    rows = units.filter(chosen & (pc.field("num_unnamed") > 0))
+    recall = rows.append_column("recall", pc.divide(pc.cast(rows["a_recovered"], "double"), rows["num_unnamed"]))
+    mean = recall.group_by("example_id").aggregate([("recall", "mean")]).sort_by("example_id")
+    scores = mean["recall_mean"].to_numpy()
+    return [Ranking("recall_unnamed", EXAMPLE, mean["example_id"].to_pylist(), scores, np.ones(len(scores), dtype=bool))]

@@ -1,4 +1,7 @@
-"""Training examples in the order of their self-influence."""
+"""Answers to other parts of memlib about a self-influence audit: the ranking of training examples.
+
+The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+"""
 
 from collections.abc import Sequence
 

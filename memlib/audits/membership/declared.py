@@ -1,4 +1,7 @@
-"""Examples or persons in the order of each attack's scores."""
+"""Answers to other parts of memlib about a membership audit: rankings of examples or persons by each attack's scores.
+
+The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+"""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,19 @@
-"""The memory of each net, for gates that compare two runs; computed without scipy, which is slow to load."""
+"""Answers to other parts of memlib about a unique-feature audit: the memory of each net, and the ranking of examples that carried a canary.
+
+The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from memlib.audits.base import Trainings
+from memlib.audits.ranking import EXAMPLE, Ranking
 from memlib.audits.unique_feature.recipe import Recipe
-from memlib.findings import Finding
+from memlib.findings import Finding, Findings
+from memlib.pipeline.tables import Tables
 from memlib.runs.run import Run
 
 AT_ONE_LABEL = ("m_white", "m_w", "m_kl")  # the maxima of the others are centred by controls that all nets share
@@ -46,3 +55,15 @@ def planned(recipe: Recipe) -> int:
         return recipe.data_seeds
     counts = [(cell.recipe.canary.count * cell.recipe.nets.seeds, cell.recipe.nets.controls) for cell in recipe.cells]
     return min(nets if controls is None else min(nets, controls) for nets, controls in counts)
+
+
+def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
+    """Return the examples by the mean of the headline's score over the nets; it has no p-value per example."""
+    metric = findings.head.params.get("metric")
+    counts = (pc.field("metric") == metric) & pc.field("own_label") & ~pc.field("control") & (pc.field("feature") == "canary")
+    units = tables["units"].filter(counts & pc.field("example_id").is_valid())
+    if not units.num_rows:
+        return []
+    by_id = pa.table(units.select(["example_id", "value"])).group_by("example_id").aggregate([("value", "mean")])
+    scores = by_id["value_mean"].to_numpy()
+    return [Ranking(str(metric), EXAMPLE, by_id["example_id"].to_pylist(), scores, np.ones(len(scores), dtype=bool))]

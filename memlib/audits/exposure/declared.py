@@ -1,13 +1,27 @@
-"""Exposure as a gate: every canary, or given secret, is compared with a limit in bits."""
+"""Answers to other parts of memlib about an exposure audit: a gate's limit in bits for every canary or given secret, and their ranking.
+
+The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+"""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow.compute as pc
 
 from memlib.audits.base import Judgement
-from memlib.audits.exposure.bounds import largest
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE
-from memlib.findings import SHOWN, Finding, Findings
+from memlib.audits.ranking import CANARY, Ranking
+from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
+from memlib.pipeline.tables import Tables
 from memlib.report.format import percent, say_p
 from memlib.runs.run import Run
+
+
+def largest(bounds: Sequence[float | None]) -> float | None:
+    """Return the largest of some bounds; None if any of them is unknown."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
 
 
 def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
@@ -46,3 +60,28 @@ def _is_exact(row: Finding) -> bool:
 def _least(row: Finding) -> float:
     """Return the lower end of an exposure's interval; the exposure itself if it is exact or has no interval."""
     return row.value if _is_exact(row) or row.low is None else row.low
+
+
+EXACT = ("pruned", "enumerated")  # methods of tables.UNITS
+
+
+def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
+    """Return the canaries in the last model of the first variant, with their p-values; they are named by number."""
+    units = tables["units"]
+    first = units.filter((pc.field("variant") == units["variant"][0]) & (pc.field("seed") == units["seed"][0]))
+    last = first.filter(pc.field("epoch") == pc.max(first["epoch"]))
+    members = pc.greater(last["insertions"], 0).to_numpy(zero_copy_only=False)
+    is_tested = findings.verdict.word != DESCRIPTIVE and last["p_value"].null_count < last.num_rows
+    is_exact = all(method in EXACT for method in pc.unique(last["method"]).to_pylist())
+    smallest = min((row.smallest_p for row in findings.tests(CANARIES) if row.smallest_p), default=1 / (1 + (~members).sum()))
+    return [
+        Ranking(
+            name="exposure",
+            kind=CANARY,
+            ids=list(map(str, last["canary"].to_pylist())),
+            scores=np.asarray(last["exposure"].to_numpy(), dtype=np.float64),
+            members=members,
+            p_values=np.asarray(last["p_value"].to_numpy(), dtype=np.float64) if is_tested else None,
+            references=None if is_exact else round(1 / smallest) - 1,
+        )
+    ]
