@@ -23,8 +23,7 @@ from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.models.encoder import Encoder, build_encoder
 from memlib.objectives import build_objective
-from memlib.observe.embeddings import embed
-from memlib.observe.search import search
+from memlib.observe.embeddings import embed, search
 from memlib.specs import AugmentSpec, CropSpec, ModelSpec, OptimizerSpec, ScenesSource, TrainingSpec
 from memlib.training.loop import Training, TrainingSet
 

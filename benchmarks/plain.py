@@ -29,8 +29,7 @@ from PIL import Image
 from memlib.data.datasets import open_source
 from memlib.data.images.shards import write_shard
 from memlib.models.encoder import Encoder
-from memlib.observe.embeddings import embed
-from memlib.observe.search import search
+from memlib.observe.embeddings import embed, search
 from memlib.specs import DataSpec, ModelSpec
 from memlib.training.augment import normalize
 from memlib.training.fit import build_model

@@ -25,8 +25,8 @@ from memlib.findings import Findings
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, Ended
 from memlib.pipeline.tables import Tables
 from memlib.report.format import finding_rows
-from memlib.running import eviction
 from memlib.running.cells import finished_cells, forced_in, problem_of
+from memlib.running.reuse import evict
 from memlib.runs.index import page_path, results_path
 from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
@@ -123,7 +123,7 @@ def carry_out(
         _places(opened, manifest),
     )
     if within is None:
-        eviction.evict(opened, shared.transient, resources, say=context.note)
+        evict(opened, shared.transient, resources, say=context.note)
     if (finished := _finished.get()) is not None:
         finished.append(manifest)
     return manifest

@@ -19,7 +19,7 @@ from memlib.audits.base import Audit
 from memlib.data.canaries.secret import read_secret
 from memlib.data.images.stored import are_images
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import pseudonym_of
+from memlib.observe.encoders import pseudonym_of
 from memlib.recipes.request import AuditRequest
 from memlib.specs import DataSpec, Spec, TableSource
 from memlib.store import DEFAULT_STORE, Store

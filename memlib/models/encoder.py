@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memlib.identity import derive_seed
-from memlib.models.teachers import Taught
-from memlib.models.vision import build_backbone
+from memlib.models.vision import Taught, build_backbone
 from memlib.specs import ModelSpec
 from memlib.specs.models import TEACHER
 

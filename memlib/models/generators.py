@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from memlib.identity import derive_seed
 from memlib.models.denoising import alpha_bars
-from memlib.models.teachers import Taught
+from memlib.models.vision import Taught
 from memlib.specs.models import DecoderSpec, DenoiserSpec
 
 HEADS = 4

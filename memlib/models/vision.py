@@ -1,7 +1,8 @@
 """Image backbones, which map images (batch, 3, side, side) to features (batch, dim)."""
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,3 +95,34 @@ class _Block(nn.Module):
                 "use larger images or views, or training.precision float32"
             )
         return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+NARROW = 8
+"""Channels below which PyTorch's (2.14) convolutions of channels-last tensors write outside of their memory on processors
+with AVX2 and without AVX-512: the heap is corrupted and the process aborts."""
+
+
+def layout_of(model: nn.Module) -> torch.memory_format:
+    """Return the layout for a model's convolutions: channels last, unless any has fewer than 8 output channels.
+
+    Example:
+        >>> from torch import nn
+        >>> layout_of(nn.Conv2d(3, 32, 3)), layout_of(nn.Conv2d(3, 4, 3))
+        (torch.channels_last, torch.contiguous_format)
+    """
+    widths = [layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    return torch.contiguous_format if any(width < NARROW for width in widths) else torch.channels_last
+
+
+class Taught(nn.Module):
+    """A model with room for a teacher, which an objective adds and moves, and which is stored with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher: Self | None = None
+
+    def add_teacher(self) -> Self:
+        """Add a copy of the model without gradients as its sub-module `teacher`, and return the copy."""
+        teacher = copy.deepcopy(self).requires_grad_(False)
+        self.teacher = teacher
+        return teacher

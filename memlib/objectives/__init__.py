@@ -3,11 +3,10 @@
 from typing import assert_never
 
 from memlib.objectives.base import Objective
-from memlib.objectives.contrastive import Contrastive
 from memlib.objectives.denoising import Decoding, Denoising
 from memlib.objectives.distillation import BYOL, DINO
 from memlib.objectives.language import NextSymbol
-from memlib.objectives.ssl import BarlowTwins, SimCLR, VICReg
+from memlib.objectives.ssl import BarlowTwins, Contrastive, SimCLR, VICReg
 from memlib.objectives.supervised import Supervised
 from memlib.specs import (
     BarlowTwinsSpec,

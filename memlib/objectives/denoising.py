@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memlib.identity import derive_seed
 from memlib.models.denoising import noised, signed, velocity
-from memlib.models.teachers import Taught
+from memlib.models.vision import Taught
 from memlib.objectives.base import BatchPart, Objective, Terms
 from memlib.objectives.distillation import follow, teacher_of
 from memlib.specs import DenoisingSpec

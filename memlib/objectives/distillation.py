@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memlib.models.encoder import Encoder
-from memlib.models.teachers import Taught
+from memlib.models.vision import Taught
 from memlib.objectives.base import Objective, Terms
 from memlib.specs import AugmentSpec, BYOLSpec, DINOSpec
 

@@ -1,21 +1,22 @@
-"""Embeddings of whole images or background crops, from every layer in one pass."""
+"""Embeddings of whole images or background crops, from every layer in one pass; their neighbours, and maps of attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
 from memlib.models.external.network import ExternalNetwork
-from memlib.models.layout import layout_of
+from memlib.models.vision import layout_of
 from memlib.observe.encoders import LAST
 from memlib.specs import Precision
+from memlib.stats.neighbors import nearest_neighbors
 from memlib.training.augment import normalize
 
 
@@ -138,3 +139,76 @@ def _resize(images: Tensor, side: int) -> Tensor:
     if images.shape[2:] == (side, side):
         return images
     return F.interpolate(images, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+
+
+SHARD_BYTES = 512 * 2**20  # of public vectors in memory at once
+
+
+def search(
+    queries: NDArray[np.floating],
+    public: Sequence[NDArray[np.floating]],
+    k: int,
+    *,
+    device: torch.device | None = None,
+    storage: Literal["float32", "float16"] = "float32",
+    shard_bytes: int = SHARD_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Find the k nearest public rows of each query row, reading the public set in shards.
+
+    Args:
+        queries: (num_queries, dim) float32, or float16.
+        public: arrays (num_public, dim) of the same type, usually memory-mapped, whose rows are numbered consecutively in
+            order of example id.
+        k: number of neighbours.
+        storage: type in which the candidate search on a GPU stores the vectors: float32 or float16.
+        shard_bytes: size of the part of `public` that is read at once; does not affect the result.
+        progress: called with (public rows done, total public rows).
+
+    Returns:
+        rows of `public` (num_queries, k) int64 and squared distances (num_queries, k) float32.
+    """
+    rows, total = max(k, shard_bytes // (4 * queries.shape[1])), sum(len(part) for part in public)
+
+    def shards() -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        done = 0
+        for part in public:
+            for start in range(0, len(part), rows):
+                vectors = np.asarray(part[start : start + rows], dtype=np.float32)
+                yield np.arange(done, done + len(vectors)), vectors
+                done += len(vectors)
+                if progress is not None:
+                    progress(done, total)
+
+    return nearest_neighbors(np.asarray(queries, dtype=np.float32), shards(), k, device=device, storage=storage)
+
+
+def gradcam(model: nn.Module, images: Tensor, label: int) -> NDArray[np.float32]:
+    """Return heat maps of the last convolution: (batch, height, width) float32 in [0, 1].
+
+    Args:
+        model: a classifier with convolutions, on the CPU.
+        images: (batch, channels, height, width), prepared.
+        label: the class whose score is explained.
+
+    Raises:
+        UserError: for a model without convolutions.
+    """
+    from pytorch_grad_cam import GradCAM  # slow to load
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    if not layers:
+        raise UserError("GradCAM needs convolutions, and this model has none; set report.gradcam to false")
+    with torch.enable_grad(), GradCAM(model=model.eval(), target_layers=layers[-1:]) as explain:
+        maps: NDArray[np.float32] = explain(input_tensor=images, targets=[ClassifierOutputTarget(label)] * len(images))
+    return maps
+
+
+def overlaid(image: NDArray[np.uint8], heat: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Overlay an image (height, width, channels) with a heat map, warm where the heat is high: (height, width, 3) uint8."""
+    from matplotlib import colormaps
+
+    colour = colormaps["jet"](heat)[..., :3]
+    grey = np.repeat(image, 3 // image.shape[2], axis=2) / 255
+    return ((0.5 * grey + 0.5 * colour) * 255).round().astype(np.uint8)

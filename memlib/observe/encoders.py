@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from memlib.data.canaries.secret import keyed_digest
 from memlib.data.tables.columns import check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest
@@ -168,3 +169,11 @@ def _vectors(column: pa.ChunkedArray, where: str, dtype: str) -> NDArray[np.floa
             "the encoder, and embed the images again"
         )
     return vectors
+
+
+LENGTH = 16  # characters; the chance that any two of a million examples share a name is below 10^-7
+
+
+def pseudonym_of(example_id: str, secret: bytes) -> str:
+    """Return the pseudonym under which a model owner sees an example; it does not reveal the example."""
+    return keyed_digest(secret, "asked", example_id)[:LENGTH]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from memlib.errors import UserError
-from memlib.models.layout import layout_of
+from memlib.models.vision import layout_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> (batch,) losses."""

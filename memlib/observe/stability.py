@@ -11,8 +11,7 @@ from torch import Tensor
 
 from memlib.models.encoder import Encoder
 from memlib.models.external.network import ExternalNetwork
-from memlib.models.layout import layout_of
-from memlib.models.vision import MEAN, STD
+from memlib.models.vision import MEAN, STD, layout_of
 from memlib.observe.embeddings import outputs_of
 from memlib.specs import AugmentSpec
 from memlib.training.augment import apply_view, draw_view, pixels

@@ -17,7 +17,7 @@ from memlib.data.canaries.secret import read_secret
 from memlib.data.examples import open_location
 from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import pseudonym_of
+from memlib.observe.encoders import pseudonym_of
 from memlib.specs import OutputsSpec
 from memlib.specs.data import QUERY
 from memlib.stats.likelihood import decimals_of

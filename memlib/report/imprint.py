@@ -9,7 +9,7 @@ from memlib.pipeline.sources import data_digest
 from memlib.pipeline.stage import AnyArtifact
 from memlib.report.overview import FILE, FOLDER
 from memlib.report.page import Content, Page
-from memlib.runs.subjects import data_name
+from memlib.runs.index import data_name
 from memlib.specs import Spec
 from memlib.store import Store
 from memlib.version import VERSION

@@ -14,8 +14,8 @@ from memlib.pipeline import user_code
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, Ended
 from memlib.pipeline.tables import Tables
 from memlib.recipes.named_files import check_files
-from memlib.running.eviction import evict
 from memlib.running.planning import Plan, PlanRunner
+from memlib.running.reuse import evict
 from memlib.running.runners import FinishedRunner
 from memlib.runs.index import list_runs
 from memlib.runs.journal import Journal

@@ -1,10 +1,13 @@
-"""The reuse of artifacts: of those that are committed, intact, and computed from the current content of their inputs."""
+"""The reuse of artifacts that are committed, intact, and computed from the current content of their inputs; and their eviction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
-from memlib.pipeline.stage import AnyStage, Known, in_words
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, in_words
+from memlib.runs.garbage import under_way
+from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 
@@ -66,3 +69,24 @@ def is_damaged(store: Store, ref: Ref) -> bool:
         return True
     except (RunError, OSError):  # the store does not answer; the next run checks again
         return False
+
+
+def evict(store: Store, artifacts: Sequence[AnyArtifact], resources: Resources, *, say: Callable[[str], None]) -> None:
+    """Evict the transient files of artifacts, if the resources allow it and no run in progress may read them.
+
+    Args:
+        artifacts: artifacts of a run that has ended; the attribute `transient` of their stages selects the transient files.
+        resources: resources of that run; keep_embeddings prevents eviction.
+        say: called with a message for the user.
+    """
+    if resources.keep_embeddings or not artifacts:
+        return
+    if under_way(store, days=1):
+        say("embeddings are kept, as other runs are in progress (resources.keep_embeddings)")
+        return
+    freed = 0
+    for artifact in dict.fromkeys(artifacts):
+        names = [name for name in artifact.files if artifact.stage.transient and fnmatch(name, artifact.stage.transient)]
+        freed += store.artifacts.evict(artifact.ref, names)
+    if freed:
+        say(f"{freed / 2**20:.1f} MiB of embeddings were evicted (resources.keep_embeddings)")

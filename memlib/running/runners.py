@@ -51,7 +51,7 @@ class PlainRunner:
 
     Attributes:
         warnings: warnings for the user.
-        transient: artifacts with files that may be evicted, see `memlib.running.eviction.evict`.
+        transient: artifacts with files that may be evicted, see `memlib.running.reuse.evict`.
         old_code: stages whose artifacts were reused although their code has changed.
     """
 

@@ -229,7 +229,7 @@ class LedgerEntry(TypedDict):
 
 
 class SubjectEntry(TypedDict):
-    """The names of a run's data and model, see memlib.runs.subjects, as stored in the index of runs."""
+    """The names of a run's data and model, see memlib.runs.index, as stored in the index of runs."""
 
     data: str
     model: str

@@ -2,8 +2,8 @@
 
 import os
 
+from memlib.store.copies import RangeFile
 from memlib.store.place import MARKER
-from memlib.store.ranges import RangeFile
 from memlib.store.records import MANIFEST
 from memlib.store.refs import Attempt, Facts, Making, Ref
 from memlib.store.resume import KEPT_RESUME_STATES

@@ -12,9 +12,9 @@ from typing import Any
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, StoreRefused, StoreUnreachable
 from memlib.store.backend import Damaged
 from memlib.store.content import contents, former_of
+from memlib.store.copies import RangeFile
 from memlib.store.logs import recorded
 from memlib.store.place import Place
-from memlib.store.ranges import RangeFile
 from memlib.store.records import FORMER, MANIFEST, ArtifactRecord, FileRecord, FormerRecord, Unreadable, parse, sealed
 from memlib.store.refs import Attempt, Ref
 from memlib.store.resume import ResumeStates

@@ -29,7 +29,7 @@ from memlib.identity import derive_seed
 from memlib.models.batchnorm import synchronise_batch_norm
 from memlib.models.causal import Causal
 from memlib.models.collectives import share, share_files
-from memlib.models.layout import layout_of
+from memlib.models.vision import layout_of
 from memlib.objectives import Objective
 from memlib.objectives.base import BatchPart
 from memlib.specs import TrainingSpec

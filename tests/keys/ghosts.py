@@ -43,7 +43,7 @@ from memlib.specs import Resources, Spec
 from memlib.specs.asks import run_name, without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
-from memlib.training.files import step_file, weights_file
+from memlib.training.checkpoint import step_file, weights_file
 from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 

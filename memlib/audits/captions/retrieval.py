@@ -288,8 +288,8 @@ class Retrieve(Stage[Retrieved]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write ids, neighbours and distances."""
+        from memlib.observe.embeddings import search
         from memlib.observe.image_text import embed_texts
-        from memlib.observe.search import search
 
         asked, captions = members_of(self.splits, *QUERIED).select(["example_id", "role"]), self.captions.content
         table = captions.chosen(asked["example_id"])

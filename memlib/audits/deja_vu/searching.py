@@ -74,7 +74,7 @@ class Search(Stage[Neighbors]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write neighbours and distances."""
-        from memlib.observe.search import search
+        from memlib.observe.embeddings import search
 
         queries, public = self.queries.content.layer(self.layer), self.public.layer(self.layer)
         nearest = search(queries, public, self.k, device=device, storage=self.storage, progress=attempt.progress)
@@ -125,7 +125,7 @@ class Probe(Stage[pa.Table]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the accuracies at each layer."""
-        from memlib.observe.search import search
+        from memlib.observe.embeddings import search
         from memlib.stats.neighbors import vote
         from memlib.stats.probe import Rows, probe_accuracies
 

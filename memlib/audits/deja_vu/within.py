@@ -135,7 +135,7 @@ class Within(Stage[pa.Table]):
         self, labels: NDArray[np.int64], queries: NDArray[np.float32], device: torch.device
     ) -> list[NDArray[np.int64]]:
         """Return the rows of the nearest public images of each crop's own class, nearest first."""
-        from memlib.observe.search import search
+        from memlib.observe.embeddings import search
 
         public, found = self.public.ids["label"].to_numpy(), [np.empty(0, dtype=np.int64)] * len(labels)
         for label in np.unique(labels):

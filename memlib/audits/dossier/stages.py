@@ -21,8 +21,8 @@ from memlib.findings import Findings
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place
 from memlib.pipeline.tables import Tables
+from memlib.runs.index import model_name
 from memlib.runs.records import RunRecord
-from memlib.runs.subjects import model_name
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SUMMARY, write_table
 

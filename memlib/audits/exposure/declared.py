@@ -1,4 +1,4 @@
-"""Answers to other parts of memlib about an exposure audit: a gate's limit in bits for every canary or given secret, and their ranking.
+"""Answers to other parts of memlib about an exposure audit: limits in bits for gates, and the ranking of canaries.
 
 The face of the audit names them; they load neither scipy nor torch, which are slow to load.
 """

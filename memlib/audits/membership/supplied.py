@@ -19,7 +19,7 @@ from memlib.data.id_files import named_digest, said_of_examples
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import TrainingData
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import pseudonym_of
+from memlib.observe.encoders import pseudonym_of
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage

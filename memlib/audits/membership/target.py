@@ -1,4 +1,4 @@
-"""Further queries of the target of a table: its outputs, its answers with a column set to each of its values, and the columns."""
+"""Further queries of a table's target: its outputs, its answers with a column set to each of its values, and the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to other parts of memlib about a unique-feature audit: the memory of each net, and the ranking of examples that carried a canary.
+"""Answers to other parts of memlib about a unique-feature audit: memory of each net, and the ranking of canaries.
 
 The face of the audit names them; they load neither scipy nor torch, which are slow to load.
 """

@@ -17,7 +17,7 @@ from memlib.audits.unique_feature.scoring import Net
 from memlib.data.images.stored import are_images
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.errors import UserError
-from memlib.observe.attention import gradcam, overlaid
+from memlib.observe.embeddings import gradcam, overlaid
 from memlib.observe.models import load_net
 from memlib.specs import ExternalClassifierSpec
 from memlib.training.augment import prepare

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flows.cli.app import main
 from memlib.data.canaries.secret import read_secret
-from memlib.observe.pseudonyms import pseudonym_of
+from memlib.observe.encoders import pseudonym_of
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import OutputsSpec
 

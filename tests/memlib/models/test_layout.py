@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memlib.models.encoder import build_encoder
-from memlib.models.layout import layout_of
+from memlib.models.vision import layout_of
 from memlib.specs import ModelSpec
 
 

@@ -11,7 +11,7 @@ from memlib.identity import derive_seed
 from memlib.models.image_text import ImageText, build_image_text
 from memlib.objectives import build_objective
 from memlib.objectives.base import BatchPart
-from memlib.objectives.contrastive import pair_loss
+from memlib.objectives.ssl import pair_loss
 from memlib.specs import ContrastiveSpec, ImageTextSpec, OptimizerSpec, PairTrainingSpec
 from memlib.specs.captions import PADDING, UNKNOWN
 from memlib.training.loop import Training, TrainingSet, Worker

@@ -6,8 +6,7 @@ import torch
 
 from memlib.errors import RunError
 from memlib.models.encoder import build_encoder
-from memlib.observe.embeddings import cut, cut_together, embed
-from memlib.observe.search import search
+from memlib.observe.embeddings import cut, cut_together, embed, search
 from memlib.specs import ModelSpec
 
 SPEC = ModelSpec(width=8, projector=(16, 12), input_size=16)

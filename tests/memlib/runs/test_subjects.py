@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memlib.recipes.files import load_recipe
-from memlib.runs.subjects import data_name, model_name
+from memlib.runs.index import data_name, model_name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from memlib.data.stages import Split, decode, members_of
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.denoising import ddim
 from memlib.pipeline.stage import Artifact
-from memlib.running.eviction import evict
+from memlib.running.reuse import evict
 from memlib.running.runners import PlainRunner
 from memlib.specs import (
     CropSpec,

@@ -20,11 +20,11 @@ from memlib.audits.deja_vu.embedding import Embed, View
 from memlib.audits.deja_vu.stages import ScoreSetting
 from memlib.data.splits import PUBLIC, REFERENCE, TARGET
 from memlib.errors import CorruptArtifact
-from memlib.observe.search import search
+from memlib.observe.embeddings import search
 from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.recipes.files import load_recipe, validate
-from memlib.running.eviction import evict
 from memlib.running.finished import plan
+from memlib.running.reuse import evict
 from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts, check_run
 from memlib.runs.garbage import garbage

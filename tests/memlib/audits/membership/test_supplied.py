@@ -14,7 +14,7 @@ from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
 from memlib.data.canaries.secret import read_secret
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
-from memlib.observe.pseudonyms import pseudonym_of
+from memlib.observe.encoders import pseudonym_of
 from memlib.pipeline.stage import Artifact
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, OutputsSpec
