@@ -12,16 +12,17 @@ from torch import nn
 
 from memlib.audits.membership.recipe import QueriesSpec
 from memlib.audits.membership.shadows import FitEstimators, Observe, flat_points
-from memlib.audits.membership.target import Loaded, QueryTarget, ReadColumns, Refitted, TargetAnswers
+from memlib.audits.membership.target import MOST_VALUES, Columns, Loaded, QueryTarget, ReadColumns, Refitted, TargetAnswers
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.data.subsets import TARGET, Subsets
+from memlib.errors import UserError
 from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.models import ForestSpec, LogisticSpec, SvmSpec
 from memlib.store import Store
 from memlib.training.fleet import TrainSubsets
-from tests.memlib.audits.membership.tables import rows_of, write_table
+from tests.memlib.audits.membership.tables import COLUMNS, rows_of, write_table
 
 TRAINING = {
     "objective": {"kind": "supervised"}, "epochs": 3, "batch_size": 20, "augment": None,
@@ -126,3 +127,41 @@ def test_an_external_net_is_queried_unchanged(world: World, external: Any) -> No
 
 def test_a_support_vector_machine_is_reported_as_instance_based(world: World) -> None:
     assert world.query(Refitted(world.subsets, SvmSpec(kind="svm"), 0)).instance_based
+
+
+def read(folder: Path, subgroup: str | None = None, hidden: tuple[str, ...] = (), *, constant: str = "") -> Columns:
+    rows = rows_of(60)
+    for row in rows if constant else []:
+        row[COLUMNS.index(constant)] = "same"
+    data, runner = DataSpec.model_validate(write_table(folder / "a.csv", rows)), PlainRunner(Store(str(folder / "store")))
+    return runner.run(ReadColumns(data, decode(runner, data), subgroup, hidden)).content
+
+
+def test_values_of_a_subgroup_column_withheld_from_the_model_are_read(tmp_path: Path) -> None:
+    values = read(tmp_path, "region").subgroup
+    assert values["0000003"] == rows_of(60)[3][COLUMNS.index("region")]
+    assert len(values) == 60
+
+
+def test_hidden_columns_have_their_coordinates_and_categories(tmp_path: Path) -> None:
+    hidden = read(tmp_path, None, ("sex", "colour")).hidden
+    assert list(hidden) == ["sex", "colour"]
+    assert (hidden["colour"].start, hidden["colour"].categories) == (2, ("blue", "green", "red"))
+    assert (hidden["sex"].start, hidden["sex"].categories, hidden["sex"].has_missing) == (5, ("f", "m"), False)
+
+
+@pytest.mark.parametrize(
+    ("subgroup", "hidden", "constant", "message"),
+    [
+        ("height", (), "", "score.subgroup names 'height', but the columns of the table are a, b, colour"),
+        ("a", (), "", f"has 60 values; name one with at most {MOST_VALUES}"),
+        ("region", (), "region", "has only 1 value; name a column with at least two"),
+        (None, ("a",), "", "column a holds numbers; if they stand for categories"),
+        (None, ("sex",), "sex", "nothing to guess"),
+    ],
+)
+def test_unusable_columns_are_refused(
+    tmp_path: Path, subgroup: str | None, hidden: tuple[str, ...], constant: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, subgroup, hidden, constant=constant)
