@@ -1,4 +1,4 @@
-"""The reuse of artifacts that are committed, intact, and computed from the present content of their inputs; their eviction."""
+"""Reuse of artifacts that are committed, intact, and computed from the present content of their inputs; their eviction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
