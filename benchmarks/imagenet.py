@@ -258,7 +258,8 @@ def _untrained(pickled: bytes) -> None:
 
     from memlib.identity import derive_seed
     from memlib.tables import TRAINING, write_table
-    from memlib.training.checkpoint import save_weights, weights_file
+    from memlib.training.checkpoint import save_weights
+    from memlib.training.files import weights_file
     from memlib.training.fit import HISTORY, MODEL_FILE, build_model
 
     for stage in pickle.loads(pickled):

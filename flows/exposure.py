@@ -23,7 +23,7 @@ from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec
 from memlib.specs.subject import TrainIt
-from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 

@@ -82,13 +82,3 @@ def load_resume_state(folder: Path) -> dict[str, Any]:
     except Exception as error:  # raised by pickle, zipfile or torch
         raise CorruptArtifact(f"the resume state cannot be read ({type(error).__name__})") from error
     return state
-
-
-def weights_file(epoch: int) -> str:
-    """Return the file name of the weights after `epoch` epochs."""
-    return f"epoch-{epoch:05d}.safetensors"
-
-
-def step_file(step: int) -> str:
-    """Return the file name of the weights after `step` steps, within an epoch."""
-    return f"step-{step:07d}.safetensors"

@@ -39,7 +39,7 @@ from memlib.store import Attempt, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.usage import measuring
 from memlib.tables import TRAINING, read_table, write_table
-from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.files import step_file, weights_file
 from memlib.training.pretrained import Pretrained, TakeOver
 
 if TYPE_CHECKING:

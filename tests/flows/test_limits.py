@@ -36,7 +36,7 @@ from memlib.recipes.files import load_recipe, shipped_recipes, validate
 def test_limits_name_tests_that_cannot_reject_and_unreachable_bounds(recipe: str, settings: list[str], said: str) -> None:
     content, _ = load_recipe(recipe, settings)
     audit = AUDITS[str(content["audit"]).replace("_", "-")]
-    assert any(said in line for line in audit.limits(validate(audit.recipe, content)))
+    assert any(said in line for line in audit.limits(validate(audit.schema(content), content)))
 
 
 WITHOUT_VERDICT = {"forgetting_table_1_rho", "forgetting_table_2_rho"}  # the paper's tables; plan says so
@@ -48,7 +48,7 @@ def test_shipped_recipes_have_no_limits() -> None:
         content, _ = load_recipe(name)
         audit = AUDITS[str(content["audit"]).replace("_", "-")]
         if stages_of(audit):
-            said = list(audit.limits(validate(audit.recipe, content)))
+            said = list(audit.limits(validate(audit.schema(content), content)))
             assert bool(said) == (name in WITHOUT_VERDICT | OF_OTHERS), (name, said)
 
 

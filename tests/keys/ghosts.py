@@ -43,7 +43,7 @@ from memlib.specs import Resources, Spec
 from memlib.specs.asks import run_name, without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
-from memlib.training.checkpoint import step_file, weights_file
+from memlib.training.files import step_file, weights_file
 from memlib.training.fit import HISTORY, Train
 from memlib.training.pretrained import Pretrained
 
@@ -86,7 +86,7 @@ def keys_of(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch, settings
     """
     content, _ = load_recipe(recipe, [*SMALLER.get(recipe, ()), *settings])
     audit = AUDITS[audit_of(str(content["audit"]))]
-    spec = validate(audit.recipe, resolved(audit, content))
+    spec = validate(audit.schema(content), resolved(audit, content))
     cells = cells_of(spec).values() if isinstance(spec, CellsSpec) else [CellRequest(audit.name, spec, {})]
     _write_files(folder, content.get("canaries", {}).get("format", ""))
     monkeypatch.chdir(folder)

@@ -36,7 +36,7 @@ def test_every_shipped_recipe_is_valid_as_it_stands_and_the_same_once_printed(tm
     for name in shipped_recipes():
         content, resources = load_recipe(name)
         try:
-            spec = validate(AUDITS[audit_of(content["audit"])].recipe, content)
+            spec = validate(AUDITS[audit_of(content["audit"])].schema(content), content)
             validate(Resources, resources)
         except UserError as error:
             pytest.fail(f"{name}: {error}")

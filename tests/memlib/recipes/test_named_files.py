@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def recipe(name: str, *settings: str) -> Any:
     content, _ = load_recipe(name, settings)
-    return validate(AUDITS[content["audit"].replace("_", "-")].recipe, content)
+    return validate(AUDITS[content["audit"].replace("_", "-")].schema(content), content)
 
 
 def own(weights: str, architecture: str = "resnet18") -> Any:
