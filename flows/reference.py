@@ -2,8 +2,8 @@
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
 from unittest import mock
 
@@ -17,9 +17,21 @@ from memlib.report.glossary import terms
 from memlib.specs import Resources, base
 from memlib.tables import Table
 
+FOLDER = "docs/reference"
+SHARED = {
+    "memlib.specs.data": "data", "memlib.specs.text": "data", "memlib.specs.training": "training",
+    "memlib.specs.models": "models", "memlib.specs.encoders": "models", "memlib.specs.observing": "models",
+}  # fmt: skip
+"""Pages of settings that the recipes of several audits have in common, by the module that declares them."""
+ABOUT = {
+    "data": "Sources of images, tables and text, and how examples are read and divided, in the recipes of several audits.",
+    "models": "Models that are trained or given, in the recipes of several audits.",
+    "training": "How models are trained, in the recipes of several audits.",
+}
 
-def schema_page() -> str:
-    """Return docs/schema.md: the published tables."""
+
+def table_pages() -> Iterator[tuple[str, str]]:
+    """Yield the pages of the published tables: those of every audit, and those of each audit."""
     lines = [
         "# Result tables",
         "",
@@ -28,17 +40,25 @@ def schema_page() -> str:
         "`audit` and `run` as hive partitions. Each file's metadata give its table and version, the run, and the key of the",
         "stage that wrote it; each column's metadata give its unit and meaning. `memlib schema` prints the same.",
         "",
+        "The tables below are published by every audit; those of each audit have a page of their own:",
+        "",
     ]
+    own = dict[str, list[str]]()
+    common = list[str]()
     for name, tables in published_tables().items():
         for audit, table in tables.items():
-            lines += _table_lines(name, audit, table)
-    return "\n".join(lines).rstrip() + "\n"
+            place = own.setdefault(audit, []) if audit else common
+            place += _table_lines(name, table)
+    links = [f"- [{audit}](tables/{audit}.md)" for audit in own]
+    yield f"{FOLDER}/tables.md", _text_of([*lines, *links, "", _toc("tables", own), *common])
+    for audit, content in own.items():
+        yield f"{FOLDER}/tables/{audit}.md", _text_of([f"# Tables of {audit}", "", *content])
 
 
-def _table_lines(name: str, audit: str, table: Table) -> list[str]:
+def _table_lines(name: str, table: Table) -> list[str]:
     rows = [f"| `{c.name}` | {c.type} | {c.unit} | {c.meaning} |" for c in table.columns]
     return [
-        f"## {name}{f' ({audit})' if audit else ''}, version {table.version}",
+        f"## {name}, version {table.version}",
         "",
         f"{table.meaning} Key: {', '.join(f'`{key}`' for key in table.keys)}.",
         "",
@@ -49,8 +69,16 @@ def _table_lines(name: str, audit: str, table: Table) -> list[str]:
     ]
 
 
-def recipe_page() -> str:
-    """Return docs/recipes.md: every key of every audit's recipe, and of the resources."""
+def _toc(folder: str, names: Iterable[str]) -> str:
+    return "\n".join(["```{toctree}", ":maxdepth: 1", ":hidden:", "", *(f"{folder}/{name}" for name in names), "```", ""])
+
+
+def _text_of(lines: Iterable[str]) -> str:
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def recipe_pages() -> Iterator[tuple[str, str]]:
+    """Yield the pages of recipes: one per audit, what audits have in common, resources, and the policy of gates."""
     lines = [
         "# Recipes",
         "",
@@ -64,55 +92,100 @@ def recipe_page() -> str:
         "`resources` determines how the work is carried out and is not part of any key.",
         "",
     ]
-    seen = _Seen()
+    book = _Book(_shared())
+    for name, about in ABOUT.items():
+        book.pages[name] = [f"# {name.capitalize()}", "", about, ""]
     for audit in AUDITS.values():
-        lines += [f"## {audit.name}", "", audit.question, ""]
-        lines += _section("", audit.recipe, seen)
+        page = book.open(audit.name, f"Recipes of {audit.name}", audit.question)
+        page += book.section(audit.name, "", audit.recipe)
         for name, variant in audit.variants.items():
-            lines += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *_section("", variant, seen)]
-    lines += ["## resources", "", *_section("resources", Resources, seen)]
-    lines += ["## policy", "", "A policy of `memlib gate` is a YAML file of its own, read as strictly as a recipe.", ""]
-    lines += _section("", Policy, seen)
-    return "\n".join(lines).rstrip() + "\n"
+            page += [f"## {audit.name} of {name}", "", variant.__doc__ or "", "", *book.section(audit.name, "", variant)]
+    page = book.open("resources", "Resources", "How the work of a run is carried out; part of no key.")
+    page += book.section("resources", "resources", Resources)
+    page = book.open("policy", "Policy", "A policy of `memlib gate` is a YAML file of its own, read as strictly as a recipe.")
+    page += book.section("policy", "", Policy)
+    links = [f"- [{content[0].removeprefix('# ')}](recipes/{name}.md): {content[2]}" for name, content in book.pages.items()]
+    yield f"{FOLDER}/recipes.md", _text_of([*lines, *links, "", _toc("recipes", book.pages)])
+    for name, content in book.pages.items():
+        yield f"{FOLDER}/recipes/{name}.md", _text_of(content)
 
 
-class _Seen:
-    """The inner models that have a section, by link to its heading; equal headings are numbered as MyST numbers them."""
+def _shared() -> dict[type[BaseModel], str]:
+    """Return the page of each inner model that the recipes of several audits have in common."""
+    users = defaultdict[type[BaseModel], set[str]](set)
 
-    def __init__(self) -> None:
-        self.links: dict[type[BaseModel], str] = {}
-        self._times = Counter[str]()
+    def look(model: type[BaseModel], audit: str) -> None:
+        if audit not in users[model]:
+            users[model].add(audit)
+            for field in model.model_fields.values():
+                for member in _members(field):
+                    look(member, audit)
 
-    def add(self, model: type[BaseModel], heading: str) -> None:
-        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        times = self._times[anchor]
-        self._times[anchor] += 1
-        self.links[model] = f"[{heading}](#{anchor}{f'-{times}' if times else ''})"
+    for audit in AUDITS.values():
+        for recipe in (audit.recipe, *audit.variants.values()):
+            look(recipe, audit.name)
+    return {
+        model: SHARED[model.__module__] for model, names in users.items() if len(names) > 1 and model.__module__ in SHARED
+    }
 
 
-def _section(place: str, model: type[BaseModel], seen: _Seen) -> list[str]:
-    """Return the table of a model's keys, and the sections of inner models, or links to those that have one."""
-    rows, inner, known = [], list[str](), list[str]()
-    for name, field in model.model_fields.items():
-        key = f"{place}.{name}" if place else name
-        if name == "kind" or (name == "audit" and not place):  # already in the heading
-            continue
-        members = list(models_in(field.annotation))
-        if not members and name != "parts":  # whose sources have sections of their own
-            key, members = f"{key}.NAME", list(models_in(field.annotation, mappings=True))
-        if not members:
-            key = key.removesuffix(".NAME")
-            rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
-        for member in members:
-            kind = _kind(member)
-            heading = f"{key}{f', kind: {kind}' if kind else ''}"
-            if member in seen.links:
-                known.append(f"- `{heading}`: as {seen.links[member]}")
+def _members(field: FieldInfo) -> list[type[BaseModel]]:
+    return list(models_in(field.annotation)) or list(models_in(field.annotation, mappings=True))
+
+
+class _Book:
+    """Pages of recipes, and where each inner model is described; equal headings are numbered as MyST numbers them."""
+
+    def __init__(self, shared: Mapping[type[BaseModel], str]) -> None:
+        self.pages: dict[str, list[str]] = {}
+        self._shared = shared
+        self._places: dict[type[BaseModel], tuple[str, str, str]] = {}
+        self._times = Counter[tuple[str, str]]()
+
+    def open(self, name: str, title: str, about: str) -> list[str]:
+        """Begin a page, and return its lines."""
+        page = self.pages[name] = [f"# {title}", "", about, ""]
+        return page
+
+    def section(self, page: str, place: str, model: type[BaseModel]) -> list[str]:
+        """Return the table of a model's keys, and the sections of inner models, or links to those that have one."""
+        rows, inner, known = [], list[str](), list[str]()
+        for name, field in model.model_fields.items():
+            key = f"{place}.{name}" if place else name
+            if name == "kind" or (name == "audit" and not place):  # already in the heading
                 continue
-            seen.add(member, heading)
-            inner += [f"### {heading}", "", _text(member.__doc__), "", *_section(key, member, seen)]
-    table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
-    return table + ([*known, ""] if known else []) + inner
+            members = list(models_in(field.annotation))
+            if not members and name != "parts":  # whose sources have sections of their own
+                key, members = f"{key}.NAME", list(models_in(field.annotation, mappings=True))
+            if not members:
+                key = key.removesuffix(".NAME")
+                rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
+            for member in members:
+                kind = _kind(member)
+                heading = f"{key}{f', kind: {kind}' if kind else ''}"
+                if member in self._places:
+                    known.append(f"- `{heading}`: as {self._link(member, page)}")
+                    continue
+                there = self._shared.get(member, page)
+                self._note(member, there, heading)
+                described = [f"## {heading}", "", _text(member.__doc__), "", *self.section(there, key, member)]
+                if there == page:
+                    inner += described
+                else:
+                    self.pages[there] += described
+                    known.append(f"- `{heading}`: {self._link(member, page)}")
+        table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
+        return table + ([*known, ""] if known else []) + inner
+
+    def _note(self, model: type[BaseModel], page: str, heading: str) -> None:
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        times = self._times[page, anchor]
+        self._times[page, anchor] += 1
+        self._places[model] = page, f"{anchor}{f'-{times}' if times else ''}", heading
+
+    def _link(self, model: type[BaseModel], page: str) -> str:
+        there, anchor, heading = self._places[model]
+        return f"[{heading}]({'' if there == page else f'{there}.md'}#{anchor})"
 
 
 def _kind(model: type[BaseModel]) -> str:
@@ -164,7 +237,7 @@ def glossary_page() -> str:
 
 
 def command_page() -> str:
-    """Return docs/cli.md: every command with its arguments and options."""
+    """Return the page of every command, with its arguments and options."""
     from flows.cli.app import app  # imports every command
 
     with mock.patch.object(sys, "argv", ["memlib"]):  # its name would else show how Python was started
@@ -174,14 +247,15 @@ def command_page() -> str:
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the path and the text of every page."""
-    yield "docs/cli.md", command_page()
+    yield f"{FOLDER}/commands.md", command_page()
     yield "docs/glossary.md", glossary_page()
-    yield "docs/schema.md", schema_page()
-    yield "docs/recipes.md", recipe_page()
+    yield from table_pages()
+    yield from recipe_pages()
 
 
 if __name__ == "__main__":
     from pathlib import Path
 
     for path, text in pages():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)

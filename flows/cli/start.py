@@ -44,7 +44,7 @@ DOSSIER = """\
 #   memlib plan THIS_FILE       reads the data, and lists what the audits compute
 #   memlib run THIS_FILE
 # Numbers per class (split, sets) fit classes of 120 examples or more: lower them for smaller ones. What the document
-# is for goes into release: memlib schema dossier, or docs/recipes.md.
+# is for goes into release: memlib schema dossier, or docs/reference/recipes.md.
 """
 QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
 console = Console(highlight=False, markup=False)
@@ -246,7 +246,7 @@ def sources(*, json_: JsonOption = False) -> None:
         for row in rows:
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
             console.print(f"  kind: {row['kind']}{needs}: {row['meaning']}", soft_wrap=True)
-    console.print("all settings: docs/recipes.md, or memlib schema AUDIT")
+    console.print("all settings: docs/reference/recipes.md, or memlib schema AUDIT")
 
 
 def _members(union: Any) -> list[Any]:

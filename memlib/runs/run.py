@@ -90,12 +90,12 @@ class Run:
 
     @property
     def summary(self) -> pa.Table:
-        """The summary, one row per metric and setting (docs/schema.md); a sweep's is the table `sweep`."""
+        """The summary, one row per metric and setting (docs/reference/tables.md); a sweep's is the table `sweep`."""
         return self.tables["summary" if "summary" in self.tables else next(iter(self.tables))]
 
     @property
     def units(self) -> pa.Table:
-        """Scores of single examples, models or canaries (docs/schema.md).
+        """Scores of single examples, models or canaries (docs/reference/tables.md).
 
         Raises:
             KeyError: for a sweep, which has no table of units.

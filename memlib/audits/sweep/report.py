@@ -154,7 +154,7 @@ def _audit(audit: str, outcomes: Sequence[Outcome], useful: Mapping[str, Finding
     text = (
         f"Cells of the {_in_words(audit)} audit: the word of each cell's own verdict; its headline, which is the test with "
         "the smallest p-value, adjusted within the cell; and the finding of every metric that comes closest to it in its "
-        "settings, with 95 % intervals. Shares are fractions of 1; docs/schema.md gives the units."
+        "settings, with 95 % intervals. Shares are fractions of 1; docs/reference/tables.md gives the units."
     )
     if measured:
         text += f" Last: {_measure_of(measured)}, with its interval over images."
