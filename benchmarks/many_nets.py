@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from memlib.audits.unique_feature.formulas import m_of_label
+from memlib.data.builtin import TwoMoons
 from memlib.data.canaries.features import build_feature, training_rows
-from memlib.data.embedded import TwoMoons
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import class_scores
 from memlib.specs import CanarySpec, ClassifierSpec, Resources, ScalarFeature, TrainingSpec, TwoMoonsSource

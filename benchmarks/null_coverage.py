@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.deja_vu.summary import summarize
 from memlib.data.datasets import open_source
 from memlib.data.images.crops import periphery_crop
 from memlib.findings import Finding, Findings

@@ -12,9 +12,9 @@ import time
 
 import numpy as np
 
+from memlib.audits.deja_vu.findings import curves, summarize
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config, Direction
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.deja_vu.summary import curves, summarize
 
 CLASSES, K = 1000, 30
 

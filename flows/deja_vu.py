@@ -9,18 +9,18 @@ import pyarrow.compute as pc
 
 from memlib.audits.arrangement import check_flow
 from memlib.audits.deja_vu.backgrounds import Background, Backgrounds
-from memlib.audits.deja_vu.beyond import Beyond
+from memlib.audits.deja_vu.beyond.findings import Beyond
+from memlib.audits.deja_vu.beyond.stages import Attributes, Within
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
 from memlib.audits.deja_vu.generating import GenerateTrain
+from memlib.audits.deja_vu.given_sets import CompareSets
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, Judge, TrainJudge
 from memlib.audits.deja_vu.reconstruction.sampling import IMAGES_PER_PART, Reconstruct, Reconstructions
 from memlib.audits.deja_vu.reconstruction.spec import ReconstructSpec
 from memlib.audits.deja_vu.searching import Found, Probe, Search
-from memlib.audits.deja_vu.sets import CompareSets
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.stages import Report, Score, ScoreSetting, Searches
-from memlib.audits.deja_vu.within import Attributes, Within
 from memlib.audits.last_stages import run_id
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
 from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of

@@ -8,7 +8,7 @@ from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
 from memlib.audits.self_influence.influence import influence_of
 from memlib.audits.self_influence.stages import Score as SelfInfluence
-from memlib.audits.unique_feature.own import check_nulls
+from memlib.audits.unique_feature.external import check_nulls
 from memlib.audits.unique_feature.recipe import Cell, Recipe
 from memlib.audits.unique_feature.score_nets import Scored
 from memlib.audits.unique_feature.scoring import Net, Pull, nets_of

@@ -37,7 +37,7 @@ from tasks.cluster import (
 from tasks.progress import Bars
 from tasks.remote import in_words, reach, saved_step, train_there
 from tasks.runtime import Context
-from tasks.training_queue import LONGEST_SECONDS, Board
+from tasks.training_board import LONGEST_SECONDS, Board
 
 SHOWN_PROBLEMS = 2
 GROWING_SECONDS = 60.0  # wait for a further node of an autoscaling cluster after the last node joined
@@ -265,7 +265,7 @@ def _fit(
     from ray.train.torch import TorchTrainer
 
     from tasks.meeting import MeetAtAddress, MeetInFile
-    from tasks.workers import train_worker  # loads Ray, which is not needed if all models are in the store
+    from tasks.train_worker import train_worker  # loads Ray, which is not needed if all models are in the store
 
     name = f"memlib-{uuid.uuid4().hex[:12]}"  # unique per attempt, so that Ray does not restore a finished run
     use_gpu, size, is_local = needs.get("GPU", 0) > 0, resources.workers_per_model, resources.ray_address is None

@@ -21,8 +21,8 @@ from memlib.audits.unique_feature.declared import trainings
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score
 from memlib.audits.unique_feature.tables import with_column
+from memlib.data.builtin import TwoMoons
 from memlib.data.canaries.features import build_feature, training_rows
-from memlib.data.embedded import TwoMoons
 from memlib.identity import derive_seed
 from memlib.models.classifiers import build_classifier
 from memlib.observe.outputs import class_scores

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 import memlib
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from memlib.audits.arrangement import body_of
+from memlib.audits.captions.findings import summarize
 from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.retrieval import TrainPairs
 from memlib.audits.captions.stages import Score
-from memlib.audits.captions.summary import summarize
 from memlib.data.splits import EXTRA
 from memlib.findings import Findings
 from memlib.identity import derive_seed

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, Nets, images, train
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.stats.neighbors import nearest_neighbors

@@ -25,8 +25,8 @@ from benchmarks.validity.deja_vu import (
 )
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, images, train
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
-from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import Findings
 from memlib.identity import derive_seed
 from memlib.observe.backgrounds import answers_of, folds_of, name_with_network, name_with_words

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.exposure import scores
 from memlib.audits.exposure.evidence import evidence_of_given, held
+from memlib.audits.exposure.findings import summarize
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.scores import Scored, exposure_by_sampling, score
-from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import EXTRACTION
 from memlib.data.splits import TRAIN, column, select
 from memlib.data.text.corpus import Corpus, build_corpus, role_of, text_candidates

@@ -11,8 +11,8 @@ from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from benchmarks.validity.harness import Part, Row, crossed, rate, table
 from benchmarks.validity.nets import How, phi, train
 from memlib.audits.forgetting.distances import Distances, Observed
+from memlib.audits.forgetting.findings import summarize
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
-from memlib.audits.forgetting.summary import summarize
 from memlib.audits.forgetting.trace import Pool
 from memlib.findings import Findings
 from memlib.identity import derive_seed

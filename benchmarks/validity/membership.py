@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import blind_baseline
+from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.units import Pool
 from memlib.data.stages import TrainingData
 from memlib.data.subsets import TARGET, toss

@@ -11,8 +11,8 @@ from benchmarks.validity.deja_vu import BASE, CONFIG, NOISE, crops, labels_of, n
 from benchmarks.validity.deja_vu_alone import NETWORK, backgrounds, units_alone
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, images, train
-from memlib.audits.deja_vu.analysis import Analysis
-from memlib.audits.deja_vu.sets import LEVEL, thumbnails
+from memlib.audits.deja_vu.given_sets import LEVEL, thumbnails
+from memlib.audits.deja_vu.units import Analysis
 from memlib.identity import derive_seed
 from memlib.observe.backgrounds import folds_of
 from memlib.stats.blind import tell_sides

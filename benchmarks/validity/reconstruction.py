@@ -18,8 +18,8 @@ from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, t
 from memlib.audits import sides as audited_sides
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.recipe import BEYOND, Config, Recipe
+from memlib.audits.deja_vu.reconstruction.findings import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK, RANK_PIXELS, Judge
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.data.splits import REFERENCE, TARGET

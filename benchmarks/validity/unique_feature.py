@@ -20,10 +20,10 @@ from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.unique_feature.analysis import Analysis, settings, unit_means
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima, settings_of
 from memlib.audits.unique_feature.exchange import Score, exchange
-from memlib.audits.unique_feature.own import own_units, summarize_external
+from memlib.audits.unique_feature.external import own_units, summarize_external
+from memlib.audits.unique_feature.findings import summarize
 from memlib.audits.unique_feature.recipe import HEADLINE, Config
 from memlib.audits.unique_feature.scoring import Net, Shown, calibrate, score, score_by_label
-from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import with_column
 from memlib.data.canaries.features import Feature, TrainingRows, build_feature, null_features, training_rows
 from memlib.data.images.glyphs import LETTERS

@@ -24,8 +24,8 @@ from flows.prefect_server import check_prefect
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.cells import CellsSpec
 from memlib.errors import RunError, UserError
-from memlib.recipes.applied import dossier_recipe
 from memlib.recipes.cells import cells_of
+from memlib.recipes.dossiers import dossier_recipe
 from memlib.recipes.files import SHIPPED
 from memlib.recipes.named_files import check_files
 from memlib.recipes.request import AuditRequest, command_for

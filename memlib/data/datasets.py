@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from PIL import Image
 
-from memlib.data.embedded import BreastCancer, CaptionedScenes, Digits, Scenes, TwoMoons
+from memlib.data.builtin import BreastCancer, CaptionedScenes, Digits, Scenes, TwoMoons
 from memlib.data.examples import (
     NO_BOXES,
     Example,

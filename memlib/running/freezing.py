@@ -9,7 +9,7 @@ from typing import Any
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import stages_within
 from memlib.audits.base import Audit
-from memlib.data.outside import LONG, reads_of
+from memlib.data.read_beside import LONG, reads_of
 from memlib.findings import Findings
 from memlib.identity import flat
 from memlib.pipeline import sources

@@ -11,7 +11,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of, tables_of
 from memlib.audits.last_stages import REPORT_FILE, run_id
-from memlib.data.outside import read_beside_data
+from memlib.data.read_beside import read_beside_data
 from memlib.errors import RunError
 from memlib.findings import Findings
 from memlib.identity import file_digest

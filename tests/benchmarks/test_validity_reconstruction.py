@@ -22,8 +22,8 @@ from benchmarks.validity.reconstruction import (
     turned_against,
     with_sides,
 )
+from memlib.audits.deja_vu.reconstruction.findings import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, NEAREST, RANK
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import SHUFFLED
 from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS
 

@@ -74,7 +74,7 @@ SOURCE: list[Edit] = [
     ),
     (
         "memlib/data/datasets.py",
-        "from memlib.data.embedded import",
+        "from memlib.data.builtin import",
         "from memlib.data.stripes import Stripes\nfrom memlib.specs.data import StripesSource\n",
     ),
 ]

@@ -2,7 +2,7 @@ import pytest
 
 from memlib.identity import canonical_json, content_key, derive_seed
 from memlib.specs import DataSpec, ScenesSource
-from tests.pairs import run_code
+from tests.forks import run_code
 
 
 def test_canonical_json_ignores_the_order_of_keys_and_the_type_of_sequences() -> None:

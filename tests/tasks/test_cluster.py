@@ -20,7 +20,7 @@ from memlib.store import Store
 from tasks import cluster, training
 from tasks.cluster import Watch, needs_in_words, needs_of, places
 from tasks.runtime import Context
-from tasks.training_queue import Board
+from tasks.training_board import Board
 
 
 class FakeRay:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from memlib.audits.captions.findings import EXCESS, GAP, TOP, UNIMPLIED
 from memlib.audits.captions.gallery import Found, Shown
 from memlib.audits.captions.recipe import NOT_SHOWN, Recipe
-from memlib.audits.captions.summary import EXCESS, GAP, TOP, UNIMPLIED
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.pipeline.tables import Tables
 from memlib.report.figures import MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, save_figure

@@ -68,8 +68,8 @@ class Score(ScoresStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves."""
+        from memlib.audits.captions.findings import curves, summarize
         from memlib.audits.captions.scores import chance, votes_of
-        from memlib.audits.captions.summary import curves, summarize
         from memlib.audits.captions.verdict import verdict
 
         ids = self.retrievals[0].by_model[0].content.ids
@@ -89,8 +89,8 @@ class Score(ScoresStage):
         self, ids: pa.Table, asked: Asked, prior: Any, public: scipy.sparse.csr_array, one: Retrievals, k: int
     ) -> pa.Table:
         """Return the units of one pair of models at one epoch and k."""
+        from memlib.audits.captions.findings import DIRECTION_OF
         from memlib.audits.captions.scores import answers, votes_of
-        from memlib.audits.captions.summary import DIRECTION_OF
 
         found = [model.content for model in one.by_model]
         assert all(model.ids.equals(ids) for model in found), "models were asked different captions"

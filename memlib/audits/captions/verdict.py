@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
+from memlib.audits.captions.findings import GAP
 from memlib.audits.captions.recipe import HEADLINE, Recipe
-from memlib.audits.captions.summary import GAP
 from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
 from memlib.report.format import format_interval, percent, say_p
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.base import Judgement, Trainings
-from memlib.audits.deja_vu.analysis import Analysis, settings
 from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
+from memlib.audits.deja_vu.units import Analysis, settings
 from memlib.audits.deja_vu.verdict import recognition
 from memlib.audits.ranking import EXAMPLE, Ranking
 from memlib.findings import Finding, Findings

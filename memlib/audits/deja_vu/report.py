@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.beyond_section import BEYOND_TERMS, beyond_section
+from memlib.audits.deja_vu.beyond.section import BEYOND_TERMS, beyond_section
+from memlib.audits.deja_vu.findings import GAP_CHANGE, GAPS, HELD_OUT, most_correlated, most_memorized
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.recipe import BEYOND, NOT_SHOWN, Recipe
 from memlib.audits.deja_vu.reconstruction.section import Reconstructed, sections
 from memlib.audits.deja_vu.scores import CATEGORIES
-from memlib.audits.deja_vu.summary import GAP_CHANGE, GAPS, HELD_OUT, most_correlated, most_memorized
 from memlib.findings import DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings
 from memlib.report.figures import (
     ACCENT,

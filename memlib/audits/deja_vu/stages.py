@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.embedding import CROP, ROLE_OF, EmbeddedView, joint_key
+from memlib.audits.deja_vu.findings import curves, probe_rows, rows_of, rows_through_training, settled
 from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config, Recipe
 from memlib.audits.deja_vu.reconstruction.sampling import Reconstructions
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.searching import Found
-from memlib.audits.deja_vu.summary import curves, probe_rows, rows_of, rows_through_training, settled
 from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS, UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.splits import REFERENCE, TARGET, named_classes, select
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.audits.deja_vu.backgrounds import Backgrounds
-    from memlib.audits.deja_vu.beyond import Beyond
+    from memlib.audits.deja_vu.beyond.findings import Beyond
     from memlib.audits.deja_vu.reconstruction.section import Drawn
     from memlib.audits.deja_vu.report import Facts, Shown
     from memlib.audits.deja_vu.stability import Compared
@@ -210,15 +210,15 @@ class Score(ScoresStage):
             beyond = self.beyond is not None
             rows += stability_rows(self.stability, self.splits.content, list(layers), self.config, beyond=beyond)
         if self.beyond is not None:
-            from memlib.audits.deja_vu.beyond import beyond_rows
+            from memlib.audits.deja_vu.beyond.findings import beyond_rows
 
             rows += beyond_rows(self.beyond, self.splits.content, self.config)
         if self.checks is not None:
-            from memlib.audits.deja_vu.sets import check_rows
+            from memlib.audits.deja_vu.given_sets import check_rows
 
             rows += check_rows(self.checks.content)
         if self.judged:
-            from memlib.audits.deja_vu.reconstruction.rows import reconstruction_rows
+            from memlib.audits.deja_vu.reconstruction.findings import reconstruction_rows
 
             tables = [one.content for one in self.judged]
             rows += reconstruction_rows(tables, self.splits.content, self.config)

@@ -12,7 +12,7 @@ from memlib.audits import AUDITS, audit_of
 from memlib.audits.cells import CellsSpec
 from memlib.audits.dossier.recipe import SubjectSpec
 from memlib.audits.outcomes import models_of
-from memlib.data.outside import OF_SOURCES, read_beside_data
+from memlib.data.read_beside import OF_SOURCES, read_beside_data
 from memlib.errors import UserError
 from memlib.identity import flat
 from memlib.runs.index import BATCH, Runs, cells_of, find_run, read_run, refs_of, rows_of

@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.exposure.findings import at_last
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.scores import Scored
-from memlib.audits.exposure.summary import at_last
 from memlib.observe.likelihoods import UNITS_PER_BIT
 from memlib.specs.text import INSERTED, UNSEEN
 from memlib.stats.tails import fit_skew_normal

@@ -253,8 +253,8 @@ class Score(ScoresStage):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, extractions, documents, curves and summary."""
         from memlib.audits.exposure.curves import curves
+        from memlib.audits.exposure.findings import summarize
         from memlib.audits.exposure.scores import Scored, score
-        from memlib.audits.exposure.summary import summarize
 
         recipe, size = self.recipe, self.models[0].at.data.space.size
         exact = exact_ranks(self.models, self.costs, self.counts)

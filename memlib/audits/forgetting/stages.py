@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
+from memlib.audits.forgetting.findings import curves, summarize
 from memlib.audits.forgetting.recipe import NULL, Recipe
-from memlib.audits.forgetting.summary import curves, summarize
+from memlib.audits.forgetting.sets import draw_sets, mix_members
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, follows
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.data.groups import groups_digest, groups_in
-from memlib.data.sets import draw_sets, mix_members
 from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
 from memlib.data.stages import Shard, SplitsStage, TrainingData
 from memlib.errors import UserError

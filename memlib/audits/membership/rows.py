@@ -1,4 +1,4 @@
-"""The tables of a membership audit, and the curves of its page."""
+"""Rows of the tables of a membership audit (whose schemas are in `tables`), and the curves of its page."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

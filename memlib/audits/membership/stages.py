@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import blind_baseline, control_findings
+from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.hidden import target_findings
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.rows import curves, example_rows, influence_rows, model_rows, unit_rows
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.slices import slice_findings
-from memlib.audits.membership.summary import person_findings, summarize
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.target import Columns, TargetAnswers

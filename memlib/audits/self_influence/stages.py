@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
+from memlib.audits.self_influence.findings import curves, summarize
 from memlib.audits.self_influence.recipe import Recipe
 from memlib.audits.self_influence.scores import score
-from memlib.audits.self_influence.summary import curves, summarize
 from memlib.audits.self_influence.tables import UNITS
 from memlib.data.splits import TRAIN
 from memlib.data.stages import TrainingData

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, maxima
 from memlib.audits.unique_feature.comparisons import comparisons_of
-from memlib.audits.unique_feature.own import own_units, summarize_external
+from memlib.audits.unique_feature.external import own_units, summarize_external
+from memlib.audits.unique_feature.findings import summarize
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.score_nets import NetTables, Scored, ScoreNets
 from memlib.audits.unique_feature.scoring import Pull, calibrate
-from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries.features import choose_canaries, null_kind

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.validity.gate import RECIPE, answers
 from flows.cli.app import main
 from memlib.audits.deja_vu import declared as deja_vu
-from memlib.audits.deja_vu.summary import summarize
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.exposure import declared as exposure
 from memlib.audits.gates import decide, judge
 from memlib.findings import Finding, Interval, estimate, settle, tested

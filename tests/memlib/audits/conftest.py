@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from memlib.audits import sides
-from memlib.audits.deja_vu import beyond, stability, summary
+from memlib.audits.deja_vu import findings, stability
+from memlib.audits.deja_vu.beyond import findings as beyond
 from memlib.audits.exposure import documents
 
 
@@ -24,7 +25,7 @@ def never_power() -> Iterator[None]:
 
 
 def leave_out_power(patch: pytest.MonkeyPatch) -> None:
-    for module in (summary, beyond):
+    for module in (findings, beyond):
         patch.setattr(module, "detectable_answers", lambda *_, **__: None)
     for module in (stability, documents, sides):
         patch.setattr(module, "detectable_shift", lambda *_, **__: None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memlib.audits.deja_vu import recipe as deja_vu
-from memlib.audits.deja_vu.summary import settled as settled_as_table
+from memlib.audits.deja_vu.findings import settled as settled_as_table
 from memlib.audits.deja_vu.verdict import UPSIDE_DOWN
 from memlib.audits.deja_vu.verdict import verdict as of_deja_vu
 from memlib.audits.exposure import recipe as exposure
@@ -21,10 +21,10 @@ from memlib.audits.forgetting.report import _advice as advice_on_forgetting
 from memlib.audits.forgetting.verdict import verdict as of_forgetting
 from memlib.audits.outcomes import Outcome
 from memlib.audits.self_influence import recipe as self_influence
+from memlib.audits.self_influence.findings import curves as influence_curves
+from memlib.audits.self_influence.findings import summarize as summarize_influence
 from memlib.audits.self_influence.report import compose as influence_page
 from memlib.audits.self_influence.scores import score as of_influence
-from memlib.audits.self_influence.summary import curves as influence_curves
-from memlib.audits.self_influence.summary import summarize as summarize_influence
 from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature

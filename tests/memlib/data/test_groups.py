@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from memlib.audits.forgetting.sets import draw_sets
 from memlib.data.groups import groups_digest, groups_in, groups_of, joined, near_copies
-from memlib.data.sets import draw_sets
 from memlib.data.splits import hold_out, select, split_examples
 from memlib.errors import UserError
 from memlib.specs import CropSpec, GroupSpec, HoldOutSpec, SetSpec, SplitSpec

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from memlib.errors import RunError
 from memlib.models import collectives
 from memlib.models.collectives import share, share_files
-from tests.pairs import together
+from tests.forks import together
 
 ROOT = Path(__file__).parents[3]
 VALUES: list[Any] = [None, True, 7, -1, 0.1, float("inf"), "a proböem", [1, "x"], {"a": None}]

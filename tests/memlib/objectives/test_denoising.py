@@ -18,7 +18,7 @@ from memlib.objectives.denoising import draw_noise
 from memlib.specs import DecoderSpec, DenoiserSpec, DenoisingSpec, GeneratorTrainingSpec, OptimizerSpec
 from memlib.training.augment import normalize
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker
-from tests.pairs import together
+from tests.forks import together
 
 SIDE, DIM = 8, 2
 MODEL = DenoiserSpec(channels=(16, 16), input_size=SIDE, attention_side=4)

@@ -15,7 +15,7 @@ from memlib.objectives.ssl import covariance_loss, invariance_loss, pair_loss, v
 from memlib.specs import ContrastiveSpec, ImageTextSpec, OptimizerSpec, PairTrainingSpec, SupervisedSpec, VICRegSpec
 from memlib.specs.captions import PADDING, UNKNOWN
 from memlib.training.loop import Training, TrainingSet, Worker
-from tests.pairs import together
+from tests.forks import together
 
 
 def slow_vicreg(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:

@@ -19,7 +19,7 @@ from memlib.running.verification import check_artifacts
 from memlib.specs import DataSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
-from tests.pairs import run_code
+from tests.forks import run_code
 
 computed: list[str] = []
 

@@ -22,7 +22,7 @@ from memlib.pipeline.stage import Artifact, Stage
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, ExternalClassifierSpec
 from memlib.store import Attempt, Store
-from tests.pairs import run_code
+from tests.forks import run_code
 
 MODULE = """from pathlib import Path
 Path({mark!r}).write_text("run")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import memlib
 from memlib.report.figures import also_png, corners, new_figure, save_figure
 from memlib.report.hover import APART, MOST, STACKED, evenly
+from tests.forks import run_code
 from tests.memlib.report.test_hover import shapes
-from tests.pairs import run_code
 
 pytestmark = pytest.mark.page
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import memlib
+from memlib.audits.deja_vu.findings import curves, summarize
 from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.report import Facts, Shown, compose
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.deja_vu.summary import curves, summarize
 from memlib.findings import INCONCLUSIVE, Findings, Verdict, estimate
 from memlib.report.figures import data_uri, outlined
 from memlib.report.glossary import defined, terms

@@ -31,7 +31,7 @@ from memlib.runs.index import list_runs, read_run
 from memlib.store import Ref, Store
 from memlib.store.permissions import user_folder
 from memlib.tables import INDEX, write_table
-from tests.memlib.audits.membership.tables import COLUMNS, rows_of
+from tests.memlib.audits.membership.small_tables import COLUMNS, rows_of
 
 HER = "zoe-quill-7319"
 PICTURE = (250, 3, 177)  # colour of her picture; all others are grey

@@ -15,7 +15,7 @@ from markupsafe import escape
 import memlib
 from flows.cli.app import main
 from memlib.audits.exposure import recipe as exposure
-from memlib.data.outside import reads_of
+from memlib.data.read_beside import reads_of
 from memlib.errors import RunError
 from memlib.findings import settle, tested
 from memlib.recipes.request import AuditRequest

@@ -22,7 +22,7 @@ from memlib.store.copies import Copies
 from memlib.store.logs import recording
 from memlib.store.records import FileRecord, sealed
 from memlib.store.remote import Remote
-from tests.pairs import SERVER
+from tests.forks import SERVER
 
 REF = Ref("decode", "0" * 32)
 

@@ -15,7 +15,7 @@ from memlib.objectives import Objective, build_objective
 from memlib.specs import AugmentSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from memlib.training import loop
 from memlib.training.loop import Prefetcher, Training, TrainingSet, Worker, epoch_order
-from tests.pairs import together
+from tests.forks import together
 
 CRITERIA = ["barlow_twins", "simclr", "byol", "dino"]
 OPTIONS = {"dino": {"prototypes": 12, "local_views": 2, "local_side": 10}}

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlib.audits.deja_vu.findings import most_correlated, most_memorized
+from memlib.audits.deja_vu.reconstruction.findings import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, MEAN
 from memlib.audits.deja_vu.reconstruction.judging import (
     AVERAGED,
     COPIES,
@@ -18,9 +20,7 @@ from memlib.audits.deja_vu.reconstruction.judging import (
     SPREAD_HIDDEN,
     SPREAD_SHOWN,
 )
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND_FAMILY, BEYOND_PUBLIC, FAMILY, GAIN, MEAN
 from memlib.audits.deja_vu.reconstruction.sampling import CROP_ITSELF, DECODED, SHUFFLED, UNCONDITIONED, WHOLE
-from memlib.audits.deja_vu.summary import most_correlated, most_memorized
 from memlib.audits.deja_vu.tables import NEIGHBORS
 from memlib.findings import Finding, Findings
 from memlib.report.figures import data_uri, outlined

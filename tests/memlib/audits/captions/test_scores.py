@@ -9,9 +9,9 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.captions.findings import curves, summarize
 from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.scores import Asked, WordModel, answers, chance, known_by_words, most_voted, votes_of
-from memlib.audits.captions.summary import curves, summarize
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
 from memlib.findings import Findings, settle

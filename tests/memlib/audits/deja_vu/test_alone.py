@@ -17,9 +17,9 @@ from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.comparison import gains_of
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.recipe import Config
 from memlib.audits.deja_vu.scores import Answers, Decoding, score
-from memlib.audits.deja_vu.summary import summarize
 from memlib.errors import UserError
 from memlib.findings import Findings
 from memlib.recipes.files import load_recipe, validate

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.validity.gate import RECIPE
 from memlib.audits import AUDITS
 from memlib.audits.deja_vu.declared import trainings
+from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.deja_vu.summary import summarize
 from memlib.findings import Findings
 
 PAIRS = 3

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from memlib.audits.deja_vu.findings import curves, most_correlated, most_memorized, summarize
 from memlib.audits.deja_vu.recipe import Config, Recipe
 from memlib.audits.deja_vu.scores import CATEGORIES, Decoding, categorize, score
-from memlib.audits.deja_vu.summary import curves, most_correlated, most_memorized, summarize
 from memlib.audits.deja_vu.tables import UNITS
 from memlib.audits.deja_vu.verdict import Recognition, recognition
 from memlib.findings import Finding, Findings

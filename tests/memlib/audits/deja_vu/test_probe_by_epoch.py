@@ -10,9 +10,9 @@ import pytest
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
+from memlib.audits.deja_vu.findings import GAP_CHANGE, probe_rows, rows_through_training
 from memlib.audits.deja_vu.gains import CHANGE
 from memlib.audits.deja_vu.report import _followed, _tested_by
-from memlib.audits.deja_vu.summary import GAP_CHANGE, probe_rows, rows_through_training
 from memlib.audits.deja_vu.verdict import recognition
 from memlib.errors import UserError
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested

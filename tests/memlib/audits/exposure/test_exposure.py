@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm, rankdata
 
 from memlib.audits.exposure.curves import curves
+from memlib.audits.exposure.findings import summarize
 from memlib.audits.exposure.privacy import epsilon_bound, most_exposed, refuted_p
 from memlib.audits.exposure.recipe import Config, Recipe
 from memlib.audits.exposure.report import compose, pareto_front
@@ -26,7 +27,6 @@ from memlib.audits.exposure.scores import (
     score,
     upper_exposure,
 )
-from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.audits.exposure.verdict import verdict
 from memlib.findings import Finding, Findings, estimate

@@ -9,11 +9,11 @@ import pytest
 
 import memlib
 from memlib.audits.exposure.curves import curves
+from memlib.audits.exposure.findings import summarize
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.report import compose
 from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, without
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
-from memlib.audits.exposure.summary import summarize
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
 from memlib.data.canaries.secret import VARIABLE
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION

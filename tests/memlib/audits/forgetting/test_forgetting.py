@@ -9,8 +9,8 @@ import scipy.stats
 from pydantic import ValidationError
 
 from memlib.audits.forgetting.distances import Distances, Observed, score, score_examples
+from memlib.audits.forgetting.findings import curves, summarize
 from memlib.audits.forgetting.recipe import FORGOTTEN, NO_TRACE, NULL, RETAINED, REVERSED, TARGET, UNDECIDED, Config, Recipe
-from memlib.audits.forgetting.summary import curves, summarize
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import (
     Pool,

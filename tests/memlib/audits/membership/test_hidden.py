@@ -10,13 +10,13 @@ import scipy
 import memlib
 from memlib.audits.membership import hidden
 from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.hidden import DECIMALS, target_findings
 from memlib.audits.membership.recipe import COLUMNS
-from memlib.audits.membership.summary import summarize
 from memlib.audits.membership.target import Guesses, TargetAnswers
 from memlib.findings import Findings
 from memlib.stats.multiplicity import holm
-from tests.memlib.audits.membership.tables import rows_of, write_table
+from tests.memlib.audits.membership.small_tables import rows_of, write_table
 from tests.memlib.audits.membership.worlds import world
 
 SCORE = {"redraws": 999, "attacks": ["lira"]}

@@ -8,10 +8,10 @@ import scipy
 
 from memlib.audits.membership import slices
 from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.rankings import point_at
 from memlib.audits.membership.recipe import SLICES
 from memlib.audits.membership.slices import ANSWER, CLASS, FEWEST, slice_findings, slices_of
-from memlib.audits.membership.summary import summarize
 from memlib.findings import Findings
 from memlib.stats.multiplicity import holm
 from memlib.stats.operating import auc

@@ -22,7 +22,7 @@ from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldO
 from memlib.specs.models import ForestSpec, LogisticSpec, SvmSpec
 from memlib.store import Store
 from memlib.training.fleet import TrainSubsets
-from tests.memlib.audits.membership.tables import COLUMNS, rows_of, write_table
+from tests.memlib.audits.membership.small_tables import COLUMNS, rows_of, write_table
 
 TRAINING = {
     "objective": {"kind": "supervised"}, "epochs": 3, "batch_size": 20, "augment": None,

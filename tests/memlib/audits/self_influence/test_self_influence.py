@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from memlib.audits.self_influence.findings import curves, resampled_shares, summarize
 from memlib.audits.self_influence.scores import choose_checkpoints, score, self_influence
-from memlib.audits.self_influence.summary import curves, resampled_shares, summarize
 from memlib.findings import Findings
 from memlib.models.classifiers import build_classifier
 from memlib.observe.gradients import GradientNorms

@@ -9,11 +9,11 @@ import pytest
 
 from memlib.audits.unique_feature.analysis import Analysis
 from memlib.audits.unique_feature.comparisons import Comparison, VariantScore, compare, comparisons_of
+from memlib.audits.unique_feature.findings import summarize
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.report.page import _tested_here
 from memlib.audits.unique_feature.report.tables import changes_section
 from memlib.audits.unique_feature.scoring import Net, unit
-from memlib.audits.unique_feature.summary import summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.audits.unique_feature.verdict import change_in_words
 from memlib.findings import Finding, Findings, estimate, settle

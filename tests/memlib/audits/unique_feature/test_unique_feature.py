@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from memlib.audits.unique_feature.analysis import unit_means, unit_weights
 from memlib.audits.unique_feature.calibrated_maxima import ByLabel, exchanged_maxima, maxima, ranks
 from memlib.audits.unique_feature.curves import canary_curves, draw_curves, epoch_curves, removal_curves, strongest
+from memlib.audits.unique_feature.external import check_nulls, own_units, summarize_external
+from memlib.audits.unique_feature.findings import _detectable_share, summarize
 from memlib.audits.unique_feature.formulas import divergence, m_kl, m_of_label, m_of_labels, m_w
-from memlib.audits.unique_feature.own import check_nulls, own_units, summarize_external
 from memlib.audits.unique_feature.recipe import Config, Recipe
 from memlib.audits.unique_feature.report.tables import correlation_table
 from memlib.audits.unique_feature.scoring import Net, Pull, Shown, calibrate, nets_of, score, score_by_label
-from memlib.audits.unique_feature.summary import _detectable_share, summarize
 from memlib.audits.unique_feature.tables import UNITS, with_column
 from memlib.errors import UserError
 from memlib.findings import Findings

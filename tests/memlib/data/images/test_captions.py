@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
-from memlib.data.embedded import NAMES, CaptionedScenes, digit_images, made_up_word
+from memlib.data.builtin import NAMES, CaptionedScenes, digit_images, made_up_word
 from memlib.data.examples import Caption
 from memlib.data.images.caption_stages import Captions, SplitPairs
 from memlib.data.images.captions import captions_digest, is_named, read_captions, words_of

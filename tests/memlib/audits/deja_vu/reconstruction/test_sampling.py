@@ -12,9 +12,9 @@ import pytest
 import memlib
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu import AUDIT
+from memlib.audits.deja_vu.reconstruction.findings import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, NAMED, NEAREST, RANK, RANK_PIXELS, Painted
 from memlib.audits.deja_vu.reconstruction.measures import PAINT
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, SAMPLED, another_of_its_class, mean_of
 from memlib.findings import Findings
 from memlib.recipes import RecipeError

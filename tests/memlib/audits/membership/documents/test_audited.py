@@ -7,7 +7,7 @@ import pytest
 
 from memlib.audits.membership.documents.audited import DocumentsAudited, answers_of, signals_of
 from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
-from memlib.audits.membership.summary import summarize
+from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.units import Pool
 from memlib.data.blind_features import id_features
 from memlib.data.subsets import TARGET, toss

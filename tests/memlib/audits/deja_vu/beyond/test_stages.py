@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.within import WITHIN_FILE, Within
+from memlib.audits.deja_vu.beyond.stages import WITHIN_FILE, Within
 from memlib.data.candidates import hashed_order
 from memlib.tables import read_table
 

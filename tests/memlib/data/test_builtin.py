@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from memlib.data.builtin import Scenes
 from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
-from memlib.data.embedded import Scenes
 from memlib.specs import DataSpec, JoinedSource, ScenesSource
 from memlib.specs.data import TINTS
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from memlib.audits.deja_vu.recipe import Config
+from memlib.audits.deja_vu.reconstruction.findings import BEYOND_PUBLIC, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.judging import AVERAGED, CLASS, COPIES, FIRST, NAMED, NEAREST, RANK, RANK_PIXELS
-from memlib.audits.deja_vu.reconstruction.rows import BEYOND_PUBLIC, GAIN, MEAN, reconstruction_rows
 from memlib.audits.deja_vu.reconstruction.sampling import NEIGHBORS, WHOLE
 from memlib.audits.deja_vu.reconstruction.section import _said
 from memlib.audits.deja_vu.tables import RECONSTRUCTIONS

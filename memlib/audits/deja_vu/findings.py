@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.deja_vu.analysis import Analysis, settings, split_by
 from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, Config
 from memlib.audits.deja_vu.scores import CATEGORIES
+from memlib.audits.deja_vu.units import Analysis, settings, split_by
 from memlib.audits.deja_vu.verdict import recognition, verdict
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed

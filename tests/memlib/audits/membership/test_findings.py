@@ -10,10 +10,10 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.rankings import survey_halves
 from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName
 from memlib.audits.membership.report import COLOURS, _can
-from memlib.audits.membership.summary import person_findings, summarize
 from memlib.audits.membership.verdict import shows_alone
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from memlib.report.format import floored, percent

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.deja_vu.beyond import Beyond, Values, _differences, _named, beyond_rows
+from memlib.audits.deja_vu.beyond.findings import Beyond, Values, _differences, _named, beyond_rows
 from memlib.audits.deja_vu.recipe import BEYOND, HEADLINES, Config
 from memlib.audits.deja_vu.verdict import said_beyond, verdict
 from memlib.data.attributes import ATTRIBUTES

@@ -9,8 +9,8 @@ from memlib.audits import AUDITS
 from memlib.audits.attacks import IMAGES, Attack, DataFacts
 from memlib.audits.cells import CellSpec, CellsSpec
 from memlib.errors import UserError
-from memlib.recipes.applied import dossier_recipe
 from memlib.recipes.cells import cells_of
+from memlib.recipes.dossiers import dossier_recipe
 from memlib.recipes.files import load_recipe
 from memlib.recipes.request import AuditRequest
 from memlib.specs import TextSource
@@ -134,7 +134,7 @@ def test_a_new_audit_takes_part_by_its_declaration_alone(monkeypatch: pytest.Mon
     attack = Attack("colours", IMAGES, "", "outputs", frozenset())
     new = replace(AUDITS["forgetting"], attacks=(attack,), cell=lambda facts: CellSpec(name="new", recipe="membership_smoke"))
     silent = replace(AUDITS["forgetting"], attacks=(), cell=AUDITS["sweep"].cell)
-    monkeypatch.setattr("memlib.recipes.applied.AUDITS", {"sweep": new, "exposure": silent})  # names that recipes may have
+    monkeypatch.setattr("memlib.recipes.dossiers.AUDITS", {"sweep": new, "exposure": silent})  # names that recipes may have
     recipe = dossier_recipe("digits")
     assert names_of(recipe) == {"new"}
     assert recipe["not_run"] == {"exposure": "it has no recipe for any data; name one of your own in the dossier's cells"}

@@ -17,7 +17,7 @@ from memlib.specs import Resources
 from memlib.training.fit import Train, train_into_store
 from memlib.training.loop import Worker
 from tasks.remote import FREE_SPACE, is_full, log_kept, saved_step, telling, whereabouts
-from tasks.training_queue import LONGEST_SECONDS
+from tasks.training_board import LONGEST_SECONDS
 
 
 def train_worker(config: dict[str, Any]) -> None:

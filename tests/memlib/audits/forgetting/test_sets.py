@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from memlib.audits.forgetting.sets import draw_sets, mix_members
 from memlib.data.datasets import open_source
 from memlib.data.images.shards import write_shard
 from memlib.data.images.stored import read_images
 from memlib.data.joined import changed_image
-from memlib.data.sets import draw_sets, mix_members
 from memlib.data.splits import LEFT_OUT, select
 from memlib.errors import UserError
 from memlib.specs import ChangeSpec, DataSpec, ImageFolderSource, JoinedSource, SetSpec
