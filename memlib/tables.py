@@ -1,4 +1,6 @@
-"""Arrow schemas of the tables that audits have in common (the others are in <audit>/tables.py), with the unit and meaning of each column.
+"""Arrow schemas of the tables that audits have in common, with the unit and meaning of each column.
+
+The others are in `tables.py` of each audit.
 
 Every file carries its table's name and version in the Parquet metadata, and the unit and meaning of each column in the
 column's metadata. A change that readers would notice raises the version.
