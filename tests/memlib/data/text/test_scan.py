@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_text() -> None:
         tracemalloc.stop()
         return top
 
-    assert peak(200) < 1.2 * peak(20)
+    assert peak(200) < peak(20) + 2**21  # of 12 MiB more; other threads of the tests' process allocate, too
 
 
 def test_secrets_that_differ_in_case_spaces_or_separators_are_the_same() -> None:
