@@ -32,7 +32,7 @@ help:
 	@echo "make validity PART=...  nulls and plants of every verdict on trained models; prints a part of docs/validity.md"
 	@echo "make bench-check  whether memlib is still as fast beside plain versions as docs/benchmarks.md says, as ratios; minutes"
 	@echo "make gpu-check  a GPU against the CPU: placement, stacks, resume, search, every objective; at most eight minutes"
-	@echo "make faults     break every stage of every audit and run it again; prints docs/reliability.md's table, one hour"
+	@echo "make faults     break every stage of every audit and run it again; adds the rows that evidence/faults.jsonl lacks, two hours for all"
 	@echo "make fuzz       damage every kind of file that is read, 20,000 times; prints docs/reliability.md's table, ten minutes"
 	@echo "make drill      Prefect on PostgreSQL on this machine: kill, resume, retry, schedule"
 	@echo "make drill-slurm  Slurm with two nodes on this machine: time limit, lost node, cancel, job array; half an hour"
@@ -105,7 +105,7 @@ gpu-check: .venv/$(FAISS)
 	@$(BIN)/python -m benchmarks.device
 
 faults: .venv/$(FAISS)-test
-	@PYTHONPATH=tests/end_to_end:tests/docs:. $(BIN)/python benchmarks/faults.py
+	@PYTHONPATH=tests/end_to_end:tests/docs:. $(BIN)/python benchmarks/faults.py --results evidence/faults.jsonl
 
 fuzz: .venv/$(FAISS)-test
 	@PYTHONPATH=benchmarks/fuzz:tests/end_to_end:tests/docs:. $(BIN)/python -W ignore benchmarks/fuzz/fuzz.py

@@ -27,8 +27,8 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -457,23 +457,30 @@ def require_token() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def rows(cases: Sequence[Case], faults: Sequence[str], stages: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield a row for every audit, every stage (or the named ones) and every fault that applies to the stage."""
+def rows(
+    cases: Sequence[Case], faults: Sequence[str], stages: Sequence[str] = (), done: Collection[tuple[str, str, str]] = ()
+) -> Iterator[Row]:
+    """Yield a row for every audit, every stage (or the named ones) and every fault that applies to the stage and is not done."""
     for case in cases:
-        breakable = BROKEN.get(case.audit, case.stages)
-        for stage in (stage for stage in breakable if not stages or stage in stages):
-            for fault in faults:
-                if fault == "driver":
-                    yield kill_driver(case, stage)
-                elif fault in ("byte", "truncated"):
-                    yield damage(case, stage, fault)
-                elif stage in ON_RAY and fault == "worker":
-                    yield kill_worker(case, stage)
-                elif fault in ENGINES or fault == "hangup":
-                    if stage in ON_RAY and case.audit in WITH_ENGINES:
-                        yield lose_engine(case, stage, fault)
-                elif stage in ON_RAY:
-                    yield lose_node(case, stage, spare=fault == "spare")
+        for stage in BROKEN.get(case.audit, case.stages):
+            for fault in faults if not stages or stage in stages else ():
+                if (case.audit, stage, fault) not in done and (row := broken(case, stage, fault)) is not None:
+                    yield row
+
+
+def broken(case: Case, stage: str, fault: str) -> Row | None:
+    """Break a stage and run the audit again; return None if the fault does not apply to the stage."""
+    if fault == "driver":
+        return kill_driver(case, stage)
+    if fault in ("byte", "truncated"):
+        return damage(case, stage, fault)
+    if stage not in ON_RAY:
+        return None
+    if fault == "worker":
+        return kill_worker(case, stage)
+    if fault in ENGINES or fault == "hangup":
+        return lose_engine(case, stage, fault) if case.audit in WITH_ENGINES else None
+    return lose_node(case, stage, spare=fault == "spare")
 
 
 def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str]) -> list[Case]:
@@ -490,12 +497,23 @@ def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str])
     return cases
 
 
+def as_promised(path: Path) -> set[tuple[str, str, str]]:
+    """Return the audit, stage and fault of the rows of a file of results that ended as promised."""
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    kept = [Row(**{name: value for name, value in row.items() if name != "date"}) for row in found]
+    return {(row.audit, row.stage, row.fault) for row in kept if row.good}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--audit", action="append", choices=RECIPES, help="by default all")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="by default all")
     parser.add_argument("--stage", action="append", default=[], help="by default all")
+    parser.add_argument(
+        "--results", type=Path, help="JSON lines: rows are added, and those that ended as promised are not repeated"
+    )
     options = parser.parse_args()
+    done = as_promised(options.results) if options.results else set()
     known = {stage for audit in options.audit or RECIPES for stage in stage_names(AUDITS[audit.partition(" ")[0]])}
     if unknown := set(options.stage) - known:
         parser.error(f"no stage is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -510,8 +528,11 @@ def main() -> int:
         failures = 0
         with prefect_server(environment, folder / "server") as url:
             cases = make_cases(folder, options.audit or list(RECIPES), environment | {"PREFECT_API_URL": url})
-            for row in rows(cases, options.fault or FAULTS, options.stage):
+            for row in rows(cases, options.fault or FAULTS, options.stage, done):
                 failures += not row.good
+                if options.results:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps({"date": time.strftime("%Y-%m-%d")} | asdict(row)) + "\n")
                 cells = (row.audit, row.stage, row.fault, row.first, row.again, row.whole, row.recomputed)
                 print("|", " | ".join(map(str, (*cells, "yes" if row.equal else "NO", row.seconds))), "|", flush=True)
     print(f"\n{failures} rows are not as promised", file=sys.stderr)
