@@ -94,7 +94,7 @@ def recipe_pages() -> Iterator[tuple[str, str]]:
     ]
     book = _Book(_shared())
     for name, about in ABOUT.items():
-        book.pages[name] = [f"# {name.capitalize()}", "", about, ""]
+        book.open(name, name.capitalize(), about)
     for audit in AUDITS.values():
         page = book.open(audit.name, f"Recipes of {audit.name}", audit.question)
         page += book.section(audit.name, "", audit.recipe)
@@ -117,8 +117,8 @@ def _shared() -> dict[type[BaseModel], str]:
     def look(model: type[BaseModel], audit: str) -> None:
         if audit not in users[model]:
             users[model].add(audit)
-            for field in model.model_fields.values():
-                for member in _members(field):
+            for name, field in model.model_fields.items():
+                for member in _members(name, field)[1]:
                     look(member, audit)
 
     for audit in AUDITS.values():
@@ -129,8 +129,13 @@ def _shared() -> dict[type[BaseModel], str]:
     }
 
 
-def _members(field: FieldInfo) -> list[type[BaseModel]]:
-    return list(models_in(field.annotation)) or list(models_in(field.annotation, mappings=True))
+def _members(name: str, field: FieldInfo) -> tuple[str, list[type[BaseModel]]]:
+    """Return the key of a field below which its inner models stand, and these models."""
+    members = list(models_in(field.annotation))
+    if members or name == "parts":  # whose sources have sections of their own
+        return name, members
+    members = list(models_in(field.annotation, mappings=True))
+    return f"{name}.NAME" if members else name, members
 
 
 class _Book:
@@ -151,14 +156,11 @@ class _Book:
         """Return the table of a model's keys, and the sections of inner models, or links to those that have one."""
         rows, inner, known = [], list[str](), list[str]()
         for name, field in model.model_fields.items():
-            key = f"{place}.{name}" if place else name
             if name == "kind" or (name == "audit" and not place):  # already in the heading
                 continue
-            members = list(models_in(field.annotation))
-            if not members and name != "parts":  # whose sources have sections of their own
-                key, members = f"{key}.NAME", list(models_in(field.annotation, mappings=True))
+            below, members = _members(name, field)
+            key = f"{place}.{below}" if place else below
             if not members:
-                key = key.removesuffix(".NAME")
                 rows.append(f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field.description)} |")
             for member in members:
                 kind = _kind(member)

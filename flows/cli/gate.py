@@ -91,7 +91,7 @@ def gate(
     run_ids
         Ids of the runs to judge, or unique prefixes; by default the newest run of each audit that the policy requires.
     policy
-        The policy, a YAML file; docs/reference/recipes.md lists its keys.
+        The policy, a YAML file; docs/reference/recipes/policy.md lists its keys.
     baseline
         Id of the run with which the policy's non_inferiority rules compare, or a unique prefix of it. Runs of its audit must
         have the same data.

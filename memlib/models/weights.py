@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memlib.errors import UserError
-from memlib.specs.members import InFile
+from memlib.specs.external import InFile
 
 State = dict[str, Tensor]
 DEEPEST = 2  # dictionaries around a state dict

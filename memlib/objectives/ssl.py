@@ -1,4 +1,4 @@
-"""Self-supervised objectives."""
+"""Self-supervised objectives, and the contrastive ones of which SimCLR and pairs of images and texts are made."""
 
 from collections.abc import Sequence
 

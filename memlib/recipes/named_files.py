@@ -8,7 +8,7 @@ from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
 from memlib.specs.encoders import OpenClipEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
-from memlib.specs.members import InFile, WithMembers
+from memlib.specs.external import InFile, WithMembers
 
 
 def check_files(recipe: Spec) -> list[str]:

@@ -1,4 +1,4 @@
-"""Base class of all specs, and functions that change a spec's content by key."""
+"""Base class of all specs, functions that change a spec's content by key, and limits of numbers in recipes."""
 
 import functools
 from collections.abc import Iterator, Mapping

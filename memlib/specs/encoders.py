@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs.base import MOST_PIXELS, Spec
-from memlib.specs.members import InFile
+from memlib.specs.external import InFile
 from memlib.specs.observing import WEIGHTLESS
 
 Name = Annotated[str, Field(pattern=r"^[\w./-]+$")]

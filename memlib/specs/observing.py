@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS, MOST_STEPS, Spec
 from memlib.specs.data import DataSpec, SourceSpec, TableSource
-from memlib.specs.members import InFile
+from memlib.specs.external import InFile
 
 Tie = Literal["nearest", "lowest_class"]
 """Class that wins a tied vote of neighbours: the class of the nearest neighbour, or the class with the lowest index."""

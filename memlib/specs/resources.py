@@ -1,4 +1,4 @@
-"""Computing resources of a run, which are not part of any key."""
+"""Computing resources and options of a run, which are not part of any key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ from memlib.specs import (
 )
 from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, source_of
+from memlib.specs.external import WithMembers
 from memlib.specs.level import LevelSpec
-from memlib.specs.members import WithMembers
 from memlib.specs.observing import WEIGHTLESS, check_numbers
 
 MEMBERS, PRIVACY = "members", "privacy"

@@ -13,7 +13,7 @@ from memlib.models.external.factory import made
 from memlib.models.vision import MEAN, STD
 from memlib.models.weights import weights_for
 from memlib.specs import ExternalClassifierSpec
-from memlib.specs.members import InFile
+from memlib.specs.external import InFile
 
 
 def load_external(spec: ExternalClassifierSpec, weights: str | None) -> nn.Module:

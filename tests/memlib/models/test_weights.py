@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memlib.errors import UserError
 from memlib.models.weights import weights_for
-from memlib.specs.members import InFile
+from memlib.specs.external import InFile
 
 State = dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Spec of the list of a model's training examples."""
+"""Specs of what the owner of an external model states beside it: its training examples, and the place of its weights."""
 
 from typing import ClassVar
 
