@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 from markupsafe import Markup
 
+from memlib.audits.dossier.findings import ALPHA, PARETO
 from memlib.audits.dossier.listed import FAILED, NOT_APPLICABLE, NOT_RUN, RUN
 from memlib.audits.dossier.recipe import NOT_SHOWN, OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
-from memlib.audits.dossier.verdict import ALPHA, PARETO
 from memlib.audits.ranking import CANARY
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.format import format_p, format_value, percent, say_p

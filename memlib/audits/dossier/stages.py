@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS as ALL_AUDITS
 from memlib.audits import audit_of
+from memlib.audits.dossier.findings import summarize
 from memlib.audits.dossier.listed import Failed, Listed, audits_table, listed
 from memlib.audits.dossier.recipe import Recipe
 from memlib.audits.dossier.risk import Ranked, at_risk, named_together
 from memlib.audits.dossier.subject import models_in, persons_in, split_refs
 from memlib.audits.dossier.tables import AUDITS, RISK
-from memlib.audits.dossier.verdict import summarize, verdict
+from memlib.audits.dossier.verdict import verdict
 from memlib.audits.last_stages import SUMMARY_FILE, PageStage, ScoresStage
 from memlib.audits.outcomes import Outcome, scored
 from memlib.findings import Findings
