@@ -40,6 +40,7 @@ WORKER_SETTINGS = {  # keep freed memory: returning it to the system after every
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # no large data pass through Ray's object store
 MOST_ASKED = 1000  # parts that are queued in a cluster, which may grow for them
+NODE_LOST = "Ray died during the run (its node on this machine was lost); run the same command again"
 LOOK_SECONDS = 5.0  # between two checks of the cluster while no part ends
 LONGEST_SOCKET, OWN_SOCKET = 107, 91  # characters: limit of a socket's path; length of what Ray appends to its folder
 LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")  # interfaces for gradients
@@ -219,7 +220,8 @@ def needs_of(ray: Any, context: Context, stage: str, parts: int, *, gpu: bool = 
     configured, resources = context.resources.of(stage), context.resources
     gpus = configured.gpus
     if gpus is None:
-        wanted = resources.gpu if resources.gpu is not None else ray.cluster_resources().get("GPU", 0) >= 1
+        nodes = live_nodes(ray, resources)
+        wanted = resources.gpu if resources.gpu is not None else sum(node.get("GPU", 0) for node in nodes) >= 1
         gpus = 1.0 if wanted and gpu else 0.0
     needs: dict[str, float] = {"CPU": float(resources.cpus(stage, parts))}
     needs |= {"GPU": gpus} if gpus else {}
@@ -228,9 +230,21 @@ def needs_of(ray: Any, context: Context, stage: str, parts: int, *, gpu: bool = 
     return needs | dict(configured.custom)
 
 
-def places(ray: Any, needs: Mapping[str, float]) -> int:
-    """Return how many parts with these needs the live nodes can run at once."""
+def live_nodes(ray: Any, resources: Resources) -> list[dict[str, float]]:
+    """Return the resources of the cluster's live nodes; a dying node may still be listed, without any resources.
+
+    Raises:
+        EngineLost: if Ray runs on this machine alone and has lost it.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if resources.ray_address is None and not any("CPU" in node for node in nodes):
+        raise EngineLost(NODE_LOST)
+    return nodes
+
+
+def places(ray: Any, resources: Resources, needs: Mapping[str, float]) -> int:
+    """Return how many parts with these needs the live nodes can run at once; raise EngineLost as `live_nodes` does."""
+    nodes = live_nodes(ray, resources)
     return sum(min(int(node.get(kind, 0) // amount) for kind, amount in needs.items()) for node in nodes)
 
 
@@ -268,10 +282,10 @@ class Watch:
         self._journal, self._is_waiting = context.journal, False
 
     def look(self) -> None:
-        """Check the time limits; raise RunError if one has passed."""
+        """Check the time limits; raise RunError if one has passed, and EngineLost as `live_nodes` does."""
         now = time.monotonic()
         check_time(self._resources, self._stage, now - self._started)
-        has_room = places(self._ray, self._needs) >= self._parts
+        has_room = places(self._ray, self._resources, self._needs) >= self._parts
         if has_room is self._is_waiting:
             self._is_waiting = not has_room
             waits = "" if has_room else f"a node with room for {self._parts} x {needs_in_words(self._needs)}"
@@ -367,9 +381,9 @@ def calls_on_ray(
             while waiting or running:
                 if time.monotonic() - looked >= LOOK_SECONDS:
                     context.check_going()
-                    check_alive(ray, context)
                     watch.look()
-                    room = max(2 * places(ray, needs), queued, 2)  # keep further parts queued behind the running ones
+                    # keep further parts queued behind the running ones
+                    room = max(2 * places(ray, context.resources, needs), queued, 2)
                     looked, slots = time.monotonic(), min(room, limit or room)
                 while waiting and len(running) < slots:
                     number = waiting.pop()
@@ -383,7 +397,9 @@ def calls_on_ray(
                         warnings += lines
                         news.end(number, seconds)
                     except ray.exceptions.RayError as error:
-                        check_alive(ray, context, error)
+                        if isinstance(error, ray.exceptions.LocalRayletDiedError) and context.resources.ray_address is None:
+                            raise EngineLost(NODE_LOST) from error  # before the list of nodes says so
+                        live_nodes(ray, context.resources)
                         if may_repeat is not None and is_loss(ray, error) and may_repeat(number):
                             waiting.append(number)
                         else:
@@ -441,20 +457,11 @@ def _near(remote: Any, node: str | None) -> Any:
 
 def _refuse_without_room(ray: Any, context: Context, stage: str, needs: Mapping[str, float]) -> None:
     """Check that a part fits on this machine if Ray runs only here, where no node can join later."""
-    check_alive(ray, context)
-    if context.resources.ray_address is None and places(ray, needs) < 1:
+    if context.resources.ray_address is None and places(ray, context.resources, needs) < 1:
         raise ResourcesError(
             f"each part of {stage} needs {needs_in_words(needs)}, which this machine does not have; lower "
             f"resources.stages.{stage}"
         )
-
-
-def check_alive(ray: Any, context: Context, error: Exception | None = None) -> None:
-    """Raise EngineLost if Ray runs on this machine alone and has lost it, as the error of a task may say before Ray knows."""
-    if context.resources.ray_address is None and (
-        isinstance(error, ray.exceptions.LocalRayletDiedError) or not any(node["Alive"] for node in ray.nodes())
-    ):
-        raise EngineLost("Ray died during the run (its node on this machine was lost); run the same command again")
 
 
 def is_loss(ray: Any, error: Exception) -> bool:

@@ -222,27 +222,27 @@ def _groups(ray: Any, context: Context, needs: Mapping[str, float], count: int, 
     Raises:
         RunError: if there is no room for the workers of a single model.
     """
-    size = context.resources.workers_per_model
-    if context.resources.ray_address is not None and places(ray, needs) < size:  # nodes may be on their way
-        wanted, room, grown = size * _most(context.resources, count, stage), 0, time.monotonic()
+    resources, size = context.resources, context.resources.workers_per_model
+    if resources.ray_address is not None and places(ray, resources, needs) < size:  # nodes may be on their way
+        wanted, room, grown = size * _most(resources, count, stage), 0, time.monotonic()
         context.journal.note("waiting", stage, waits=f"nodes with room for {wanted} x {needs_in_words(needs)}")
         with demand(needs, wanted):
             while room < wanted:
                 context.check_going()
-                before, room = room, places(ray, needs)
+                before, room = room, places(ray, resources, needs)
                 grown = time.monotonic() if room > before else grown
-                patience = context.resources.room_timeout if room < size else GROWING_SECONDS
+                patience = resources.room_timeout if room < size else GROWING_SECONDS
                 if room >= wanted or time.monotonic() - grown > patience:
                     break
                 time.sleep(LOOK_SECONDS)
         context.journal.note("waiting", stage, waits="")
-    workers = places(ray, needs)
+    workers = places(ray, resources, needs)
     if workers < size:
         raise RunError(
             f"one model needs {size} workers of {needs_in_words(needs)} each, but the Ray cluster has room for "
             f"{workers}; lower resources.workers_per_model, resources.threads_per_worker or resources.stages.{stage}"
         )
-    return min(workers // size, context.resources.of(stage).parallel or workers)
+    return min(workers // size, resources.of(stage).parallel or workers)
 
 
 def _most(resources: Resources, count: int, stage: str) -> int:

@@ -33,10 +33,6 @@ class FakeRay:
     def nodes(self) -> list[dict[str, Any]]:
         return self.found
 
-    def cluster_resources(self) -> dict[str, float]:
-        kinds = {kind for node in self.found if node["Alive"] for kind in node["Resources"]}
-        return {k: sum(n["Resources"].get(k, 0) for n in self.found if n["Alive"]) for k in kinds}
-
 
 @pytest.fixture
 def context(tmp_path: Path) -> Any:
@@ -197,10 +193,11 @@ def test_resources_refuse_amounts_that_ray_does_not_accept(asked: dict[str, Any]
 
 def test_places_are_counted_per_node_and_only_on_live_nodes() -> None:
     ray = FakeRay({"CPU": 3, "GPU": 2}, {"CPU": 3}, {"CPU": 1, "GPU": 1}, dead=2)
-    assert places(ray, {"CPU": 2}) == 2  # the single cores of two nodes make no third place
-    assert places(ray, {"CPU": 1, "GPU": 1}) == 3
-    assert places(ray, {"CPU": 1, "GPU": 0.5}) == 4
-    assert places(ray, {"CPU": 1, "licence": 1}) == 0
+    one = Resources()
+    assert places(ray, one, {"CPU": 2}) == 2  # the single cores of two nodes make no third place
+    assert places(ray, one, {"CPU": 1, "GPU": 1}) == 3
+    assert places(ray, one, {"CPU": 1, "GPU": 0.5}) == 4
+    assert places(ray, one, {"CPU": 1, "licence": 1}) == 0
 
 
 def test_models_of_one_worker_share_a_gpu_and_others_do_not(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +219,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_waiting_for_a_node_ends_after_the_room_timeout(
     context: Any, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray, mine = FakeRay({"CPU": 2}), context(room_timeout=60)
+    ray, mine = FakeRay({"CPU": 2}), context(ray_address="auto", room_timeout=60)
     watch = Watch(ray, mine, "train", {"CPU": 1}, parts=2)
     clock[0] = 1000
     watch.look()  # work takes as long as it takes

@@ -45,9 +45,6 @@ class TasksHere(types.ModuleType):
     def is_initialized(self) -> bool:
         return True
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 4.0}
-
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": {"CPU": 4.0}}]
 
@@ -151,15 +148,25 @@ def test_a_part_whose_worker_was_lost_is_repeated_as_often_as_it_may_be(
     assert str(failures[2]) == "diverged"
 
 
-@pytest.mark.parametrize("known", [False, True])
+LIVE, DYING, DEAD = (
+    {"Alive": True, "Resources": {"CPU": 4.0}},
+    {"Alive": True, "Resources": {}},
+    {"Alive": False, "Resources": {"CPU": 4.0}},
+)
+
+
+@pytest.mark.parametrize(
+    "listed", [[LIVE], [DEAD], [DYING], [LIVE, DEAD], [LIVE, DYING], [LIVE, LIVE, DEAD]], ids=lambda nodes: len(nodes)
+)
 def test_the_loss_of_ray_on_this_machine_ends_the_run_at_once(
-    ray: TasksHere, context: Callable[..., Context], known: bool
+    ray: TasksHere, context: Callable[..., Context], listed: list[dict[str, Any]]
 ) -> None:
+    """Whether a task says so, or the list of nodes at any moment; it is never the user's demand that is too large."""
+
     def compute(number: int, told: Any, threads: int) -> tuple[list[str], float]:
         raise ray_exceptions.LocalRayletDiedError()
 
-    if known:
-        ray.nodes = lambda: [{"Alive": False, "Resources": {"CPU": 4.0}}]  # type: ignore[method-assign]
+    ray.nodes = lambda: [listed.pop(0) if len(listed) > 1 else listed[0]]  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=r"Ray died during the run .* run the same command again"):
         calls_on_ray(context(), "train", compute, parts_of(2), 2, Bars(), may_repeat=lambda number: True)  # type: ignore[arg-type]
 
