@@ -74,12 +74,12 @@ class Placement:
     models: int
 
 
-SHORT = RECIPE.replace("epochs: 50", "epochs: 16").replace("[25]", "[8]")
+SHORT = RECIPE.replace("epochs: 50", "epochs: 30").replace("[25]", "[8]")
 PLACEMENTS = {
     "alone": Placement(SELF_INFLUENCE, (), "ray::train_there", 1),
     "side by side": Placement(SHORT, (), "ray::train_there", 2),
     "in a group": Placement(
-        SHORT.replace("epochs: 16", "epochs: 8"), ("resources.workers_per_model=2",), "RayTrainWorker", 1
+        SHORT.replace("epochs: 30", "epochs: 8"), ("resources.workers_per_model=2",), "RayTrainWorker", 1
     ),
 }
 Start = Callable[[Placement, Path], tuple[Memlib, subprocess.Popen[str]]]
