@@ -24,7 +24,7 @@ from deployments.slurm.services import Cluster, missing, search_path, slurm
 SCRIPT = Path(__file__).with_name("audit.sbatch")
 TINY = Path(__file__).parents[1] / "local" / "tiny.yaml"
 SWEEP = Path(__file__).with_name("sweep.yaml")
-LONGER = {"training.epochs": 300}  # long enough to be cut four times
+LONGER = {"training.epochs": 1500}  # minutes: long enough to be cut four times
 DEJA_VU = ("deja-vu", "--recipe", str(TINY), *(part for key, value in LONGER.items() for part in ("--set", f"{key}={value}")))
 EXPOSURE = ("sweep", "--recipe", str(SWEEP), "--cell", "1")
 OVERRIDDEN = ("--cpus-per-task=1", "--gpus-per-node=0")  # 64 and 8 in audit.sbatch
