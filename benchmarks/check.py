@@ -1,4 +1,4 @@
-"""Check that memlib is still as fast beside plain versions and peers as docs/benchmarks.md says, with margins.
+"""Check that memlib is still as fast beside plain versions and peers as docs/evidence/performance.md says, with margins.
 
     make bench-check
 

@@ -1,6 +1,6 @@
 """The fault matrix: in every stage of every audit something breaks, and the audit is run again.
 
-`make faults` prints it as a table (docs/reliability.md); `make test-slow` fails if a row is not as promised.
+`make faults` prints it as a table (docs/evidence/reliability.md says what it holds); `make test-slow` fails if a row is not as promised.
 
 - driver: the driver is killed with -9 while it computes the stage.
 - byte, truncated: a byte of the largest file of the stage's first artifact is flipped, or its second half is cut off.

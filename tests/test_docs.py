@@ -3,14 +3,21 @@
 import re
 from pathlib import Path
 
+import yaml
 from commands import settings_of
 
+from benchmarks.evidence import EVIDENCE, blocks, markdown, write
+from benchmarks.evidence_pages import MADE, WORDS, claims, validity
+from benchmarks.evidence_pages import pages as made_pages
+from benchmarks.validity.__main__ import parts
 from flows.reference import pages
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import resolved, stages_of
 from memlib.recipes.files import load_recipe, shipped_recipes, validate
 
 ROOT = Path(__file__).parents[1]
+INCLUDED = ("counts.md", "decided.md", "faults-matrix.md", "validity-parts.md")  # in pages of docs/evidence
+LONGEST = 3000  # words of a page; the evidence pages have at most half of it
 
 
 def test_reference_pages_are_up_to_date() -> None:
@@ -26,11 +33,24 @@ def test_every_recipe_is_in_a_tutorial() -> None:
         assert f"`{name}`" in tutorials, f"{name}: say in docs/tutorials what this recipe shows"
 
 
+def hand_written() -> list[Path]:
+    """Return the documents that are not made from the code or from the evidence."""
+    others = {"_build", "made", "reference", "glossary.md"}
+    return [page for page in sorted((ROOT / "docs").rglob("*.md")) if not others & {*page.parts, page.name}]
+
+
 def test_relative_links_of_documents_exist() -> None:
-    written = [page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts]
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written):
-        for target in re.findall(r"\]\(((?!http)[^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), (page, target)
+    made = {ROOT / path: text for path, text in (*pages(), *made_pages())}
+    written = {page: page.read_text() for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *hand_written())}
+    for page, text in (made | written).items():
+        place = ROOT / "docs/evidence" if page.name in INCLUDED else page.parent
+        for target, _, anchor in re.findall(r"\]\(((?!http)[^)#]+)(#([^)]*))?\)", text):
+            there = (place / target).resolve()
+            assert there in made or there.exists(), (page, target)
+            if there in made and anchor:
+                headings = re.findall(r"^#+ (.*)$", made[there], re.MULTILINE)
+                anchors = [re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower())) for heading in headings]
+                assert {anchor, re.sub(r"-\d$", "", anchor)} & {*anchors}, (page, anchor)
 
 
 def test_every_audit_has_a_recipe_for_fault_injection() -> None:
@@ -55,44 +75,55 @@ def test_commands_in_documents_have_valid_settings() -> None:
     assert count >= 9
 
 
-WORDS = ("reproduced", "contradicted", "too small to tell", "other conditions", "not run")
-
-
-def claims() -> dict[str, list[list[str]]]:
-    """Return the rows of docs/claims.md by paper: claim, paper, ours, word, command."""
-    papers = re.split(r"^## .*\((.*)\)$", (ROOT / "docs/claims.md").read_text(), flags=re.MULTILINE)[1:]
-    tables = zip(papers[::2], papers[1::2], strict=True)
-    return {
-        paper: [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("|")][2:]
-        for paper, text in tables
-    }
-
-
 def test_every_claim_has_a_known_outcome_and_a_number_if_decided() -> None:
-    for paper, rows in claims().items():
-        for row in rows:
-            assert len(row) == len(("claim", "paper", "ours", "word", "command")), (paper, row[0])
-            assert row[3] in WORDS, (paper, row[0])
-            decided = row[3] in ("reproduced", "contradicted")
-            assert not decided or re.search(r"\d", row[2]), f"{row[0]}: without a number, nothing is decided"
+    for name, paper in claims().items():
+        for claim in paper["claims"]:
+            assert claim.keys() == {"claim", "where", "paper", "ours", "word", "command"}, (name, claim["claim"])
+            assert claim["word"] in WORDS, (name, claim["claim"])
+            decided = claim["word"] in ("reproduced", "contradicted")
+            assert not decided or re.search(r"\d", claim["ours"]), f"{claim['claim']}: without a number, nothing is decided"
 
 
-def test_results_count_the_claims() -> None:
-    results = (ROOT / "docs/results.md").read_text()
-    for paper, rows in claims().items():
-        counts = [sum(row[3] == word for row in rows) for word in WORDS]
-        assert f"| {paper} | {' | '.join(map(str, counts))} |" in results
-
-
-def test_every_shipped_recipe_has_a_line_in_results() -> None:
-    said = (ROOT / "docs/results.md").read_text()
+def test_every_shipped_recipe_has_a_result_or_what_it_needs() -> None:
+    said = "".join(path.read_text() for path in [*EVIDENCE.glob("results/*.yaml"), EVIDENCE / "recipes_not_run.yaml"])
     missing = [name for name in shipped_recipes() if not re.search(rf"\b{name}\b", said)]
-    assert not missing, "say in docs/results.md what was run, or what running it needs"
+    assert not missing, "say in evidence/results what was run, or in evidence/recipes_not_run.yaml what running it needs"
 
 
 def test_recipes_of_claims_exist() -> None:
-    for name in re.findall(r"--recipe ([\w-]+)", (ROOT / "docs/claims.md").read_text()):
-        assert name in shipped_recipes(), name
+    for path in EVIDENCE.glob("claims/*.yaml"):
+        for name in re.findall(r"--recipe ([\w-]+)", path.read_text()):
+            assert name in shipped_recipes(), name
+
+
+def test_records_of_commands_are_read_and_written_without_loss(tmp_path: Path) -> None:
+    for page in ("results-exposure.md", "validity-gate.md", "reliability.md"):
+        text = dict(made_pages()).get(MADE / page, "")
+        shown = list(blocks(text.splitlines()))
+        assert list(blocks(markdown(shown))) == shown
+    write(tmp_path / "a.yaml", {"part": "a", "shown": shown})
+    (tmp_path / "a.yaml").write_text((tmp_path / "a.yaml").read_text() + "remark: by hand\n")
+    write(tmp_path / "a.yaml", {"part": "a", "shown": shown[:1]})
+    assert yaml.safe_load((tmp_path / "a.yaml").read_text()) == {"part": "a", "shown": shown[:1], "remark": "by hand"}
+
+
+def test_every_part_of_the_validity_study_has_its_record_and_its_page() -> None:
+    listed = dict(made_pages())[MADE / "validity-parts.md"]
+    for name in validity():
+        assert f"[{name}]" in listed, "add the beginning of its name to PARTS of benchmarks/evidence_pages.py"
+    assert set(validity()) <= set(parts())
+
+
+def test_pages_written_by_hand_are_short_and_do_not_repeat_one_another() -> None:
+    """Evidence is data; a run of twelve words stands in one page."""
+    found: dict[tuple[str, ...], Path] = {}
+    for page in hand_written():
+        text = re.sub(r"```.*?```|<!--.*?-->", " ", page.read_text(), flags=re.DOTALL)
+        words = re.findall(r"[\w'-]+", text.lower())
+        assert len(words) <= LONGEST, f"{page}: {len(words)} words"
+        for start in range(len(words) - 11):
+            run = tuple(words[start : start + 12])
+            assert found.setdefault(run, page) == page, f"{page} and {found[run]}: {' '.join(run)}"
 
 
 def test_every_column_and_key_of_the_reference_has_a_description() -> None:

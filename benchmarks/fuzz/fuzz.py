@@ -1,4 +1,4 @@
-"""Damage every kind of file that memlib reads, some thousand times, and read it: `make fuzz` (docs/reliability.md).
+"""Damage every kind of file that memlib reads, some thousand times, and read it: `make fuzz` (docs/evidence/reliability.md).
 
 Whatever a file contains, memlib accepts it or refuses it in one line. Any other outcome of a mutant is a defect: a
 traceback, more than ten seconds, more than 1 GiB of memory, a process that dies, control characters in a message, or a

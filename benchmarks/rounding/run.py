@@ -1,6 +1,6 @@
 """Run the tests that train or compute floats as other processors round them, with other threads and seeds: `make test-rounding`.
 
-PyTorch and oneDNN are told to use older instructions. Prints the table in docs/reliability.md, and exits with 1 if a test fails.
+PyTorch and oneDNN are told to use older instructions. Prints a table, and exits with 1 if a test fails.
 """
 
 import argparse

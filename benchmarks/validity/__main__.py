@@ -1,9 +1,10 @@
-"""python -m benchmarks.validity NAME [--minutes M]: compute a part of the study, or resume it, and print it."""
+"""python -m benchmarks.validity NAME [--minutes M]: compute a part of the study, or resume it; print and record it."""
 
 import argparse
 import importlib
 
-from benchmarks.validity.harness import Part, carry_out, heading
+from benchmarks.evidence import EVIDENCE, blocks, write
+from benchmarks.validity.harness import Part, carry_out, made
 
 MODULES = (
     "smoke",
@@ -39,7 +40,10 @@ def main() -> None:
     chosen = parser.parse_args()
     part = known[chosen.part]
     rows = carry_out(part, minutes=chosen.minutes)
-    print("\n".join([*heading(part, rows), *part.report(rows)]))
+    lines = list(part.report(rows))
+    print("\n".join([f"## {part.name}", "", part.question, "", made(rows), "", *lines]))
+    record = {"part": part.name, "question": part.question, "command": f"make validity PART={part.name}", "made": made(rows)}
+    write(EVIDENCE / "validity" / f"{part.name}.yaml", record | {"shown": list(blocks(lines))})
 
 
 if __name__ == "__main__":

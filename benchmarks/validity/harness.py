@@ -137,13 +137,8 @@ def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float
     yield from table((name, hit, f"lower limit at .05/{len(found)}", f"level {alpha:g} holds"), rows)
 
 
-def heading(part: Part, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the question, command, date, machine and cost of a part."""
+def made(rows: Sequence[Row]) -> str:
+    """Return when and on what a part was computed, and its cost."""
     seconds = sum(row["seconds"] for row in rows)
-    yield f"## {part.name}"
-    yield ""
-    yield part.question
-    yield ""
-    when = time.strftime("%Y-%m-%d")
-    yield f"`make validity PART={part.name}`, {when}, {os.cpu_count()} cores ({platform.machine()}), {len(rows)} units, {seconds / 60:.1f} CPU min."
-    yield ""
+    machine = f"{os.cpu_count()} cores ({platform.machine()})"
+    return f"{time.strftime('%Y-%m-%d')}, {machine}, {len(rows)} units, {seconds / 60:.1f} CPU min."

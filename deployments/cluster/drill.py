@@ -5,7 +5,7 @@
 The machines are namespaces of this one, with a network and a disk of their own and no folder in common but the code; cables
 between them are cut and slowed. S3, Ray's head and Prefect's worker are on the bridge that connects them, the database and
 Prefect's server on loopback. Needs Linux, root, iproute2, PostgreSQL's binaries, memlib's extra `test`, and Swift, which is
-installed once; the host's network is not touched. Prints the table of docs/reliability.md; takes half an hour with 320,000
+installed once; the host's network is not touched. Prints a table; takes half an hour with 320,000
 images, which are noise with a coloured object.
 """
 

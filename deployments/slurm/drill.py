@@ -4,7 +4,7 @@
 
 Installs nothing; needs Linux, Slurm's and munge's programs, and no service of theirs. Everything is in a temporary folder and
 on loopback, except Ray, which listens on all addresses and requires a token; all processes are ended afterwards. The nodes
-share this machine: a step that is lost is killed, not cut off. Prints the table of docs/reliability.md; takes half an hour.
+share this machine: a step that is lost is killed, not cut off. Prints a table; takes half an hour.
 """
 
 import contextlib

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.evidence_pages import pages
+
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
     r"(?:^|`)(?:OMP_NUM_THREADS=1 )?(python (?:-m )?benchmarks[/.][^`\n]*|make (?:faults|fuzz))(?:$|`)", re.MULTILINE
@@ -25,8 +27,9 @@ SECONDS = float(os.environ.get("MEMLIB_EVIDENCE_SECONDS", "12"))
 
 def printed_commands() -> list[str]:
     """Return the commands of all documents, each once."""
-    documents = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-    found = [command.strip() for path in documents for command in COMMAND.findall(path.read_text())]
+    texts = [path.read_text() for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md")]
+    texts += [text for _, text in pages()]
+    found = [command.strip() for text in texts for command in COMMAND.findall(text)]
     return [command for command in dict.fromkeys(found) if "PART" not in command]
 
 

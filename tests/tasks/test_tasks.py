@@ -161,7 +161,7 @@ LIVE, DYING, DEAD = (
 def test_the_loss_of_ray_on_this_machine_ends_the_run_at_once(
     ray: TasksHere, context: Callable[..., Context], listed: list[dict[str, Any]]
 ) -> None:
-    """Whether a task says so, or the list of nodes at any moment; it is never the user's demand that is too large."""
+    """A task's error may tell, or the list of nodes at any moment; the user is never asked to lower a demand."""
 
     def compute(number: int, told: Any, threads: int) -> tuple[list[str], float]:
         raise ray_exceptions.LocalRayletDiedError()
