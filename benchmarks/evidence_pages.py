@@ -124,10 +124,10 @@ def _claims() -> Iterator[str]:
         yield paper["conditions"]
         yield ""
         rows = (
-            (claim["claim"], claim["where"], claim["paper"], claim["ours"], claim["word"], claim["command"])
+            (f"{claim['claim']}<br>*{claim['where']}*", claim["paper"], f"{claim['ours']}<br>{claim['command']}", claim["word"])
             for claim in paper["claims"]
         )
-        yield from _table(("claim", "where", "paper", "ours", "word", "command"), rows)
+        yield from _table(("claim", "paper", "ours, by which command", "word"), rows)
 
 
 def _results(records: Sequence[Record]) -> Iterator[str]:
