@@ -124,7 +124,12 @@ def _claims() -> Iterator[str]:
         yield paper["conditions"]
         yield ""
         rows = (
-            (f"{claim['claim']}<br>*{claim['where']}*", claim["paper"], f"{claim['ours']}<br>{claim['command']}", claim["word"])
+            (
+                f"{claim['claim']}<br>*{claim['where']}*",
+                claim["paper"],
+                f"{claim['ours']}<br>{claim['command']}",
+                claim["word"],
+            )
             for claim in paper["claims"]
         )
         yield from _table(("claim", "paper", "ours, by which command", "word"), rows)

@@ -1,4 +1,4 @@
-"""Reference pages, generated from the code: every column of the results, every key of a recipe, every term."""
+"""Reference pages, generated from the code: every column of the results, every key of a recipe, every stage, every term."""
 
 import re
 import sys
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from memlib.audits import AUDITS, published_tables
+from memlib.audits.arrangement import stages_of
 from memlib.audits.policy import Policy
 from memlib.recipes.files import models_in
 from memlib.report.glossary import terms
@@ -238,6 +239,25 @@ def glossary_page() -> str:
     return "\n".join([*lines, *(f"- **{term}**: {text}" for term, text in terms().items())]) + "\n"
 
 
+def stage_page() -> str:
+    """Return the page of the stages of every audit, in order."""
+    lines = [
+        "# Stages",
+        "",
+        "What each audit can compute, in order; a recipe leaves out the stages that its settings do not need. A name is",
+        "that of the folder below `artifacts/` of a store, and of `resources.stages`.",
+        "",
+    ]
+    for name, audit in AUDITS.items():
+        lines += [f"## {name}", "", "| stage | name | class | what it makes |", "|---|---|---|---|"]
+        for stage in stages_of(audit):
+            place = f"`{stage.__qualname__}`, `{stage.__module__.replace('.', '/')}.py`"
+            summary = " ".join((stage.__doc__ or "").partition("\n\n")[0].split())
+            lines.append(f"| {stage.title} | `{stage.declared.name}` | {place} | {summary} |")
+        lines.append("")
+    return _text_of(lines)
+
+
 def command_page() -> str:
     """Return the page of every command, with its arguments and options."""
     from flows.cli.app import app  # imports every command
@@ -250,6 +270,7 @@ def command_page() -> str:
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the path and the text of every page."""
     yield f"{FOLDER}/commands.md", command_page()
+    yield f"{FOLDER}/stages.md", stage_page()
     yield "docs/glossary.md", glossary_page()
     yield from table_pages()
     yield from recipe_pages()

@@ -15,7 +15,7 @@ CODE = sorted(
     if path != Path(__file__)  # which names offences
 )
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DOCUMENTS = [path for path in DOCUMENTS if "_build" not in path.parts]
+DOCUMENTS = [path for path in DOCUMENTS if not {"_build", "made"} & {*path.parts}]
 
 OPENINGS = re.compile(r"(?:What|Who|Whose|Which|How|Whether|Where)\b")
 """A docstring says what a function does, by a verb, or what a class is, by a noun."""
