@@ -38,8 +38,22 @@ FILTER = '```{raw} html\n<input class="filter" type="search" placeholder="rows w
 
 
 def claims() -> dict[str, Record]:
-    """Return the claims of each paper, with the paper's name, title and the conditions of our runs."""
-    return {name: _read(EVIDENCE / "claims" / f"{name}.yaml") for name in PAPERS}
+    """Return the claims of each paper, with the paper's name, title and the conditions of our runs; numbers are filled in."""
+    papers = {name: _read(EVIDENCE / "claims" / f"{name}.yaml") for name in PAPERS}
+    for paper in papers.values():
+        for name, number in paper.get("numbers", {}).items():
+            for claim in paper["claims"]:
+                claim["ours"] = claim["ours"].replace(f"{{{name}}}", _in_words(number))
+    return papers
+
+
+def _in_words(number: Mapping[str, Any]) -> str:
+    """Return a number that a command has read, with its interval."""
+    found = [
+        f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+        for value in (number["value"], *number["interval"])
+    ]
+    return found[0] if len(found) == 1 else f"{found[0]} ({found[1]} to {found[2]})"
 
 
 def results() -> dict[str, list[Record]]:

@@ -15,7 +15,7 @@ from memlib.pipeline.stage import AnyStage, Runner
 from memlib.recipes import cells as of_cells
 from memlib.runs.index import list_runs, measured_at
 from memlib.runs.records import RunRecord
-from memlib.specs.asks import NAME_LENGTH, asks_digest
+from memlib.specs.question import NAME_LENGTH, asks_digest
 from memlib.store import Ref, Store
 
 DAY = 86_400

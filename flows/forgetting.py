@@ -22,7 +22,7 @@ from memlib.runs.records import RunRecord
 from memlib.specs import ExternalClassifierSpec
 from memlib.specs.data import CALIBRATION, POOL, QUERY
 from memlib.training.fit import Train
-from memlib.training.fleet import TrainSubsets
+from memlib.training.small_nets import TrainSubsets
 
 STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, TrainSubsets, Train, ModelOutputs, Score, Report)
 CHUNK = 32  # small models that are trained and stored as one artifact, as many as shadow models

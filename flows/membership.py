@@ -38,8 +38,8 @@ from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
 from memlib.specs import ClassifierSpec, InfluenceSpec, PretrainedSpec, SupervisedSpec
-from memlib.training.fleet import TrainSubsets
 from memlib.training.pretrained import Pretrained, TakeOver
+from memlib.training.small_nets import TrainSubsets
 
 OF_EXAMPLES = (
     DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe,

@@ -12,7 +12,7 @@ from benchmarks import shadow_nets
 from benchmarks.device.checks import Check, Clock, Found, only_on_gpu, seconds_of
 from memlib.specs import ClassifierSpec
 from memlib.store import Ref, Store
-from memlib.training.fleet import train_fleet
+from memlib.training.small_nets import train_fleet
 from memlib.training.stacked import Examples, NetResult, choose_stack_size, even_size, train_nets
 
 MOST_SLOWER = {"cuda": 1.5, "cpu": 2.0}  # seconds of the chosen size, relative to the fastest one; a CPU may have other work

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, rate, table, upper_limit
-from memlib.audits.gates import findings_of
+from memlib.audits.judging import findings_of
 from memlib.audits.policy import NonInferiority
-from memlib.audits.unique_feature.declared import trainings
+from memlib.audits.unique_feature.answers import trainings
 from memlib.audits.unique_feature.recipe import Config
 from memlib.audits.unique_feature.scoring import Net, Shown, score
 from memlib.audits.unique_feature.tables import with_column

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.validity.harness import Part, Row, level_lines, rate, table
-from memlib.audits.deja_vu.declared import shares
+from memlib.audits.deja_vu.answers import shares
 from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.audits.deja_vu.scores import Decoding, score
-from memlib.audits.gates import decide
+from memlib.audits.judging import decide
 from memlib.identity import derive_seed
 from memlib.runs.run import Run
 

@@ -72,7 +72,7 @@ def make(
         Print the numbers as JSON.
     """
     from memlib.data.canaries import documents
-    from memlib.data.canaries.secret import read_secret
+    from memlib.data.canaries.secret_key import read_secret
 
     form = documents.Form(documents.FORMAT if format_ is None else format_, prompt, field)
     target = folder.expanduser()

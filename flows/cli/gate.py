@@ -14,7 +14,7 @@ from rich.console import Console
 import memlib
 from flows.cli.files import write_again
 from flows.cli.store import JsonOption, StoreOption, opened_store
-from memlib.audits.gates import Judged, Outcome, decide
+from memlib.audits.judging import Judged, Outcome, decide
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import planned_margins
 from memlib.running.gate import AuditDecision, GateDecision, read_policy

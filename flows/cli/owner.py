@@ -16,7 +16,7 @@ from rich.console import Console
 from flows.cli.store import StoreOption
 from memlib.audits import AUDITS
 from memlib.audits.base import Audit
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.data.images.stored import are_images
 from memlib.errors import UserError
 from memlib.observe.encoders import pseudonym_of

@@ -17,8 +17,8 @@ from memlib.findings import Finding, Findings
 from memlib.runs.ledger import Look, look_of
 from memlib.runs.records import RunRecord
 from memlib.specs import Spec
-from memlib.specs.asks import run_name
 from memlib.specs.base import Kind
+from memlib.specs.question import run_name
 from memlib.store import Store
 from memlib.tables import Table
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
 from memlib.specs import Spec
-from memlib.specs.asks import PageSpec
+from memlib.specs.question import PageSpec
 from memlib.store import Attempt
 
 if TYPE_CHECKING:

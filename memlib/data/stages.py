@@ -49,7 +49,7 @@ from memlib.errors import CorruptArtifact, RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
-from memlib.specs.asks import without_whereabouts
+from memlib.specs.question import without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import SPLITS, read_table, write_table
 

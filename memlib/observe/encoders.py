@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import keyed_digest
+from memlib.data.canaries.secret_key import keyed_digest
 from memlib.data.tables.columns import check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest

@@ -15,7 +15,7 @@ from memlib.pipeline.stage import Artifact
 from memlib.specs import ExternalClassifierSpec
 from memlib.store import Attempt
 from memlib.training.fit import TrainedModel
-from memlib.training.fleet import Nets
+from memlib.training.small_nets import Nets
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.data.examples import open_location
 from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of, reason
 from memlib.errors import UserError

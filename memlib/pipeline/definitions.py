@@ -32,7 +32,7 @@ LEFT_OUT = (
     "memlib.running",
     "memlib.pipeline.definitions",
     "memlib.pipeline.provenance",
-    "memlib.specs.asks",
+    "memlib.specs.question",
 )
 WITHIN = (
     "memlib.store.records",

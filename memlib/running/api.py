@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from memlib.audits.gates import Decision, decide
+from memlib.audits.judging import Decision, decide
 from memlib.errors import UserError
 from memlib.recipes.request import AnyRecipe, AuditRequest
 from memlib.running.comparison import Comparison, compare

@@ -10,7 +10,7 @@ from typing import Any
 
 from memlib.audits import audit_of
 from memlib.audits.base import Trainings
-from memlib.audits.gates import Judged, Outcome, audit_by, findings_of, selected
+from memlib.audits.judging import Judged, Outcome, audit_by, findings_of, selected
 from memlib.audits.policy import NonInferiority, Policy, Selected
 from memlib.errors import UserError
 from memlib.findings import Finding

@@ -18,7 +18,7 @@ from memlib.runs.index import list_runs, read_run
 from memlib.runs.journal import log
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
 

@@ -23,7 +23,7 @@ from memlib.runs.plans import unrecorded
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.runs.requests import announced
 from memlib.specs import Resources, Spec
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 from memlib.store import Ref, Store
 
 OWN_SERVER = "ephemeral"  # the Prefect profile with which each run starts its own server

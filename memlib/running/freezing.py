@@ -26,7 +26,7 @@ from memlib.runs.plans import DIGITS, frozen_in, on, said_of_signatures
 from memlib.runs.records import Departure, FollowedPlan, FrozenPlan, PlanFile, RunRecord
 from memlib.sanitize import count_of
 from memlib.specs import Spec
-from memlib.specs.asks import asks, asks_digest
+from memlib.specs.question import asks, asks_digest
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord, sealed
 from memlib.version import VERSION

@@ -10,7 +10,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.subject import models_in
-from memlib.audits.gates import Judged, Outcome, audit_by, findings_of, has, joint_outcome, judged_by
+from memlib.audits.judging import Judged, Outcome, audit_by, findings_of, has, joint_outcome, judged_by
 from memlib.audits.policy import AuditRules, Policy
 from memlib.errors import UserError
 from memlib.recipes.files import beside, read_spec
@@ -19,7 +19,7 @@ from memlib.running.baseline import check_baseline, compared
 from memlib.runs.index import find_run, list_runs, measured_at, read_run, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.runs.run import Run
-from memlib.specs.asks import asks_but_seeds, asks_digest
+from memlib.specs.question import asks_but_seeds, asks_digest
 from memlib.store import Store
 
 DAY = 86_400.0  # seconds

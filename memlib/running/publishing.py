@@ -36,7 +36,7 @@ from memlib.runs.index import (
 from memlib.runs.plans import PLAN, content_of, parse_plan
 from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, PlanFile, Publication, RunRecord, VerdictRecord
 from memlib.specs import Resources
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.records import DIGEST, Unreadable, parse, sealed

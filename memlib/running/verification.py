@@ -47,7 +47,7 @@ from memlib.runs.index import (
 from memlib.runs.plans import PLAN, frozen_in, parse_plan
 from memlib.runs.records import Departure, ErasedRunRecord, Pin, PlanFile, RunRecord, SignatureRecord
 from memlib.runs.signatures import is_signed, private_key, public_key, sign_text
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable, parse
 from memlib.tables import RUNS, read_bytes, read_table

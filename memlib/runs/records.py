@@ -100,7 +100,7 @@ class FrozenPlan(Record):
     title: Shown
     frozen: Seconds  #: time at which the plan was frozen, as stated by the machine that did so.
     #: recipe, asks: the recipe with its defaults but without data locations, title and report, and its digest, see
-    #: memlib.specs.asks.
+    #: memlib.specs.question.
     recipe: dict[str, Any]
     asks: Sha256
     looks: int = Field(ge=1, strict=True)  #: number of looks at the data that the recipe plans.
@@ -181,7 +181,7 @@ class RunRecord(Record):
     problems: dict[str, str] = Field(default_factory=dict)
     history: list[Publication] = Field(default_factory=list)  #: its publications, oldest first.
     scores: Address | None = None  #: address of its scores; None for sweeps of earlier versions.
-    asks: str = ""  #: digest of its recipe without data locations and presentation, see memlib.specs.asks.asks_digest.
+    asks: str = ""  #: digest of its recipe without data locations and presentation, see memlib.specs.question.asks_digest.
     #: software, source: versions of libraries, and the commit that memlib ran from.
     software: dict[str, Any] = Field(default_factory=dict)
     source: dict[str, Any] = Field(default_factory=dict)

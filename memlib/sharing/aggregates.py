@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from memlib.findings import Findings
 from memlib.runs.records import RunRecord
-from memlib.specs.asks import asks
+from memlib.specs.question import asks
 
 Extra = Literal["page", "tables"]
 """The parts of a run that are shared only on request, as they may show examples."""

@@ -16,7 +16,7 @@ from memlib.runs.index import cells_of
 from memlib.runs.run import Run
 from memlib.sanitize import plain
 from memlib.sharing.aggregates import names_of, shared_findings
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 
 FORMAT = 1  # of the JSON
 DIGITS = 16  # hexadecimal digits shown of a digest, as on pages

@@ -20,7 +20,7 @@ from memlib.specs.data import POOL
 from memlib.stats.likelihood import log_odds
 from memlib.store import Ref
 from memlib.training.augment import prepare
-from memlib.training.fleet import TrainSubsets
+from memlib.training.small_nets import TrainSubsets
 
 MODELS = 2 + 2 + 3 + 3 + 2  # query, calibration, null, retained, target
 RECIPE: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 from flows.cli.app import main
 from memlib.audits import AUDITS
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.errors import RunError, UserError
 from memlib.recipes.files import load_recipe, validate
 from memlib.report.figures import new_figure, plain_ticks, save_figure

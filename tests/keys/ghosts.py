@@ -29,7 +29,7 @@ from memlib.audits.base import Audit
 from memlib.audits.cells import CellsSpec
 from memlib.audits.exposure.observing import COSTS, COUNTS
 from memlib.audits.last_stages import PageStage
-from memlib.data.canaries.secret import VARIABLE
+from memlib.data.canaries.secret_key import VARIABLE
 from memlib.data.datasets import open_source
 from memlib.data.images.shards import INDEX_FILE
 from memlib.data.images.stored import IMAGES
@@ -40,7 +40,7 @@ from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, 
 from memlib.recipes.cells import cells_of
 from memlib.recipes.files import load_recipe, validate
 from memlib.specs import Resources, Spec
-from memlib.specs.asks import run_name, without_whereabouts
+from memlib.specs.question import run_name, without_whereabouts
 from memlib.store import Attempt, Ref, Store
 from memlib.tables import INDEX, SUMMARY, TRAINING, write_table
 from memlib.training.files import step_file, weights_file

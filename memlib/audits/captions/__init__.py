@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, PAIRS, WEIGHTS, Attack, DataFacts
 from memlib.audits.base import Audit, Exported
-from memlib.audits.captions.declared import rankings, trainings
+from memlib.audits.captions.answers import rankings, trainings
 from memlib.audits.captions.recipe import HEADLINE, NOT_SHOWN, Recipe
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.cells import CellSpec

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from memlib.specs import DataSpec, ImageTextSpec, PairTrainingSpec, Spec, SplitSpec
-from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
 from memlib.specs.captions import CaptionSpec, DoseSpec, PairModels
 from memlib.specs.level import LevelSpec
+from memlib.specs.question import PageSpec
 
 Direction = Literal["A", "B"]
 HEADLINE, DOSES = "headline", "doses"  # families of tests

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.attacks import IMAGES, WEIGHTS, Attack, DataFacts, in_family, metric_begins
 from memlib.audits.base import Audit, Cell, Exported, Judgement
 from memlib.audits.cells import CellSpec
-from memlib.audits.deja_vu.declared import rankings, trainings
+from memlib.audits.deja_vu.answers import rankings, trainings
 from memlib.audits.deja_vu.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS, UNITS
 from memlib.pipeline.stage import Runner
@@ -82,7 +82,7 @@ def _exported(runner: Runner, recipe: Recipe) -> Exported:
 
 
 def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
-    from memlib.audits.deja_vu.declared import judge  # loads scipy
+    from memlib.audits.deja_vu.answers import judge  # loads scipy
 
     return judge(run, row, limit)
 

@@ -20,12 +20,12 @@ from memlib.specs import (
     StagedTrainingSpec,
     Tie,
 )
-from memlib.specs.asks import PageSpec
 from memlib.specs.attributes import AttributeOrigin
 from memlib.specs.backgrounds import BackgroundSpec
 from memlib.specs.base import MOST_DRAWS, MOST_EXAMPLES, MOST_SEED, MOST_STEPS, MOST_TRAINED
 from memlib.specs.encoders import EncoderPair
 from memlib.specs.level import LevelSpec
+from memlib.specs.question import PageSpec
 
 Direction = Literal["A", "B"]
 DIRECTIONS: tuple[Direction, ...] = ("A", "B")

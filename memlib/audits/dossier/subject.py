@@ -18,7 +18,7 @@ from memlib.identity import flat
 from memlib.runs.index import BATCH, Runs, cells_of, find_run, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.specs import changed_content
-from memlib.specs.asks import asks_digest, without_whereabouts
+from memlib.specs.question import asks_digest, without_whereabouts
 from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -24,7 +24,7 @@ from typing import Any
 from memlib.audits.attacks import GENERATED, PROBABILITIES, TEXTS, Attack, DataFacts, in_family, metric_begins
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
-from memlib.audits.exposure.declared import judge, rankings
+from memlib.audits.exposure.answers import judge, rankings
 from memlib.audits.exposure.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.specs.text import PairsFileSource, TopicPairsSource

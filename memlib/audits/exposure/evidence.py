@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.declared import largest
+from memlib.audits.exposure.answers import largest
 from memlib.audits.exposure.scores import TINY, Scored, canary_p, last_checkpoints, sampled_p, upper_exposure
 from memlib.specs.text import GIVEN, INSERTED, UNSEEN
 from memlib.stats.multiplicity import combined_p

@@ -18,7 +18,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.exposure.declared import largest
+from memlib.audits.exposure.answers import largest
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held
 from memlib.audits.exposure.privacy import privacy_rows

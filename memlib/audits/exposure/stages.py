@@ -20,7 +20,7 @@ from memlib.audits.exposure.ranks import ScoredModel, exact_ranks
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
-from memlib.data.canaries.secret import keyed_digest, read_secret
+from memlib.data.canaries.secret_key import keyed_digest, read_secret
 from memlib.data.images.shards import WINDOWS
 from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import described_data

@@ -2,7 +2,7 @@
 
 import math
 
-from memlib.audits.exposure.declared import largest
+from memlib.audits.exposure.answers import largest
 from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, GroupSpec, OutputsSpec, SetSpec, Spec, TrainingSpec
-from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_NUMBER, MOST_SEED, MOST_TRAINED
 from memlib.specs.data import CALIBRATION, KNOWN, POOL, PROVIDER, QUERY, WITHHELD
 from memlib.specs.level import LevelSpec
 from memlib.specs.observing import WEIGHTLESS, check_numbers
+from memlib.specs.question import PageSpec
 
 RETAINED, REVERSED, FORGOTTEN = "retained", "unlearned too hard", "forgotten"
 NO_TRACE, UNDECIDED = "no trace found, inconclusive", "undecided"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
-from memlib.audits.membership.declared import rankings
+from memlib.audits.membership.answers import rankings
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.recipe import HEADLINES, NOT_SHOWN, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS

@@ -16,11 +16,11 @@ from memlib.specs import (
     TableSource,
     TrainingSpec,
 )
-from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, source_of
 from memlib.specs.external import WithMembers
 from memlib.specs.level import LevelSpec
 from memlib.specs.observing import WEIGHTLESS, check_numbers
+from memlib.specs.question import PageSpec
 
 MEMBERS, PRIVACY = "members", "privacy"
 HEADLINES = (MEMBERS, PRIVACY)

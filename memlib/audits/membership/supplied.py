@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.data.examples import open_location
 from memlib.data.groups import groups_in
 from memlib.data.id_files import named_digest, said_of_examples

@@ -15,7 +15,7 @@ from typing import Any
 from memlib.audits.attacks import LABELLED, NOBODY, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
-from memlib.audits.self_influence.declared import rankings
+from memlib.audits.self_influence.answers import rankings
 from memlib.audits.self_influence.recipe import NOT_SHOWN, Recipe
 from memlib.audits.self_influence.tables import UNITS
 from memlib.tables import COMMON

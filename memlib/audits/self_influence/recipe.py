@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, InfluenceSpec, Spec, TrainingSpec
-from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_NUMBER
 from memlib.specs.observing import check_numbers
+from memlib.specs.question import PageSpec
 from memlib.specs.subject import TrainIt
 
 NOT_SHOWN = (

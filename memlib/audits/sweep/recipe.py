@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from memlib.audits.cells import CellsSpec
 from memlib.identity import content_key
-from memlib.specs.asks import NAME_LENGTH, PageSpec
+from memlib.specs.question import NAME_LENGTH, PageSpec
 
 EQUAL_UTILITY = 0.05
 

@@ -23,7 +23,7 @@ from typing import Any
 from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
 from memlib.audits.base import Audit
 from memlib.audits.cells import CellSpec
-from memlib.audits.unique_feature.declared import planned, rankings, trainings
+from memlib.audits.unique_feature.answers import planned, rankings, trainings
 from memlib.audits.unique_feature.recipe import HEADLINES, NOT_SHOWN, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.tables import COMMON

@@ -19,10 +19,10 @@ from memlib.specs import (
     TrainingSpec,
     changed,
 )
-from memlib.specs.asks import PageSpec
 from memlib.specs.base import MOST_DRAWS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, MOST_TRAINED
 from memlib.specs.level import LevelSpec
 from memlib.specs.observing import WEIGHTLESS, check_numbers
+from memlib.specs.question import PageSpec
 from memlib.specs.subject import TrainIt
 
 Output = Literal["probability", "logit"]

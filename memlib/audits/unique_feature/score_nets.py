@@ -26,7 +26,7 @@ from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import ExternalClassifierSpec, FeatureSpec, ProbeSpec
 from memlib.store import Attempt, Ref
 from memlib.tables import read_table, write_table
-from memlib.training.fleet import Nets
+from memlib.training.small_nets import Nets
 
 if TYPE_CHECKING:
     import torch

@@ -30,7 +30,7 @@ from memlib.pipeline.tables import Tables
 from memlib.specs import CanarySpec
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
-from memlib.training.fleet import Nets
+from memlib.training.small_nets import Nets
 
 if TYPE_CHECKING:
     import torch

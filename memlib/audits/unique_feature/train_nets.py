@@ -24,7 +24,7 @@ from memlib.specs import ClassifierSpec, ProbeSpec, TrainingSpec
 from memlib.store import Attempt
 from memlib.tables import write_table
 from memlib.training.fit import HISTORY, Canary
-from memlib.training.fleet import Nets, train_fleet
+from memlib.training.small_nets import Nets, train_fleet
 
 if TYPE_CHECKING:
     import torch

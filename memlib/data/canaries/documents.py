@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import keyed_seed
+from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.formats import HOLE, Format, Space
 from memlib.errors import UserError
 from memlib.store.permissions import PRIVATE, make_folder, write_file

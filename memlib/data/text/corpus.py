@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import keyed_seed
+from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.text.formats import Candidates, Choices, Format, Space, Worded, render, symbols_in
 from memlib.data.text.scan import blocks_of, single_secrets

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import keyed_seed
+from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.corpus import (
     Corpus,
     Rows,

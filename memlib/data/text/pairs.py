@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.canaries.secret import keyed_seed
+from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.corpus import (
     UNKNOWN,
     Corpus,

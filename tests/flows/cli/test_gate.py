@@ -19,7 +19,7 @@ from flows.cli.app import main
 from memlib.audits.deja_vu import declared as deja_vu
 from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.exposure import declared as exposure
-from memlib.audits.gates import decide, judge
+from memlib.audits.judging import decide, judge
 from memlib.findings import Finding, Interval, estimate, settle, tested
 from memlib.findings import Verdict as Said
 from memlib.runs.index import results_path

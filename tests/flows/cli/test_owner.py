@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from flows.cli.app import main
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.observe.encoders import pseudonym_of
 from memlib.observe.supplied_outputs import read_outputs
 from memlib.specs import OutputsSpec

@@ -15,7 +15,7 @@ from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import planned_margins
 from memlib.running.gate import DAY, GateDecision, gate, read_policy
 from memlib.runs.run import Run, open
-from memlib.specs.asks import asks_digest
+from memlib.specs.question import asks_digest
 from memlib.stats.noninferiority import decidable_margin
 from memlib.store import Ref, Store
 from memlib.store.records import sealed

@@ -28,7 +28,7 @@ from memlib.running.verification import check_artifacts, check_run, check_signat
 from memlib.runs import index
 from memlib.runs.index import INDEX, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of
 from memlib.runs.records import RunRecord
-from memlib.specs.asks import asks_digest, run_name
+from memlib.specs.question import asks_digest, run_name
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
 from memlib.tables import SUMMARY, write_table

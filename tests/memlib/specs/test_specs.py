@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from memlib.identity import content_key
 from memlib.specs import SourceSpec, Spec, TextSpec, changed
-from memlib.specs.asks import without_whereabouts
 from memlib.specs.base import Source, whereabouts_of
 from memlib.specs.data import CsvSource
+from memlib.specs.question import without_whereabouts
 
 
 class Before(Spec):

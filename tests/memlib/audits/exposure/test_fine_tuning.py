@@ -17,7 +17,7 @@ from memlib.audits.exposure.models import CorpusData, ExternalModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.audits.exposure.reveal import revealed
 from memlib.audits.exposure.stages import MakeCorpus
-from memlib.data.canaries.secret import VARIABLE
+from memlib.data.canaries.secret_key import VARIABLE
 from memlib.data.text.spelling import TRIED, Spelled
 from memlib.errors import UserError
 from memlib.findings import Findings

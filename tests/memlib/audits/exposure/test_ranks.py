@@ -14,7 +14,7 @@ from memlib.audits.arrangement import body_of
 from memlib.audits.exposure.models import SubjectModel
 from memlib.audits.exposure.observing import Ranks
 from memlib.audits.exposure.recipe import Recipe
-from memlib.data.canaries.secret import VARIABLE
+from memlib.data.canaries.secret_key import VARIABLE
 from memlib.data.text.formats import LONGEST_ALPHABET, Space
 from memlib.running.runners import PlainRunner
 from memlib.store import Store

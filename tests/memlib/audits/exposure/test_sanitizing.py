@@ -15,7 +15,7 @@ from memlib.audits.exposure.report import compose
 from memlib.audits.exposure.sanitizing import HALVES, halved, most_disputed, without
 from memlib.audits.exposure.scores import Config, Scored, exposure_of_rank, score
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION
-from memlib.data.canaries.secret import VARIABLE
+from memlib.data.canaries.secret_key import VARIABLE
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION
 from memlib.data.text.corpus import Rows, role_of
 from memlib.findings import Findings

@@ -19,7 +19,7 @@ from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.models import ForestSpec
 from memlib.store import Store
-from memlib.training.fleet import TrainSubsets
+from memlib.training.small_nets import TrainSubsets
 
 DIGITS = {"source": {"kind": "digits"}, "image_size": 8, "channels": 1}
 FILES = ("earlier.npy", "odds.npy")

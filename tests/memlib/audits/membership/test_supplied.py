@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
-from memlib.data.canaries.secret import read_secret
+from memlib.data.canaries.secret_key import read_secret
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
 from memlib.observe.encoders import pseudonym_of

@@ -21,7 +21,7 @@ from memlib.running.runners import PlainRunner
 from memlib.specs import ClassifierSpec, DataSpec, ExternalClassifierSpec, HoldOutSpec, TrainingSpec
 from memlib.specs.models import ForestSpec, LogisticSpec, SvmSpec
 from memlib.store import Store
-from memlib.training.fleet import TrainSubsets
+from memlib.training.small_nets import TrainSubsets
 from tests.memlib.audits.membership.small_tables import COLUMNS, rows_of, write_table
 
 TRAINING = {

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlib.data.canaries.secret import keyed_digest, keyed_seed, read_secret
+from memlib.data.canaries.secret_key import keyed_digest, keyed_seed, read_secret
 from memlib.data.splits import LEFT_OUT, TRAIN, VALIDATION, column, select
 from memlib.data.text.corpus import Corpus, Secret, build_corpus, read_secrets, role_of
 from memlib.data.text.formats import Format

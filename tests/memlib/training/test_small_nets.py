@@ -18,7 +18,7 @@ from memlib.specs.resources import RunOptions
 from memlib.store import Store
 from memlib.training import stacked
 from memlib.training.fit import Train
-from memlib.training.fleet import Nets, TrainSubsets
+from memlib.training.small_nets import Nets, TrainSubsets
 
 HALF = {"calibration": 1.0, "query": 0.5}
 MIXES = {f"half {number}": (HALF, number) for number in range(4)} | {"query 0": ({"query": 1.0}, 0)}

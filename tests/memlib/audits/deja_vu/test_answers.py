@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.validity.gate import RECIPE
 from memlib.audits import AUDITS
-from memlib.audits.deja_vu.declared import trainings
+from memlib.audits.deja_vu.answers import trainings
 from memlib.audits.deja_vu.findings import summarize
 from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.findings import Findings

@@ -8,7 +8,7 @@ import pytest
 
 import memlib
 from memlib.audits import AUDITS
-from memlib.audits.unique_feature.declared import planned, trainings
+from memlib.audits.unique_feature.answers import planned, trainings
 from memlib.audits.unique_feature.recipe import Recipe
 from memlib.findings import Finding, Findings
 from memlib.runs.run import Run

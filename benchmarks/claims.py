@@ -1,0 +1,62 @@
+"""Numbers of the papers' claims, read from the runs that they rest on: python benchmarks/claims.py --data DATA --store STORE.
+
+A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary; `ours` of a claim
+names numbers in braces. The runs are made, or reused if the store has them, and what their summaries say is written into the
+file with the day and the run. DATA is the folder of data that settings name so.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import memlib
+from benchmarks.evidence import EVIDENCE, Record, as_yaml
+
+
+def filled_in(value: Any, data: str) -> Any:
+    """Return the changes of a run to its recipe with the folder of data filled in."""
+    if isinstance(value, Mapping):
+        return {key: filled_in(part, data) for key, part in value.items()}
+    return value.replace("DATA", data) if isinstance(value, str) else value
+
+
+def read(number: Mapping[str, Any], findings: Any) -> Record:
+    """Return a number with the value and the interval that a run's summary states."""
+    found = findings.get(number["metric"], **number.get("params", {}))
+    if found is None:
+        raise SystemExit(f"the run has no {number['metric']} {number.get('params', '')}")
+    interval = [] if found.interval is None else [found.interval.low, found.interval.high]
+    return dict(number) | {"value": round(found.value, 6), "interval": [round(end, 6) for end in interval]}
+
+
+def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
+    """Make or reuse the runs of a paper's claims, and write their numbers into the record."""
+    for name, run in paper.get("runs", {}).items():
+        if names and name not in names:
+            continue
+        made = memlib.run(run["recipe"], store=store, changes=filled_in(run["changes"], data))
+        run |= {"id": made.id, "read": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
+        for key, number in paper["numbers"].items():
+            if number["run"] == name:
+                paper["numbers"][key] = read(number, made.findings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="data", help="folder of the papers' data sets")
+    parser.add_argument("--store", default="store", help="store of the runs, which may be there")
+    parser.add_argument("--run", action="append", default=[], help="name of a run; by default all")
+    options = parser.parse_args()
+    for path in sorted(Path(EVIDENCE / "claims").glob("*.yaml")):
+        paper = yaml.safe_load(path.read_text())
+        update(paper, options.run, data=options.data, store=options.store)
+        path.write_text(as_yaml(paper))
+
+
+if __name__ == "__main__":
+    main()
