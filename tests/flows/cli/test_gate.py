@@ -16,9 +16,9 @@ import pytest
 
 from benchmarks.validity.gate import RECIPE, answers
 from flows.cli.app import main
-from memlib.audits.deja_vu import declared as deja_vu
+from memlib.audits.deja_vu import answers as deja_vu
 from memlib.audits.deja_vu.findings import summarize
-from memlib.audits.exposure import declared as exposure
+from memlib.audits.exposure import answers as exposure
 from memlib.audits.judging import decide, judge
 from memlib.findings import Finding, Interval, estimate, settle, tested
 from memlib.findings import Verdict as Said
