@@ -38,7 +38,7 @@ def test_the_help_and_the_document_name_sections_and_paths_that_have_never_run(c
         device.main(["--help"])
     said = capsys.readouterr().out
     assert all(path in said for path in device.NEVER_RUN)
-    document = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "evidence" / "performance.md").read_text()
     for section in device.SECTIONS:
         assert f"{section.name:12} {section.seconds:4g} s" in said
         assert f"| `{section.name}` | {section.seconds:g} |" in document

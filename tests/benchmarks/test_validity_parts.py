@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.validity.__main__ import parts
-from benchmarks.validity.harness import carry_out, heading
+from benchmarks.validity.harness import carry_out, made
 
 LONG = ("smoke",)  # a whole audit, which the README's first command runs
 QUICK = {"gate", "membership-epsilon", "persons-views"}  # whose first unit takes less than a second
@@ -64,8 +64,8 @@ def first_row(name: str, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, A
 
 def assert_reported(name: str, row: dict[str, Any]) -> None:
     part = parts()[name]
-    lines = [*heading(part, [row]), *part.report([row])]
-    assert lines[0] == f"## {name}"
+    lines = [made([row]), *part.report([row])]
+    assert "1 units" in lines[0]
     assert any(line.startswith("|") for line in lines)
 
 
