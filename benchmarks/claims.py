@@ -16,6 +16,7 @@ import yaml
 
 import memlib
 from benchmarks.evidence import EVIDENCE, Record, as_yaml
+from memlib.findings import Findings
 
 
 def filled_in(value: Any, data: str) -> Any:
@@ -25,7 +26,7 @@ def filled_in(value: Any, data: str) -> Any:
     return value.replace("DATA", data) if isinstance(value, str) else value
 
 
-def read(number: Mapping[str, Any], findings: Any) -> Record:
+def read(number: Mapping[str, Any], findings: Findings) -> Record:
     """Return a number with the value and the interval that a run's summary states."""
     found = findings.get(number["metric"], **number.get("params", {}))
     if found is None:
@@ -40,10 +41,11 @@ def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
         if names and name not in names:
             continue
         made = memlib.run(run["recipe"], store=store, changes=filled_in(run["changes"], data))
+        findings = Findings.read(made.summary)
         run |= {"id": made.id, "read": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
         for key, number in paper["numbers"].items():
             if number["run"] == name:
-                paper["numbers"][key] = read(number, made.findings)
+                paper["numbers"][key] = read(number, findings)
 
 
 def main() -> None:

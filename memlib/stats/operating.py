@@ -6,6 +6,7 @@ quantile of a fitted law, so that the expected false positive rate holds for exc
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import scipy
@@ -149,6 +150,122 @@ def operating_point(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr
             f"{math.ceil(1 / fpr - 1 - 1e-9)}, or report the members above all {count} non-members"
         )
     return _point(scores, member, rank)
+
+
+def most_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float, *, error: float = 0.05) -> float:
+    """Return an upper confidence limit of the share of members that are named at a true false positive rate.
+
+    The threshold that non-members exceed at this rate is not known: where an order statistic of theirs stands for it, the
+    members above it are too few whenever it lies too high. The k-th largest of n non-members has a rate below `fpr` with
+    probability delta = P(Beta(k, n + 1 - k) < fpr). Otherwise at most the members above it are named at `fpr`, and the
+    Clopper-Pearson limit of their share at the error b holds; delta + (1 - delta) b = `error`. k is the rank that makes
+    the limit smallest where members rank as non-members do; it follows from the numbers alone, never from scores. Tied
+    units are put in an order at random, as whoever attacks has to do who keeps the rate.
+
+    Args:
+        scores, member: as in `auc`.
+        fpr: the false positive rate.
+        error: largest probability that the share is above the limit.
+
+    Returns:
+        the limit; 1 if no rank can keep the error.
+
+    Example:
+        >>> import numpy as np
+        >>> scores, member = np.arange(500.0), np.arange(500) % 2 == 0  # members rank as non-members
+        >>> round(most_alarms(scores, member, 0.01), 3)
+        0.049
+    """
+    own, others = _in_order(scores, member)
+    rank, beta = rank_above(len(others), len(own), fpr, error)
+    if rank == 0:
+        return 1.0
+    hits = int((own > others[-rank]).sum())
+    return float(scipy.stats.beta.isf(beta, hits + 1, len(own) - hits)) if hits < len(own) else 1.0
+
+
+def least_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float, *, error: float = 0.05) -> float:
+    """Return a lower confidence limit of the share of members that are named at a true false positive rate.
+
+    As `most_alarms`, from a rank whose rate lies above `fpr` with a small probability.
+
+    Returns:
+        the limit; 0 if there are too few non-members, that is, fewer than ln(error) / ln(1 - fpr).
+
+    Example:
+        >>> import numpy as np
+        >>> scores, member = np.arange(1000.0), np.arange(1000) >= 500  # all members rank above all non-members
+        >>> least_alarms(scores, member, 0.01) > 0.98, least_alarms(scores[250:750], member[250:750], 0.01)
+        (True, 0.0)
+    """
+    own, others = _in_order(scores, member)
+    rank, beta = rank_below(len(others), len(own), fpr, error)
+    if rank == 0:
+        return 0.0
+    hits = int((own > others[-rank]).sum())
+    return float(scipy.stats.beta.ppf(beta, hits, len(own) - hits + 1)) if hits else 0.0
+
+
+def _in_order(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of members, and of non-members in rising order, in an order of all units; ties are drawn."""
+    drawn = np.random.default_rng(0).random(len(scores))  # independent of membership, whatever the order of the units
+    places = np.empty(len(scores), dtype=np.int64)
+    places[np.lexsort((drawn, scores))] = np.arange(len(scores))
+    return places[member], np.sort(places[~member])
+
+
+def innocent_limit(num_members: int, num_nonmembers: int, fpr: float, *, error: float, tries: int, chance: float) -> float:
+    """Return the limit of `most_alarms` below which all of some attacks stay where members rank as non-members do.
+
+    Args:
+        fpr, error: as in `most_alarms`.
+        tries: number of attacks, taken as independent, which errs on the side of a larger limit.
+        chance: probability with which the limits of all attacks are at most this one.
+
+    Example:
+        >>> round(innocent_limit(250, 250, 0.01, error=0.05, tries=7, chance=0.8), 3)
+        0.094
+    """
+    rank, beta = rank_above(num_nonmembers, num_members, fpr, error)
+    if rank == 0:
+        return 1.0
+    hits = int(scipy.stats.betabinom.ppf(chance ** (1 / tries), num_members, rank, num_nonmembers + 1 - rank))
+    return float(scipy.stats.beta.isf(beta, hits + 1, num_members - hits)) if hits < num_members else 1.0
+
+
+@cache
+def rank_above(num_nonmembers: int, num_members: int, fpr: float, error: float) -> tuple[int, float]:
+    """Return the rank of the non-member whose rate stands for an upper limit, and the error left for the members' share.
+
+    Returns:
+        (0, 0) if no rank can keep the error.
+    """
+    ranks = np.arange(1, num_nonmembers + 1)
+    missed = scipy.stats.beta.cdf(fpr, ranks, num_nonmembers + 1 - ranks)
+    return _best_rank(ranks[missed < error], missed[missed < error], num_nonmembers, num_members, error, upper=True)
+
+
+@cache
+def rank_below(num_nonmembers: int, num_members: int, fpr: float, error: float) -> tuple[int, float]:
+    """Return the rank of the non-member whose rate stands for a lower limit, and the error left, as `rank_above`."""
+    ranks = np.arange(1, num_nonmembers + 1)
+    missed = scipy.stats.beta.sf(fpr, ranks, num_nonmembers + 1 - ranks)
+    return _best_rank(ranks[missed < error], missed[missed < error], num_nonmembers, num_members, error, upper=False)
+
+
+def _best_rank(
+    ranks: NDArray[np.int64], missed: NDArray[np.float64], num_nonmembers: int, num_members: int, error: float, *, upper: bool
+) -> tuple[int, float]:
+    """Return the rank with the best limit of members who rank as non-members, and the error left for their share."""
+    if not len(ranks) or not num_members:
+        return 0, 0.0
+    left = (error - missed) / (1 - missed)
+    hits = num_members * ranks / (num_nonmembers + 1)
+    if upper:
+        best = int(np.argmin(scipy.stats.beta.isf(left, hits + 1, num_members - hits)))
+    else:
+        best = int(np.argmax(scipy.stats.beta.ppf(left, hits, num_members - hits + 1)))
+    return int(ranks[best]), float(left[best])
 
 
 def above_all(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> OperatingPoint:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
     r"(?:^|`)(?:OMP_NUM_THREADS=1 )?(python (?:-m )?benchmarks[/.][^`\n]*|make (?:faults|fuzz))(?:$|`)", re.MULTILINE
 )
-READERS = ("BEFORE", "FOLDER", "my-model", "my-mailbox", "LeakPro", "tiny-imagenet-50")  # files that the reader has
+READERS = ("BEFORE", "DATA", "FOLDER", "my-model", "my-mailbox", "LeakPro", "tiny-imagenet-50")  # files that the reader has
 SECONDS = float(os.environ.get("MEMLIB_EVIDENCE_SECONDS", "12"))
 
 

@@ -1,5 +1,6 @@
 """Findings on how well scores tell members from others: AUC, true alarms at controlled rates, members above all others."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.membership.rankings import Scores, point_at
+from memlib.audits.membership.recipe import MET, Config
 from memlib.findings import Finding, Interval, estimate
-from memlib.stats.operating import above_all, auc, auc_interval
+from memlib.stats.operating import above_all, auc, auc_interval, innocent_limit
 
 
 def area(scores: Scores, member: NDArray[np.bool_], noun: str) -> tuple[float, Interval]:
@@ -19,6 +21,17 @@ def area(scores: Scores, member: NDArray[np.bool_], noun: str) -> tuple[float, I
         member: (num_units,) bool.
     """
     return auc(scores, member), Interval(*auc_interval(scores, member), noun)
+
+
+def tail_bound(config: Config, num_members: int, num_nonmembers: int) -> float:
+    """Return the bound of the rate of true alarms at `false_alarms[0]`; the default follows from numbers alone, in whole
+    thousandths."""
+    if config.tail_bound is not None:
+        return config.tail_bound
+    met = innocent_limit(
+        num_members, num_nonmembers, config.false_alarms[0], error=config.error, tries=len(config.attacks), chance=MET
+    )
+    return (math.floor(1000 * met) + 1) / 1000
 
 
 def true_alarms(
@@ -38,7 +51,8 @@ def true_alarms(
         point = point_at(scores, member, rate)
         if point is not None:
             low, high = (round(end, 6) for end in point.fpr_interval)
-            at = {**named, "false_alarms": rate, "rate_low": low, "rate_high": high}
+            reached = {"reached_by": point.rank, "nonmembers": point.num_nonmembers}
+            at = {**named, "false_alarms": rate, "rate_low": low, "rate_high": high, **reached}
             interval = Interval(*point.tpr_interval, noun)
             rows.append(estimate(f"true_alarms{of}", at, point.tpr, n=point.num_members, interval=interval))
     if len(rows) == len(rates):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.membership.alarms import area, true_alarms
+from memlib.audits.membership.alarms import area, tail_bound, true_alarms
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.privacy import privacy_findings
 from memlib.audits.membership.rankings import ModelResult, Ranking, Scores, point_at
@@ -20,7 +20,7 @@ from memlib.stats.clusters import intraclass_correlation
 from memlib.stats.coins import all_targets_p
 from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
-from memlib.stats.operating import auc, auc_interval
+from memlib.stats.operating import auc, auc_interval, most_alarms
 
 POWER = 0.8
 REPLICATES = 999
@@ -78,17 +78,24 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
 
 
 def _most_alarms(ranking: Ranking, audited: Audited) -> float | None:
-    """Return the upper limit of the rate of true alarms at `false_alarms[0]`; None if that rate cannot be reached."""
+    """Return the upper limit of true alarms at a true rate of `false_alarms[0]`; None if non-members are too few for it."""
     config = audited.recipe.score
-    point = point_at(ranking.scores, audited.units.member, config.false_alarms[0])
-    return None if point is None else float(exact_interval(point.hits, point.num_members, level=1 - 2 * config.error)[1])
+    if point_at(ranking.scores, audited.units.member, config.false_alarms[0]) is None:
+        return None
+    return most_alarms(ranking.scores, audited.units.member, config.false_alarms[0], error=config.error)
 
 
 def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str, float]:
-    """Return the upper limit of the AUC, and its bound if the limit of true alarms, `most`, lies below its own bound."""
-    config = audited.recipe.score
-    limits = {"upper_bound": auc_interval(ranking.scores, audited.units.member, level=1 - 2 * config.error)[1]}
-    return limits | ({"bound": config.auc_bound} if most is not None and most < config.tail_bound else {})
+    """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound and no attack
+    that was possible is left out.
+
+    Args:
+        most: the limit of true alarms.
+    """
+    config, member = audited.recipe.score, audited.units.member
+    limits = {"upper_bound": auc_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
+    is_small = most is not None and most < tail_bound(config, int(member.sum()), int((~member).sum()))
+    return limits | ({"bound": config.auc_bound} if is_small and not audited.recipe.left_out else {})
 
 
 def _detectable(audited: Audited) -> float:

@@ -23,6 +23,7 @@ from memlib.specs.observing import WEIGHTLESS, check_numbers
 from memlib.specs.question import PageSpec
 
 MEMBERS, PRIVACY = "members", "privacy"
+MET = 0.8  # chance with which a model without memory meets the default of `tail_bound`
 HEADLINES = (MEMBERS, PRIVACY)
 NOT_SHOWN = (
     "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
@@ -139,8 +140,9 @@ class Config(LevelSpec):
     auc_bound: float = Field(default=0.55, gt=0.5, lt=1)
     """The verdict is 'bounded' if nothing is shown, and the upper limits of each attack's AUC and of its rate of true alarms
     lie below this bound and `tail_bound`."""
-    tail_bound: float = Field(default=0.05, gt=0, lt=1)
-    """Bound of the true alarm rate at `false_alarms[0]`, so that rare and strong memory is not called bounded."""
+    tail_bound: float | None = Field(default=None, gt=0, lt=1)
+    """Bound of the true alarm rate at `false_alarms[0]`, so that rare and strong memory is not called bounded. By default the
+    bound that all attacks on a model without memory meet in four of five audits of as many members and non-members."""
     false_alarms: tuple[Annotated[float, Field(gt=0, lt=0.5)], ...] = Field(default=(0.01, 0.001), min_length=1)
     """Rates of false alarms at which the rate of true alarms is given."""
     persons: Literal["sum", "max", "trimmed"] = "sum"
@@ -274,6 +276,16 @@ class Recipe(Spec):
         used = source.columns if isinstance(source, TableSource) else ()
         if unused := [name for name in score.hidden if used and name not in used]:
             yield f"score.hidden names {unused[0]!r}, but data.source.columns does not; name it in both or neither"
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The attacks that the recipe's data, target and shadow models allow, but for those that need further queries."""
+        return ATTACKS
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Possible attacks that the recipe leaves out; what they would see is not bounded."""
+        return tuple(name for name in self.possible if name not in self.score.attacks)
 
     @property
     def queries_target(self) -> bool:

@@ -81,8 +81,9 @@ def compose(
         meaning=meaning_of(
             word,
             shown=_can(findings),
-            bounded="Anyone who attacks the model as was done here names at most the stated parts of the members. That may "
-            "include every one of a few whom the model remembers well.",
+            bounded="Anyone who attacks the model as was done here, and accuses no more non-members than stated, names at "
+            "most the stated part of the members (95 % limits). That may include every one of a few whom the model remembers "
+            "well.",
         ),
         advice=_advice(word, recipe),
         limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
@@ -142,8 +143,8 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     attack = head.params["attack"]
     tiles = [(f"{head.value:.2f}", f"AUC, {NAMES[attack]}", _interval(head))]
     for row in findings.all("true_alarms", attack=attack):
-        rate = percent(row.params["false_alarms"])
-        tiles.append((percent(row.value), f"of members named at {rate} false alarms", _interval(row, percent)))
+        reached = f"{row.params['reached_by']:,} of {row.params['nonmembers']:,} non-members"
+        tiles.append((percent(row.value), f"of members above what {reached} reach", _interval(row, percent)))
     above = findings.get("above_all", attack=attack)
     if above is not None:
         over = f"of members above all {above.params['nonmembers']:,} non-members"
@@ -163,7 +164,7 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     rows = findings.all("auc")
     rates = list(dict.fromkeys(row.params["false_alarms"] for row in findings.all("true_alarms")))
     headings = (
-        "attack", "AUC (95 %)", "adjusted p", *(f"named at {percent(rate)} false alarms" for rate in rates),
+        "attack", "AUC (95 %)", "adjusted p", *(f"named, threshold for {percent(rate)}" for rate in rates),
         "above all non-members",
     )  # fmt: skip
     cells = [_attack_cells(row, findings, rates) for row in rows]
@@ -171,8 +172,8 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     notes = _controlled(findings, rates)
     return Section(
         "Attacks",
-        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above a threshold "
-        f"that the stated share of non-members exceeds. Few of the {nonmembers:,} non-members decide small rates: {notes}"
+        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above the score of "
+        f"one of the {nonmembers:,} non-members, with its interval at this threshold. Few of them decide small rates: {notes}"
         if notes
         else "AUC: how often a member ranks above a non-member; 50 % by guessing.",
         FigureView(
@@ -208,7 +209,10 @@ def _controlled(findings: Findings, rates: Sequence[float]) -> str:
     for rate in rates:
         row = next(iter(findings.all("true_alarms", false_alarms=rate)))
         low, high = percent(row.params["rate_low"], 2), percent(row.params["rate_high"], 2)
-        said.append(f"at {percent(rate)} the true rate lies between {low} and {high} (95 %)")
+        said.append(
+            f"{row.params['reached_by']:,} reach the threshold for {percent(rate)}, whose true rate of false alarms lies "
+            f"between {low} and {high} (95 %)"
+        )
     return "; ".join(said) + "." if said else ""
 
 

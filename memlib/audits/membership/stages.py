@@ -48,7 +48,7 @@ EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet
 class Score(ScoresStage):
     """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon."""
 
-    declared: ClassVar[Declared] = Declared("score_membership", 2)
+    declared: ClassVar[Declared] = Declared("score_membership", 3)
     title: ClassVar[str] = "score membership"
     place: ClassVar[Place] = "cores"
 
@@ -190,7 +190,7 @@ def more_likely_right(answers: Answers) -> Answers:
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 3)
+    declared: ClassVar[Declared] = Declared("report", 4)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

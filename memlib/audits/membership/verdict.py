@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from memlib.audits.membership.alarms import tail_bound
 from memlib.audits.membership.privacy import guesses_of
 from memlib.audits.membership.recipe import HEADLINES, MEMBERS, PRIVACY, Recipe
 from memlib.findings import (
@@ -67,8 +68,26 @@ def limits(recipe: Recipe) -> Iterator[str]:
         yield from _text_limits(recipe)
     elif recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
+    if recipe.is_drawn and recipe.left_out:
+        names = ", ".join(NAMES[name] for name in recipe.left_out)
+        yield f"attacks that are possible are left out of score.attacks ({names}), so the verdict cannot be bounded"
+    if recipe.is_drawn and recipe.split.train_per_class is not None and not recipe.reads_texts:
+        yield from _tail_limits(recipe, recipe.split.train_per_class)
     if recipe.privacy is not None:
         yield from _claim_limits(recipe)
+
+
+def _tail_limits(recipe: Recipe, per_class: int) -> Iterator[str]:
+    """Yield what a model without memory would be bounded by, if the recipe asks for less."""
+    score, share = recipe.score, recipe.coins or 0.5
+    most = 2 * per_class  # at least two classes
+    inside = round(share * most)
+    met = tail_bound(score.model_copy(update={"tail_bound": None}), inside, most - inside)
+    if score.tail_bound is not None and score.tail_bound < met:
+        yield (
+            f"with {most} examples in two classes, a model without memory is bounded at {percent(met)} of true alarms, not "
+            f"at score.tail_bound ({percent(score.tail_bound)}): raise it, or leave it out"
+        )
 
 
 def _text_limits(recipe: Recipe) -> Iterator[str]:
@@ -133,9 +152,9 @@ def _sentence(word: Word, findings: Findings) -> str:
         tails = findings.all("true_alarms_limit")
         most = max(row.value for row in tails)
         return (
-            f"Members could not be told from non-members: no attack tried has an AUC above {ceiled(worst):.2f}, or names "
-            f"more than {percent(ceiled(10 * most) / 10)} of the members at {percent(tails[0].params['false_alarms'])} false "
-            "alarms (95 % limits)."
+            f"Members could not be told from non-members: none of {_tried(findings)} has an AUC above {ceiled(worst):.2f}, "
+            f"or names more than {percent(ceiled(10 * most) / 10)} of the members at "
+            f"{percent(tails[0].params['false_alarms'])} false alarms (95 % limits)."
         )
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
@@ -146,6 +165,12 @@ def _sentence(word: Word, findings: Findings) -> str:
         if head.low is not None and head.low > 0.5
         else "Nothing was tested: membership was not drawn at random."
     )
+
+
+def _tried(findings: Findings) -> str:
+    """Return the attacks that were tried, in words."""
+    names = [NAMES[row.params["attack"]] for row in findings.tests(MEMBERS)]
+    return f"{len(names)} attacks ({', '.join(names)})" if len(names) > 1 else f"one attack ({names[0]})"
 
 
 def shows_alone(findings: Findings, part: str) -> bool:
@@ -185,6 +210,9 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
         f"{recipe.score.level:g})."
     )
     if word == INCONCLUSIVE:
+        if recipe.left_out:
+            left_out = ", ".join(NAMES[name] for name in recipe.left_out)
+            yield f"Nothing is bounded either, as attacks that were possible were not run: {left_out} (score.attacks)."
         if cannot_reject(head, families_of(findings, HEADLINES)):
             yield "With so few examples or redraws, no result could have been significant."
         else:
@@ -208,9 +236,10 @@ def _alarms(findings: Findings, attack: str) -> Iterator[str]:
     above = findings.get("above_all", attack=attack)
     if rows:
         row = rows[0]
+        low, high = (percent(row.params[end], 2) for end in ("rate_low", "rate_high"))
         yield (
-            f"At {percent(row.params['false_alarms'])} false alarms it names {percent(row.value)} of the members "
-            f"({format_interval(row, percent)})."
+            f"A threshold that {row.params['reached_by']:,} of {row.params['nonmembers']:,} non-members reach (true rate of "
+            f"false alarms {low} to {high}) names {percent(row.value)} of the members ({format_interval(row, percent)})."
         )
     elif above is not None:
         yield (

@@ -16,7 +16,11 @@ from memlib.stats.operating import (
     above_all,
     auc,
     auc_interval,
+    least_alarms,
+    most_alarms,
     operating_point,
+    rank_above,
+    rank_below,
     roc,
 )
 
@@ -217,3 +221,70 @@ def test_the_interval_of_the_true_false_positive_rate_leaves_a_fortieth_on_each_
     low, high = point.fpr_interval
     assert scipy.stats.binom.sf(point.rank - 1, 20, low) == pytest.approx(0.025)
     assert scipy.stats.binom.cdf(point.rank - 1, 20, high) == pytest.approx(0.025)
+
+
+SIZES = [(250, 250), (100, 400), (400, 30), (1000, 1000)]
+
+
+def share_limits(count: int, error: float, *, upper: bool) -> NDArray[np.float64]:
+    """Return the one-sided Clopper-Pearson limits of a share for 0 to `count` hits."""
+    hits = np.arange(count + 1)
+    with np.errstate(invalid="ignore"):
+        ends = (
+            scipy.stats.beta.isf(error, hits + 1, count - hits)
+            if upper
+            else scipy.stats.beta.ppf(error, hits, count - hits + 1)
+        )
+    return np.where(hits == (count if upper else 0), 1.0 if upper else 0.0, ends)
+
+
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("fpr", [0.01, 0.1])
+@pytest.mark.parametrize(("members", "nonmembers"), SIZES)
+def test_limits_of_true_alarms_keep_their_error_at_the_worst_share(
+    members: int, nonmembers: int, fpr: float, upper: bool
+) -> None:
+    """By sums over all outcomes: the rate of the rank is on the wrong side, or else the share at that rank is missed."""
+    rank, error = (rank_above if upper else rank_below)(nonmembers, members, fpr, 0.05)
+    if rank == 0:
+        assert not upper
+        assert nonmembers < math.log(0.05) / math.log(1 - fpr)
+        return
+    law = scipy.stats.beta(rank, nonmembers + 1 - rank)
+    wrong_rate = law.cdf(fpr) if upper else law.sf(fpr)
+    limits = share_limits(members, error, upper=upper)
+    shares = np.concatenate([limits[1:-1] - 1e-9, limits[1:-1] + 1e-9, np.linspace(0.001, 0.999, 99)])
+    hits = np.arange(members + 1)
+    missed = [
+        scipy.stats.binom.pmf(hits, members, share)[limits < share if upper else limits > share].sum() for share in shares
+    ]
+    assert wrong_rate + (1 - wrong_rate) * max(missed) == pytest.approx(0.05, abs=0.006)
+    assert wrong_rate + (1 - wrong_rate) * max(missed) <= 0.05 + 1e-9
+
+
+@pytest.mark.parametrize(("members", "nonmembers"), SIZES)
+def test_limits_of_true_alarms_hold_for_members_who_rank_as_non_members(members: int, nonmembers: int) -> None:
+    """By sums over the numbers of members above the rank, which follow a beta-binomial law in any exchangeable order."""
+    hits = np.arange(members + 1)
+    for find, upper in ((rank_above, True), (rank_below, False)):
+        rank, error = find(nonmembers, members, 0.05, 0.05)
+        limits = share_limits(members, error, upper=upper)
+        chances = scipy.stats.betabinom.pmf(hits, members, rank, nonmembers + 1 - rank)
+        assert chances[limits < 0.05 if upper else limits > 0.05].sum() <= 0.05
+
+
+def test_limits_of_true_alarms_over_all_orders_of_five_members_and_eight_non_members() -> None:
+    scores, missed = np.arange(13.0), []
+    for places in itertools.combinations(range(13), 5):
+        member = np.isin(np.arange(13), places)
+        missed.append(
+            (most_alarms(scores, member, 0.25, error=0.2) < 0.25, least_alarms(scores, member, 0.25, error=0.2) > 0.25)
+        )
+    assert np.array(missed).mean(axis=0).max() <= 0.2
+
+
+def test_of_tied_units_some_are_named_at_random() -> None:
+    """Right answers alone: whoever keeps a rate of 1 % names one in 80 of those with a right answer."""
+    right, member = np.arange(4000) % 5 > 0, np.arange(4000) < 2000
+    assert least_alarms(right * 1.0, member, 0.01) < 0.01 < most_alarms(right * 1.0, member, 0.01) < 0.03
+    assert most_alarms(np.arange(2.0), np.array([True, False]), 0.5) == 1.0  # a single non-member says nothing of one half

@@ -135,6 +135,17 @@ class DocumentsRecipe(Recipe):
             )
 
     @property
+    def possible(self) -> tuple[str, ...]:
+        """The attacks that the model and the shadow models allow."""
+        compared = self.shadows.count > 0 or isinstance(self.model, PretrainedSpec)
+        return (*(name for name in ATTACKS if compared or name != "ratio"), *(OF_SHADOWS if self.has_laws else ()))
+
+    @property
+    def has_laws(self) -> bool:
+        """True if shadow models suffice for attacks that fit a law to them."""
+        return self.shadows.count >= FEWEST_SHADOWS
+
+    @property
     def trains(self) -> bool:
         """True if memlib trains any model."""
         return not self.target.is_external or self.shadows.count > 0

@@ -9,15 +9,17 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.membership.alarms import tail_bound
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.rankings import survey_halves
-from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName
+from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName, Config
 from memlib.audits.membership.report import COLOURS, _can
-from memlib.audits.membership.verdict import shows_alone
+from memlib.audits.membership.verdict import limits, shows_alone
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from memlib.report.format import floored, percent
-from tests.memlib.audits.membership.worlds import world
+from memlib.stats.operating import rank_above
+from tests.memlib.audits.membership.worlds import recipe_of, world
 
 
 def findings_of(audited: Audited) -> Findings:
@@ -54,9 +56,10 @@ def test_a_model_without_memory_is_seldom_shown() -> None:
 
 
 def test_the_verdict_bounded_requires_both_limits_below_their_bounds() -> None:
-    many = {"redraws": 999, "attacks": ["lira"], "auc_bound": 0.55, "tail_bound": 0.05}
+    many = {"redraws": 999, "auc_bound": 0.55, "tail_bound": 0.05}
     found = findings_of(world(6000, seed=4, score=many))
     assert found.verdict.word == BOUNDED
+    assert "none of 7 attacks (LiRA, offline LiRA, RMIA, " in found.verdict.sentence
     worst = max(row.value for row in found.all("true_alarms_limit"))
     assert found.first("true_alarms", attack="lira", false_alarms=0.01).value < worst < 0.05
     assert f"names more than {percent(math.ceil(1000 * worst) / 1000)} of the members at 1 % false alarms (95 % limits)" in (
@@ -65,6 +68,32 @@ def test_the_verdict_bounded_requires_both_limits_below_their_bounds() -> None:
     assert "Members who are fewer than this limit may still be named without fail" in found.verdict.explanation
     narrow = findings_of(world(6000, seed=4, score={**many, "tail_bound": 0.001}))
     assert narrow.verdict.word == INCONCLUSIVE
+
+
+def test_nothing_is_bounded_where_a_possible_attack_was_not_run() -> None:
+    """The gap alone sees nothing of losses that tell all."""
+    found = findings_of(world(6000, seed=4, score={"redraws": 999, "attacks": ["gap"], "headline": "gap"}))
+    assert found.verdict.word == INCONCLUSIVE
+    assert "Nothing is bounded either, as attacks that were possible were not run: LiRA, offline LiRA, " in (
+        found.verdict.explanation
+    )
+    said = list(limits(recipe_of(score={"attacks": ["gap"], "headline": "gap"})))
+    assert any(
+        line.startswith("attacks that are possible are left out of score.attacks (LiRA, offline LiRA, ") for line in said
+    )
+
+
+def test_by_default_a_model_without_memory_meets_the_bound_of_true_alarms_in_four_of_five_audits() -> None:
+    """By sums over the numbers of members above the rank, for one attack."""
+    config = Config(attacks=("loss",), headline="loss")
+    for members, nonmembers in ((100, 100), (250, 250), (400, 1000)):
+        bound = tail_bound(config, members, nonmembers)
+        rank, error = rank_above(nonmembers, members, 0.01, config.error)
+        hits = np.arange(members)
+        below = scipy.stats.beta.isf(error, hits + 1, members - hits) < bound
+        chance = scipy.stats.betabinom.pmf(hits, members, rank, nonmembers + 1 - rank)[below].sum()
+        assert 0.8 <= chance < 0.95
+    assert tail_bound(Config(tail_bound=0.05), 10, 10) == 0.05
 
 
 @pytest.mark.parametrize(
