@@ -48,7 +48,7 @@ class DocumentsConfig(Config):
     """Scores of a document's own tokens. ratio: mean log probability beyond that of the pretrained model or, without one,
     beyond its mean in shadow models that were not trained on the document; min_k: Min-K%++ (Zhang 2024); zlib: log
     probability relative to the compressed size (Carlini 2021); loss; lira and rmia as for classifiers, from the mean log
-    probability."""
+    probability, from four shadow models on: without them, their kind of memory is not bounded."""
     headline: DocumentAttack = "ratio"  # type: ignore[assignment]
     """The attack whose numbers are at the top of the page. All attacks are tested, adjusted for their number."""
     lowest: float = Field(default=0.2, gt=0, le=1)
