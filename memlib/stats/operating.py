@@ -177,11 +177,10 @@ def most_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: fl
         0.049
     """
     own, others = _in_order(scores, member)
-    rank, beta = rank_above(len(others), len(own), fpr, error)
+    rank, _ = rank_above(len(others), len(own), fpr, error)
     if rank == 0:
         return 1.0
-    hits = int((own > others[-rank]).sum())
-    return float(scipy.stats.beta.isf(beta, hits + 1, len(own) - hits)) if hits < len(own) else 1.0
+    return alarms_limit(int((own > others[-rank]).sum()), len(own), len(others), fpr, error=error)
 
 
 def least_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float, *, error: float = 0.05) -> float:
@@ -226,11 +225,19 @@ def innocent_limit(num_members: int, num_nonmembers: int, fpr: float, *, error: 
         >>> round(innocent_limit(250, 250, 0.01, error=0.05, tries=7, chance=0.8), 3)
         0.094
     """
-    rank, beta = rank_above(num_nonmembers, num_members, fpr, error)
+    rank, _ = rank_above(num_nonmembers, num_members, fpr, error)
     if rank == 0:
         return 1.0
     hits = int(scipy.stats.betabinom.ppf(chance ** (1 / tries), num_members, rank, num_nonmembers + 1 - rank))
-    return float(scipy.stats.beta.isf(beta, hits + 1, num_members - hits)) if hits < num_members else 1.0
+    return alarms_limit(hits, num_members, num_nonmembers, fpr, error=error)
+
+
+def alarms_limit(hits: int, num_members: int, num_nonmembers: int, fpr: float, *, error: float) -> float:
+    """Return the limit of `most_alarms` where so many members are above the rank that it takes."""
+    rank, beta = rank_above(num_nonmembers, num_members, fpr, error)
+    if rank == 0 or hits >= num_members:
+        return 1.0
+    return float(scipy.stats.beta.isf(beta, hits + 1, num_members - hits))
 
 
 @cache

@@ -23,8 +23,8 @@ from memlib.recipes.files import load_recipe, shipped_recipes, validate
             ["nets.seeds=10", "score.bound=0.3"],
             "by 0.52 at best, as few trainings may remember much, but score.bound",
         ),
-        ("two_moons", ["nets.seeds=10", "score.bound=0.3"], "beyond what few controls reach by 0.26 at best"),
-        ("two_moons", ["nets.seeds=60", "score.bound=0.3"], "beyond what few controls reach by 0.05 at best"),
+        ("two_moons", ["nets.seeds=10", "score.bound=0.3"], "beyond what few controls reach only from 50 controls on"),
+        ("two_moons", ["nets.seeds=60", "score.bound=0.3"], "beyond what few controls reach by 0.06 at best"),
         ("smoke", ["decode.stability={}", "decode.bound=0.05"], "SSLMem (decode.stability) has no bound"),
         (
             "exposure_fine_tuning",

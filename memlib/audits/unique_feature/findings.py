@@ -14,11 +14,12 @@ from memlib.audits.unique_feature.calibrated_maxima import ByLabel
 from memlib.audits.unique_feature.comparisons import Comparison, VariantScore, compare
 from memlib.audits.unique_feature.exchange import Exchanged, exchange
 from memlib.audits.unique_feature.flips import flip_rows
-from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, HEADLINES, RANGE, Config
+from memlib.audits.unique_feature.recipe import FEWEST_CONTROLS, FLIPS, HEADLINE, HEADLINES, RANGE, Config
 from memlib.audits.unique_feature.scoring import Pull
 from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.stats.inference import exact_interval, exceedance_p, largest_mean
+from memlib.stats.operating import most_alarms
 from memlib.stats.randomization import POWER, detectable
 
 Cells = Mapping[tuple[str, int], ByLabel]
@@ -161,9 +162,12 @@ def _calibrated(scored: VariantScore, beyond: Sequence[NDArray[np.bool_]], varia
     count, controls = len(draw.nets), len(draw.controls)
     hits = int(beyond[0][draw.nets].sum())
     p = [exceedance_p(h, count, rank=draw.rank, num_controls=controls) for h in (hits, count)]
+    places = np.concatenate([draw.nets, draw.controls])
+    is_net, few = np.arange(len(places)) < count, controls < FEWEST_CONTROLS
+    most = None if few else most_alarms(draw.values[places], is_net, scored.config.level, error=scored.config.error)
     return tested(
         name, at, hits / count, n=count, p_value=p[0], family=_family("single nets", variant),
-        null_value=draw.rank / (controls + 1), smallest_p=p[1],
+        null_value=draw.rank / (controls + 1), smallest_p=p[1], upper_bound=most,
         detectable=_detectable_share(count, draw.rank, controls, level),
     )  # fmt: skip
 

@@ -35,6 +35,7 @@ NOT_SHOWN = (
     "That one particular model trained with the feature remembers it, unless that model was audited as an external model.",
 )
 RANGE = 2.0  # largest difference of two scores on probabilities, each in [-1, 1]
+FEWEST_CONTROLS = 50  # below which a share of trainings beyond them cannot be bounded to any use
 SETTING = {"m_white": "white", "m_grey": "grey", "m_black": "black", "m_w": "white", "m_kl": "black"}
 FLIPS = "flips"  # metric: share of other examples whose predicted class becomes the canary's when the feature is inserted
 AT_LABEL = ("m_white", "m_w", FLIPS)  # metrics that are computed at the canary's label

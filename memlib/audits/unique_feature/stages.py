@@ -89,7 +89,7 @@ def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
 class Score(ScoresStage):
     """Calibrate the scores of nets against their controls and summarize the findings."""
 
-    declared: ClassVar[Declared] = Declared("score", 10)
+    declared: ClassVar[Declared] = Declared("score", 11)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]  #: the nets, by variant and data seed.
@@ -260,7 +260,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 13)
+    declared: ClassVar[Declared] = Declared("report", 14)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe

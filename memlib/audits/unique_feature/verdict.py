@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from memlib.audits.unique_feature.recipe import FLIPS, HEADLINE, RANGE, Recipe
+from memlib.audits.unique_feature.recipe import FEWEST_CONTROLS, FLIPS, HEADLINE, RANGE, Recipe
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject
-from memlib.report.format import format_interval, format_p, percent, say_p
-from memlib.stats.inference import exact_interval
+from memlib.report.format import ceiled, format_interval, format_p, percent, say_p
+from memlib.stats.operating import alarms_limit
 
 NAMES = {
     "m_white": "white box (M)", "m_grey": "grey box (M)", "m_black": "black box (M)", "m_w": "white box (M_w, 2022)",
@@ -31,12 +31,18 @@ def limits(recipe: Recipe) -> Iterator[str]:
         needed = recipe.score.level / max(1, len(recipe.variants))
         smallest = RANGE * (1 - recipe.score.error ** (1 / pairs))
         if recipe.score.bound is not None:
-            share = _largest_share(0, canary.count * nets.seeds)
+            count = canary.count * nets.seeds
+            controls = count if nets.controls is None else nets.controls
+            share = (
+                f" by {alarms_limit(0, count, controls, recipe.score.level, error=recipe.score.error):.2f} at best"
+                if controls >= FEWEST_CONTROLS
+                else f" only from {FEWEST_CONTROLS} controls on (nets.controls)"
+            )
             limit = f", but score.bound is {recipe.score.bound:g}" if smallest >= recipe.score.bound else ""
             yield (
                 f"{name}{pairs} nets bound the mean difference by {smallest:.2f} at best, as few trainings may remember "
-                f"much{limit}; they bound the share of trainings that score beyond what few controls reach by {share:.2f} at "
-                "best; for smaller bounds, raise nets.seeds"
+                f"much{limit}; they bound the share of trainings that score beyond what few controls reach{share}; for "
+                "smaller bounds, raise nets.seeds"
             )
         if nets.seeds > 1 and 0.5**pairs > needed:
             yield (
@@ -172,16 +178,14 @@ def _share_beyond(findings: Findings, head: Finding) -> str:
     row = _beyond(findings, head)
     if row is None or not row.null_value:
         return ""
-    high = _largest_share(row.value * row.n, row.n)
+    if row.upper_bound is None:
+        return (
+            "The share of such trainings that score beyond what few controls reach cannot be bounded with so few controls. "
+        )
     return (
-        f"With 95 % confidence, at most {percent(high, 0)} of such trainings score beyond what 1 in "
+        f"With 95 % confidence, at most {percent(ceiled(row.upper_bound), 0)} of such trainings score beyond what 1 in "
         f"{round(1 / row.null_value)} controls reaches. "
     )
-
-
-def _largest_share(hits: float, count: int) -> float:
-    """Return the one-sided 95 % upper bound of a share, of which `hits` were found in `count` nets (Clopper and Pearson)."""
-    return exact_interval(hits, count, level=0.9)[1]
 
 
 def _others(findings: Findings) -> str:
