@@ -200,8 +200,9 @@ def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Secti
         f"The first {min(MOST_LISTED, risk.num_rows)} of {risk.num_rows:,} records of training sets; memlib risk --csv FILE "
         "lists all of them. Ids are those of the data source: only its holder knows whose records they are. Each audit names "
         f"the {percent(recipe.named_share)} of the records with its highest scores. The p-value of a record is its rank "
-        "among records that the model was not trained on; that of a person, or of a record in several audits, is the "
-        "smallest one times their number. All are adjusted together (Benjamini and Hochberg). Records with equal "
+        "among those of its class that the model was not trained on, in an audit that shows memory; that of a person, or of "
+        "a record in several audits, is the smallest one times their number. All are adjusted together (Benjamini and "
+        "Hochberg). Records with equal "
         "p-values are ordered by the number of audits that name them, records without any by their mean place."
     )
     named = [(str(row["place"]), _who(row), _named_by(row)) for row in several]
@@ -227,14 +228,19 @@ def _power_of_list(risk: pa.Table) -> str:
     """Say whether any single row could pass, given the number of reference records."""
     fewest = fewest_that_can_pass(risk, ALPHA)
     if fewest is None:
-        return "No audit gives p-values for single records, so nobody in this list is shown to be remembered."
-    passed = sum(p is not None and p <= ALPHA for p in risk["p_adjusted"].to_pylist())
+        return "No audit gives p-values for single records, so this list singles out nobody."
+    adjusted = [p for p in risk["p_adjusted"].to_pylist() if p is not None]
+    passed, known = sum(p <= ALPHA for p in adjusted), f"Of the {count_of(len(adjusted), 'record')} with a p-value"
     limit = min(p for p in risk["smallest_p"].to_pylist() if p is not None)
-    said = f"None of {risk.num_rows:,} records is shown to have been in the training set (adjusted p above {ALPHA:g})."
+    said = f"{known}, none can be told from records that the model was not trained on (adjusted p above {ALPHA:g})."
     if passed:
         said = (
-            f"{count_of(passed, 'record')} of {risk.num_rows:,} are shown to have been in the training set (adjusted p at "
-            f"most {ALPHA:g}: at most one in {round(1 / ALPHA)} of them by mistake, on average)."
+            f"{known}, {passed:,} {'stands' if passed == 1 else 'stand'} out from records that the model was not trained on (adjusted p at most {ALPHA:g}: at "
+            f"most one in {round(1 / ALPHA)} of them by mistake, on average)."
+        )
+    if len(adjusted) < risk.num_rows:
+        said += (
+            f" The other {risk.num_rows - len(adjusted):,} have none, as their audits show no memory or rank nobody by it."
         )
     if passed or fewest == 1:
         return said

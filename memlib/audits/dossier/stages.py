@@ -83,7 +83,7 @@ class Joined:
 class Score(ScoresStage):
     """Join the audits of a dossier: the list of attacks, the verdict over all audits, and the persons at risk."""
 
-    declared: ClassVar[Declared] = Declared("score_dossier", 3)
+    declared: ClassVar[Declared] = Declared("score_dossier", 4)
     title: ClassVar[str] = "join the audits"
     place: ClassVar[Place] = "driver"
 
@@ -108,7 +108,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the document, and write its content as JSON."""
 
-    declared: ClassVar[Declared] = Declared("report", 4)
+    declared: ClassVar[Declared] = Declared("report", 5)
     title: ClassVar[str] = "report dossier"
     place: ClassVar[Place] = "driver"
 

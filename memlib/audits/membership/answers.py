@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.ranking import DOCUMENT, EXAMPLE, Ranking
-from memlib.findings import DESCRIPTIVE, Findings
+from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.pipeline.tables import Tables
 
 ATTACKS = (
@@ -19,9 +19,12 @@ ATTACKS = (
 
 
 def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
-    """Return the units by every attack, the headline's first; only the headline's scores have p-values."""
+    """Return the units by every attack, the headline's first; only the headline's scores have p-values, in a run that shows
+    memory: elsewhere a rank says nothing of a single unit.
+    """
     units, headline = tables["units"], findings.head.params.get("attack")
     members, by_chance = units["member"].to_numpy(zero_copy_only=False), findings.verdict.word != DESCRIPTIVE
+    strata, shown = units["label"].to_numpy(), findings.verdict.word == SHOWN
     asked = [name for name in ATTACKS if name in units.column_names and units[name].null_count < units.num_rows]
     kind = DOCUMENT if "ratio" in asked else EXAMPLE
     return [
@@ -31,9 +34,9 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
             ids=units["unit"].to_pylist(),
             scores=_column(units, name),
             members=members,
-            p_values=_p_values(units, members) if by_chance and name == headline else None,
-            references=int((~members).sum()) if by_chance and name == headline else None,
-            strata=units["label"].to_numpy() if by_chance else None,
+            p_values=_p_values(_column(units, name), members, strata) if shown and name == headline else None,
+            references=int(np.bincount(strata[~members]).max(initial=0)) if shown and name == headline else None,
+            strata=strata if by_chance else None,
             sizes=units["examples"].to_numpy(),
         )
         for name in sorted(asked, key=lambda name: name != headline)
@@ -44,9 +47,13 @@ def _column(units: pa.Table, name: str) -> NDArray[np.float64]:
     return np.asarray(units[name].to_numpy(), dtype=np.float64)
 
 
-def _p_values(units: pa.Table, members: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return each unit's p-value: its rank among the non-members, including itself (Vovk 2005)."""
-    others = np.asarray((~members).sum() - (~members).astype(np.int64), dtype=np.float64)
-    above = np.rint((1 - _column(units, "above_nonmembers")) * others)
-    found: NDArray[np.float64] = (1 + above) / (1 + others)
+def _p_values(scores: NDArray[np.float64], members: NDArray[np.bool_], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each unit's p-value: its rank among the non-members of its stratum, including itself (Vovk 2005)."""
+    found = np.ones(len(scores))
+    for stratum in np.unique(strata):
+        here = strata == stratum
+        others = np.sort(scores[here & ~members])
+        itself = (~members[here]).astype(np.int64)
+        reached = len(others) - np.searchsorted(others, scores[here], side="left") - itself
+        found[here] = (1 + reached) / (1 + len(others) - itself)
     return found

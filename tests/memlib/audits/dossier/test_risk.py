@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memlib.audits.dossier.report import _power_of_list
 from memlib.audits.dossier.risk import Ranked, at_risk, fewest_that_can_pass, named_together
 from memlib.audits.ranking import CANARY, EXAMPLE, Ranking
 
@@ -150,3 +151,14 @@ def test_planted_records_come_first() -> None:
     rows = at_risk(runs, {}, share=0.01).to_pylist()
     assert {row["id"] for row in rows[:3]} == {"000", "100", "200"}
     assert all(row["named"] == 2 for row in rows[:3])
+
+
+def test_the_list_speaks_of_the_records_with_a_p_value_alone() -> None:
+    found = at_risk(
+        [ranked("a", [3.0, 2.0, 1.0], [0.9, 0.9, 0.9]), ranked("b", [3.0, 2.0], members=[True, True])], {}, share=0.5
+    )
+    said = _power_of_list(found)
+    assert said.startswith("Of the 3 records with a p-value, none can be told from records that the model was not trained on")
+    named = at_risk([ranked("a", [3.0, 2.0, 1.0], [0.001, 0.9, 0.9])], {}, share=0.5)
+    assert _power_of_list(named).startswith("Of the 3 records with a p-value, 1 stands out from records that")
+    assert _power_of_list(at_risk([ranked("a", [1.0])], {}, share=0.5)).endswith("singles out nobody.")
