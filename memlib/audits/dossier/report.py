@@ -235,8 +235,8 @@ def _power_of_list(risk: pa.Table) -> str:
     said = f"{known}, none can be told from records that the model was not trained on (adjusted p above {ALPHA:g})."
     if passed:
         said = (
-            f"{known}, {passed:,} {'stands' if passed == 1 else 'stand'} out from records that the model was not trained on (adjusted p at most {ALPHA:g}: at "
-            f"most one in {round(1 / ALPHA)} of them by mistake, on average)."
+            f"{known}, {passed:,} {'stands' if passed == 1 else 'stand'} out from records that the model was not trained on "
+            f"(adjusted p at most {ALPHA:g}: at most one in {round(1 / ALPHA)} of them by mistake, on average)."
         )
     if len(adjusted) < risk.num_rows:
         said += (
