@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.validity.harness import Part, Row, crossed, level_lines, rate, table
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.controls import blind_baseline
+from memlib.audits.membership.controls import check_draw
 from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.shadows import Answers
@@ -596,11 +596,10 @@ def judge_leaks(unit: str) -> Row:
 
 
 def _withdrawn(found: Audited, pool: Gallery) -> bool:
-    """Return whether the blind baseline contradicts the declared draw."""
+    """Return whether a test without the model contradicts the declared draw."""
     renamed = replace(found, pool=replace(found.pool, ids=pool.index["example_id"].to_pylist()))
     data = SimpleNamespace(shard=SimpleNamespace(content=SimpleNamespace(index=pool.index)), images=pool.images)
-    blind = blind_baseline(renamed, cast("TrainingData", data))
-    return blind is not None and blind.contradicts
+    return check_draw(renamed, cast("TrainingData", data)).contradicts
 
 
 def report_leaks(rows: Sequence[Row]) -> Iterator[str]:

@@ -112,6 +112,35 @@ def coin_tests(
     ]
 
 
+def counts_p(member: NDArray[np.bool_], strata: NDArray[np.int64], rate: float, *, draws: int, seed: int) -> float:
+    """Test, two-sided, if the numbers of members of all strata are those of independent coins.
+
+    The statistic is the sum over strata of the squared standardized numbers: large where the rate differs between strata,
+    small where the numbers are too even, as in a stratified split, which is no toss of coins.
+
+    Args:
+        member, strata: as in `coin_test`.
+        rate: probability of each coin.
+        draws: number of simulated tosses of all coins.
+
+    Example:
+        >>> import numpy as np
+        >>> strata = np.repeat(np.arange(50), 4)
+        >>> fair = np.random.default_rng(0).random(200) < 0.5
+        >>> even = np.arange(200) % 2 == 0  # two of four in every stratum
+        >>> [counts_p(coins, strata, 0.5, draws=999, seed=0) <= 0.01 for coins in (fair, even)]
+        [False, True]
+    """
+    sizes = np.unique(strata, return_counts=True)[1]
+    found = np.bincount(np.unique(strata, return_inverse=True)[1], weights=member)
+    tossed = np.random.default_rng(seed).binomial(sizes, rate, size=(draws, len(sizes)))
+    spread = sizes * rate * (1 - rate)
+    observed = float((np.square(found - sizes * rate) / spread).sum())
+    null = (np.square(tossed - sizes * rate) / spread).sum(axis=1)
+    slack = 1e-9 * max(1.0, observed)
+    return min(1.0, 2 * min(permutation_p(observed - slack, null), permutation_p(-observed - slack, -null)))
+
+
 def statistics(scores: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return each unit's share in the statistics, which are sums over members: the rank, then a column for each cut.
 

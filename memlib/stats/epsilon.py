@@ -157,8 +157,69 @@ def correct_guesses(scores: ArrayLike, inside: ArrayLike, *, guesses: Sequence[i
     return tuple(_correct(from_top, number) for number in guesses)
 
 
+def correct_in_pairs(
+    scores: ArrayLike, inside: ArrayLike, strata: ArrayLike, *, guesses: Sequence[int], seed: int
+) -> tuple[int, ...]:
+    """Count the right guesses for each number of guesses, which come in pairs within strata.
+
+    Of the two canaries of a pair, the one with the higher score is guessed "in", the other one "out". A stratum's highest
+    score is paired with its lowest, the second highest with the second lowest, and so on; pairs are taken by the
+    difference of their scores, the largest first. A canary without a partner is never guessed. As many "in" as "out" are
+    guessed in every stratum: coins whose rate depends on the stratum, as in an ordinary stratified hold-out, give more
+    than half of the guesses right no more often than fair ones do (Hoeffding 1956), where guesses over all canaries would
+    count the strata as memory.
+
+    Args:
+        scores, inside: as for `correct_guesses`.
+        strata: (num_canaries,) stratum of each canary, such as its class.
+        guesses: even numbers, at most `most_in_pairs`.
+
+    Example:
+        >>> scores, inside = [3.0, 2.0, 1.0, 0.0], [True, True, False, False]  # the strata alone decide who is in
+        >>> correct_guesses(scores, inside, guesses=(4,), seed=0)
+        (4,)
+        >>> correct_in_pairs(scores, inside, [0, 0, 1, 1], guesses=(4,), seed=0)
+        (2,)
+    """
+    values, coins, groups = _scores(scores, "scores"), np.asarray(inside, dtype=bool), np.asarray(strata)
+    _check_guesses(guesses, most_in_pairs(groups))
+    if any(number % 2 for number in guesses):
+        raise UserError(f"guesses come in pairs, but {tuple(guesses)} holds an odd number; give even ones")
+    if not coins.shape == values.shape == groups.shape:
+        raise UserError(f"{len(values)} scores, {coins.size} coins and {groups.size} strata; give one of each for a canary")
+    lots = np.random.default_rng(derive_seed(seed, "epsilon", "ties")).permutation(len(values))
+    tops, bottoms = [], []
+    for group in np.unique(groups):
+        here = np.flatnonzero(groups == group)
+        order = here[np.lexsort((lots[here], -values[here]))]
+        tops.append(order[: len(order) // 2])
+        bottoms.append(order[::-1][: len(order) // 2])
+    top, bottom = np.concatenate(tops), np.concatenate(bottoms)
+    widest = np.lexsort((lots[top], values[bottom] - values[top]))
+    right = np.cumsum(coins[top][widest].astype(np.int64) + ~coins[bottom][widest])
+    return tuple(int(right[number // 2 - 1]) if number else 0 for number in guesses)
+
+
+def most_in_pairs(strata: ArrayLike) -> int:
+    """Return the largest number of guesses in pairs within strata.
+
+    Example:
+        >>> most_in_pairs([0, 0, 0, 1, 2, 2])  # of three in a stratum two are paired
+        4
+    """
+    sizes = np.unique(np.asarray(strata), return_counts=True)[1]
+    return int(2 * (sizes // 2).sum())
+
+
 def audit_one_run(
-    scores: ArrayLike, inside: ArrayLike, *, guesses: Sequence[int], delta: float, level: float, seed: int
+    scores: ArrayLike,
+    inside: ArrayLike,
+    *,
+    guesses: Sequence[int],
+    delta: float,
+    level: float,
+    seed: int,
+    strata: ArrayLike | None = None,
 ) -> Bound:
     """Bound epsilon from the scores of one run, the level being divided among the numbers of guesses (Bonferroni).
 
@@ -172,6 +233,8 @@ def audit_one_run(
         delta: the delta for which epsilon is bounded, for one unit.
         level: probability with which the bound may be wrong.
         seed: seed of the order of equal scores.
+        strata: strata within which guesses are paired, see `correct_in_pairs`; the bound then also holds for independent
+            coins whose rates differ between strata. None: all canaries are ranked together.
 
     Example:
         >>> import numpy as np
@@ -182,7 +245,10 @@ def audit_one_run(
     """
     _check(delta, level)
     tried, share = tuple(guesses), level / max(1, len(guesses))
-    correct = correct_guesses(scores, inside, guesses=tried, seed=seed)
+    if strata is None:
+        correct = correct_guesses(scores, inside, guesses=tried, seed=seed)
+    else:
+        correct = correct_in_pairs(scores, inside, strata, guesses=tried, seed=seed)
     num_canaries = np.size(scores)
 
     def strength(pair: tuple[int, int]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,38 +17,70 @@ from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
+from memlib.stats.coins import counts_p
 from memlib.stats.likeness import is_out, likeness, utility
 from memlib.stats.randomization import Design
 
 FOLDS, REDRAWS = 5, 999
-CONTRADICTED = 0.01  # p-value at which a declared random draw is taken for contradicted
+CONTRADICTED = 0.05  # level of all tests of a declared random draw together
+TOSSES = 9999  # simulated, of the counts of coins
 UNLIKE = 0.05  # level over all numbers of the likeness
 FEWEST_SHADOWS = 3  # with which a target can be compared
 OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same for tokens, of which many are answers at once
 
 
 @dataclass(frozen=True)
-class Blind:
-    """The blind baseline of an audit."""
+class Checks:
+    """Tests of a declared random draw that do not need the model."""
 
-    found: BlindBaseline  #: success of telling members without the model; with a p-value where a random draw was declared.
+    blind: BlindBaseline | None  #: success of telling members without the model; with a p-value where a draw was declared.
+    counts: float | None  #: p-value of the numbers of members by class, where independent coins were declared.
+
+    @property
+    def p_value(self) -> float:
+        """The p-value of the declaration over all its tests (Bonferroni); 1 without any."""
+        found = [p for p in (None if self.blind is None else self.blind.p_value, self.counts) if p is not None]
+        return min(1.0, len(found) * min(found)) if found else 1.0
 
     @property
     def contradicts(self) -> bool:
-        """True if a random draw was declared and members differ from non-members by more than chance."""
-        return self.found.p_value is not None and self.found.p_value <= CONTRADICTED
+        """True if a random draw was declared and does not fit what is known without the model."""
+        return self.p_value <= CONTRADICTED
+
+    @property
+    def reason(self) -> str:
+        """The reason for which a declaration is contradicted, in words."""
+        blind = None if self.blind is None else self.blind.p_value
+        if blind is None or (self.counts is not None and self.counts < blind):
+            return (
+                f"the numbers of members by class are not those of independent coins ({say_p(self.counts)}); of a stratified "
+                "split say drawn: fixed"
+            )
+        assert self.blind is not None
+        family, _ = max(self.blind.by_family.items(), key=lambda item: item[1])
+        told = f"AUC {self.blind.auc:.2f}, {say_p(blind)}, most by {family}"
+        return f"members differ from non-members even without the model ({told})"
 
     @property
     def warning(self) -> str:
         """The warning for a contradicted declaration."""
-        family = max(self.found.by_family, key=lambda name: self.found.by_family[name])
-        return (
-            "target.drawn declares a random draw, but members differ from non-members even without the model (AUC "
-            f"{self.found.auc:.2f}, {say_p(self.found.p_value)}, most by {family}): nothing is tested; check target.drawn"
-        )
+        return f"target.drawn declares a random draw, but {self.reason}: nothing is tested; check target.drawn"
 
 
-def blind_baseline(audited: Audited, data: TrainingData) -> Blind | None:
+def check_draw(audited: Audited, data: TrainingData) -> Checks:
+    """Test a declared random draw without the model; describe members where none was declared."""
+    return Checks(blind_baseline(audited, data), _coin_counts(audited))
+
+
+def _coin_counts(audited: Audited) -> float | None:
+    target, units = audited.recipe.target, audited.units
+    if not target.is_external or target.drawn != "coins":
+        return None
+    seed = derive_seed(audited.recipe.score.seed, "counts")
+    return counts_p(units.member, units.labels, target.coins, draws=TOSSES, seed=seed)
+
+
+def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None:
     """Tell members from non-members without the model; None if memlib tossed the coins, or score.blind is false."""
     recipe, pool = audited.recipe, audited.pool
     if not recipe.score.blind or not recipe.target.is_external:
@@ -56,10 +89,10 @@ def blind_baseline(audited: Audited, data: TrainingData) -> Blind | None:
     units, seed = audited.units, derive_seed(recipe.score.seed, "blind")
     numbers = np.arange(len(units))
     if not recipe.is_drawn:
-        return Blind(described_baseline(features.values, features.families, units.member, numbers, folds=FOLDS, seed=seed))
+        return described_baseline(features.values, features.families, units.member, numbers, folds=FOLDS, seed=seed)
     folds = folds_by_group(numbers, FOLDS, seed=seed)
     design = Design.of(units.member, units.labels)
-    return Blind(tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed))
+    return tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed)
 
 
 def _features(ids: Sequence[str], data: TrainingData) -> BlindFeatures:
@@ -69,15 +102,19 @@ def _features(ids: Sequence[str], data: TrainingData) -> BlindFeatures:
     return blind_features(index.take(places), data.images)
 
 
-def control_findings(audited: Audited, blind: Blind | None) -> list[Finding]:
-    """Return the findings on the blind baseline and on likeness."""
+def control_findings(audited: Audited, checks: Checks) -> list[Finding]:
+    """Return the findings on the declared draw, the blind baseline and likeness."""
     rows = list(_likeness_rows(audited))
-    return rows if blind is None else [*_blind_rows(audited, blind), *rows]
+    if audited.recipe.target.is_external and audited.recipe.target.drawn != "unknown":
+        params: dict[str, Any] = {"drawn": audited.recipe.target.drawn, "contradicted": checks.contradicts}
+        params |= {"reason": checks.reason} if checks.contradicts else {}
+        rows.append(diagnostic("declared_draw", params, checks.p_value, n=len(audited.units)))
+    return rows if checks.blind is None else [*_blind_rows(audited, checks.blind), *rows]
 
 
-def _blind_rows(audited: Audited, blind: Blind) -> Iterator[Finding]:
-    found, count, over = blind.found, len(audited.units), audited.units.noun
-    params = {} if found.p_value is None else {"p": round(found.p_value, 6), "contradicted": blind.contradicts}
+def _blind_rows(audited: Audited, found: BlindBaseline) -> Iterator[Finding]:
+    count, over = len(audited.units), audited.units.noun
+    params = {} if found.p_value is None else {"p": round(found.p_value, 6)}
     yield estimate(BLIND, params, found.auc, n=count, interval=Interval(found.low, found.high, over))
     for family, value in found.by_family.items():
         yield diagnostic("blind_auc_by_family", {"measure": family}, value, n=count)

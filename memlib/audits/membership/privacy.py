@@ -10,7 +10,7 @@ from memlib.audits.membership.recipe import PRIVACY, ClaimSpec, Recipe
 from memlib.audits.membership.units import Units
 from memlib.findings import Finding, Interval, estimate, tested
 from memlib.identity import derive_seed
-from memlib.stats.epsilon import Bound, audit_one_run, exceeds, gaussian_one_run, per_record, split_epsilon
+from memlib.stats.epsilon import Bound, audit_one_run, exceeds, gaussian_one_run, most_in_pairs, per_record, split_epsilon
 from memlib.stats.operating import auc
 
 GUESSED = (0.02, 0.1, 0.3)  # shares of the units that are guessed, fixed beforehand; the rest is abstained from
@@ -53,12 +53,13 @@ def privacy_findings(rankings: Rankings, recipe: Recipe) -> Iterator[Finding]:
         recipe: coins and claim.
     """
     units, count = rankings.units, len(rankings.units)
-    if recipe.coins != 0.5 or not guesses_of(count):
+    most = most_in_pairs(units.labels)
+    if recipe.coins != 0.5 or not guesses_of(most):
         return
     delta = recipe.privacy.delta if recipe.privacy is not None else 0.0
     error, seed = recipe.score.error, derive_seed(recipe.score.seed, "epsilon")
-    scores, guesses = rankings.head.scores, guesses_of(count)
-    bound = audit_one_run(scores, units.member, guesses=guesses, delta=delta, level=error, seed=seed)
+    scores, guesses = rankings.head.scores, guesses_of(most)
+    bound = audit_one_run(scores, units.member, guesses=guesses, delta=delta, level=error, seed=seed, strata=units.labels)
     params = {
         "attack": rankings.head.attack, "unit": units.noun[:-1], "delta": delta, "guesses": bound.guesses,
         "correct": bound.correct, "ceiling": round(bound.ceiling, 4), "adjacency": "add_remove",

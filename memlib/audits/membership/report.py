@@ -284,11 +284,12 @@ def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
     if blind is None:
         return None
     families = [(row.params["measure"], f"{row.value:.2f}") for row in findings.all("blind_auc_by_family")]
-    if recipe.is_drawn:
+    declared = findings.get("declared_draw")
+    if declared is not None:
         outcome = (
-            f"A random draw was declared, and it is contradicted ({say_p(blind.params['p'])}): nothing is tested."
-            if blind.params["contradicted"]
-            else f"The declared random draw is not contradicted ({say_p(blind.params['p'])})."
+            f"A random draw was declared, and it is contradicted: {declared.params['reason']}. Nothing is tested."
+            if declared.params["contradicted"]
+            else f"The declared random draw is not contradicted ({say_p(declared.value)})."
         )
     else:
         outcome = (

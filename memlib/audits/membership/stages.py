@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.controls import blind_baseline, control_findings
+from memlib.audits.membership.controls import check_draw, control_findings
 from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.hidden import target_findings
 from memlib.audits.membership.recipe import Recipe
@@ -91,11 +91,11 @@ class Score(ScoresStage):
         refuse_too_few(audited.units)
         if (unlike := _other_share(audited)) is not None:
             attempt.warn(unlike)
-        blind = blind_baseline(audited, self.data)
-        if blind is not None and blind.contradicts:
-            attempt.warn(blind.warning)
+        checks = check_draw(audited, self.data)
+        if checks.contradicts:
+            attempt.warn(checks.warning)
             audited = audited.withdrawn()
-        more = [*control_findings(audited, blind), *self._details(audited)]
+        more = [*control_findings(audited, checks), *self._details(audited)]
         write_table(summarize(audited, more), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(unit_rows(audited), UNITS, attempt.path(UNITS_FILE))
         if audited.has_classes:

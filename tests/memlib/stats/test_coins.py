@@ -1,9 +1,12 @@
 """The coin tests against statistics counted by hand, their level under redrawn coins, and plants."""
 
+import itertools
+
 import numpy as np
 import pytest
+import scipy
 
-from memlib.stats.coins import all_targets_p, coin_test, coin_tests, cuts, statistics
+from memlib.stats.coins import all_targets_p, coin_test, coin_tests, counts_p, cuts, statistics
 from memlib.stats.inference import permutation_p
 from memlib.stats.operating import auc
 from memlib.stats.randomization import Design
@@ -134,3 +137,24 @@ def test_a_single_attack_is_not_adjusted() -> None:
 @pytest.mark.parametrize(("p_values", "combined"), [([0.01, 0.03], 0.04), ([0.9, 0.9], 1.0), ([0.2], 0.4)])
 def test_all_targets_p_is_twice_the_mean(p_values: list[float], combined: float) -> None:
     assert all_targets_p(p_values) == pytest.approx(combined)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.3])
+def test_counts_of_independent_coins_are_rejected_at_most_at_the_level(rate: float) -> None:
+    """By sums over the numbers of members of four strata."""
+    sizes = np.array([2, 3, 4, 6])
+    strata, rejected = np.repeat(np.arange(4), sizes), {0.05: 0.0, 0.2: 0.0}
+    for counts in itertools.product(*(range(size + 1) for size in sizes)):
+        member = np.concatenate([np.arange(size) < count for size, count in zip(sizes, counts, strict=True)])
+        p = counts_p(member, strata, rate, draws=1999, seed=0)
+        weight = float(scipy.stats.binom.pmf(counts, sizes, rate).prod())
+        for level in rejected:
+            rejected[level] += weight * (p <= level)
+    assert all(share <= level + 0.01 for level, share in rejected.items())  # of the 1,999 tosses
+
+
+def test_counts_that_differ_by_stratum_and_those_of_a_stratified_split_are_found() -> None:
+    rng, strata = np.random.default_rng(0), np.repeat(np.arange(40), 10)
+    assert counts_p(rng.random(400) < np.where(strata % 2, 0.7, 0.3), strata, 0.5, draws=999, seed=0) <= 0.01
+    assert counts_p(np.arange(400) % 2 == 0, strata, 0.5, draws=999, seed=0) <= 0.01
+    assert counts_p(rng.random(400) < 0.5, strata, 0.5, draws=999, seed=0) > 0.05

@@ -12,9 +12,11 @@ from memlib.stats.epsilon import (
     GaussianBound,
     audit_one_run,
     correct_guesses,
+    correct_in_pairs,
     exceeds,
     gaussian_epsilon,
     gaussian_one_run,
+    most_in_pairs,
     one_run_ceiling,
     one_run_epsilon,
     one_run_p,
@@ -328,3 +330,49 @@ def test_bound_for_persons_is_divided_by_their_records_only_without_delta() -> N
     assert per_record(6.0, 1, delta=1e-5) == 6.0
     with pytest.raises(UserError, match="is 0"):
         per_record(6.0, 0)
+
+
+@pytest.mark.parametrize("rates", [(0.9, 0.1), (0.7, 0.3), (0.5, 0.5)])
+@pytest.mark.parametrize("delta", [0.0, 0.01])
+def test_guesses_in_pairs_hold_for_coins_that_depend_on_the_stratum(rates: tuple[float, float], delta: float) -> None:
+    """By sums over all coins of eight canaries whose scores tell their stratum, and nothing else; beyond half of the guesses."""
+    strata, scores = np.repeat([0, 1], 4), np.array([9.0, 8.0, 7.0, 6.0, 4.0, 3.0, 2.0, 1.0])
+    chances = np.array(rates)[strata]
+    found: dict[str, dict[float, float]] = {"pairs": {}, "all": {}}
+    for number in range(2**8):
+        coins = number >> np.arange(8) & 1 == 1
+        weight = float(np.where(coins, chances, 1 - chances).prod())
+        for name in found:
+            counts = (
+                correct_in_pairs(scores, coins, strata, guesses=(8,), seed=0)
+                if name == "pairs"
+                else correct_guesses(scores, coins, guesses=(8,), seed=0)
+            )
+            p = one_run_p(counts[0], 8, 8, epsilon=0.0, delta=delta)
+            found[name][p] = found[name].get(p, 0.0) + weight
+    too_often = {
+        name: max(sum(w for p, w in by_p.items() if p <= level) - level for level in by_p if level < 0.5)
+        for name, by_p in found.items()
+    }
+    assert too_often["pairs"] <= 1e-12
+    assert (too_often["all"] > 0.2) is (rates != (0.5, 0.5))
+
+
+def test_pairs_are_of_one_stratum_and_taken_by_their_difference() -> None:
+    strata = np.array([0, 0, 0, 1, 1, 2])
+    scores = np.array([5.0, 0.0, 3.0, 9.0, 8.5, 7.0])
+    inside = np.array([True, False, False, False, True, True])
+    assert most_in_pairs(strata) == 4  # the third of the first stratum and the single one of the last have no partner
+    assert correct_in_pairs(scores, inside, strata, guesses=(2, 4), seed=0) == (2, 2)
+    with pytest.raises(UserError, match="number of canaries"):
+        correct_in_pairs(scores, inside, strata, guesses=(6,), seed=0)
+    with pytest.raises(UserError, match="guesses come in pairs"):
+        correct_in_pairs(scores, inside, strata, guesses=(3,), seed=0)
+
+
+def test_memory_is_found_by_pairs_within_many_small_strata() -> None:
+    rng = np.random.default_rng(0)
+    strata, coins = np.repeat(np.arange(100), 2), rng.random(200) < 0.5
+    scores = 50.0 * strata + 3 * coins + rng.normal(size=200)
+    bound = audit_one_run(scores, coins, guesses=(50, 100), delta=0.0, level=0.05, seed=0, strata=strata)
+    assert bound.epsilon > 0.3

@@ -22,7 +22,7 @@ from memlib.audits.membership.stages import comparable, more_likely_right, refus
 from memlib.data.splits import TRAIN, column
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
-from memlib.findings import DESCRIPTIVE, SHOWN
+from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.pipeline import user_code
 from memlib.running.runners import PlainRunner
 from memlib.runs.run import Run
@@ -111,6 +111,20 @@ def test_a_declared_draw_contradicted_by_the_order_of_ids_is_not_tested(folder: 
     with pytest.warns(UserWarning, match="members differ from non-members even without the model"):
         run = memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
     assert run.verdict.word == DESCRIPTIVE
+
+
+def test_a_stratified_split_is_no_toss_of_coins(folder: Path) -> None:
+    """An exact half of each class: the declaration falls by the counts, and the page says by what."""
+    inside = np.zeros(len(LABELS), dtype=bool)
+    for label in (0, 1):
+        here = np.flatnonzero(label == LABELS)
+        inside[np.random.default_rng(label).permutation(here)[: len(here) // 2]] = True
+    write_csv(folder / "members.csv", {"example_id": IDS, "member": inside.astype(int)})
+    with pytest.warns(UserWarning, match="numbers of members by class are not those of independent coins"):
+        run = memlib.run({**RECIPE, **with_target(drawn="coins")}, quiet=True)
+    assert run.verdict.word == DESCRIPTIVE
+    assert "say drawn: fixed" in Path(run.report).read_text()
+    assert Findings.read(run.summary).get("epsilon_lower_bound") is None
 
 
 def test_examples_that_are_not_listed_are_left_out(folder: Path, coins: NDArray[np.bool_]) -> None:
