@@ -113,7 +113,7 @@ def test_a_declared_draw_contradicted_by_the_order_of_ids_is_not_tested(folder: 
     assert run.verdict.word == DESCRIPTIVE
 
 
-def test_a_stratified_split_is_no_toss_of_coins(folder: Path) -> None:
+def test_counts_of_a_stratified_split_contradict_declared_coins(folder: Path) -> None:
     """An exact half of each class: the declaration falls by the counts, and the page says by what."""
     inside = np.zeros(len(LABELS), dtype=bool)
     for label in (0, 1):
