@@ -112,6 +112,19 @@ def coin_tests(
     ]
 
 
+def smallest_p(member: NDArray[np.bool_], strata: NDArray[np.int64]) -> float:
+    """Return the smallest p-value that any scores could have: one in the number of equally likely draws within strata.
+
+    Example:
+        >>> import numpy as np
+        >>> smallest_p(np.array([True, False, True, False]), np.array([0, 0, 1, 1]))
+        0.25
+    """
+    sizes, inside = np.bincount(strata), np.bincount(strata, weights=member)
+    draws = scipy.special.gammaln(sizes + 1) - scipy.special.gammaln(inside + 1) - scipy.special.gammaln(sizes - inside + 1)
+    return float(np.exp(-min(700.0, float(draws.sum()))))
+
+
 def counts_p(member: NDArray[np.bool_], strata: NDArray[np.int64], rate: float, *, draws: int, seed: int) -> float:
     """Test, two-sided, if the numbers of members of all strata are those of independent coins.
 

@@ -120,7 +120,7 @@ def largest_mean(values: NDArray[np.float64], *, level: float = 0.05) -> float:
     return 1.0 if excess(highest) <= 0 else float(scipy.optimize.brentq(excess, mean, highest, xtol=1e-9))
 
 
-def exact_interval(hits: float, count: int, *, level: float = 0.95) -> tuple[float, float]:
+def exact_interval(hits: float, count: float, *, level: float = 0.95) -> tuple[float, float]:
     """Return the Clopper-Pearson confidence interval of a proportion of `count` independent units.
 
     Units may also be proportions themselves, with `hits` as their sum: no variable in [0, 1] varies more than binary hits, so

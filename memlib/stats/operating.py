@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from memlib.errors import UserError
 from memlib.stats.inference import exact_interval, threshold_rank
 
+LARGE, MANY = 4, 10  # units of either side of a stratum, and small strata, from which their own spread is known
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -100,6 +102,60 @@ def auc_interval(
     sizes = [max(1.0, float(side.sum()) / (max(1.0, wider) * inflation)) for side in (member, ~member)]
     low, high = _score_interval(value, sizes[0], sizes[1], quantile)
     return max(0.0, min(low, value - half)), min(1.0, max(high, value + half))
+
+
+def interval_within(
+    scores: NDArray[np.floating], member: NDArray[np.bool_], strata: NDArray[np.int64], *, level: float = 0.95
+) -> tuple[float, float]:
+    """Return a confidence interval of the AUC of pairs within strata, `auc(..., blocks=strata)`, for strata of any size.
+
+    The variance is that of DeLong et al. (1988) inside strata with four units or more on both sides. Other strata count
+    as clusters: the squares of their wins less the expected ones, times k / (k - 1), or, if there are fewer than ten, all
+    pairs of a stratum as one. It gives an effective number of pairs, AUC (1 - AUC) / variance, with which the Clopper-
+    Pearson interval is taken. (`auc_interval` with blocks misses in a fifth to a third of cases where strata have one to
+    three units.)
+
+    Args:
+        scores, member: as in `auc`.
+        strata: (num_units,).
+        level: coverage.
+
+    Returns:
+        (0, 1) if no stratum has units on both sides.
+
+    Example:
+        >>> import numpy as np
+        >>> scores, member = np.array([1.0, 0.0] * 20), np.arange(40) % 2 == 0
+        >>> [round(end, 2) for end in interval_within(scores, member, np.arange(40) // 2)]  # 20 of 20 pairs won
+        [0.83, 1.0]
+    """
+    wins, pairs, variance, most = [], [], 0.0, 0
+    small = []
+    for rows in _rows_of(strata, len(scores)):
+        inside = member[rows]
+        count, rest = int(inside.sum()), int((~inside).sum())
+        if not count or not rest:
+            continue
+        wins.append(auc(scores[rows], inside) * count * rest)
+        pairs.append(count * rest)
+        most += min(count, rest)
+        if min(count, rest) >= LARGE:
+            spread = np.square(_influence(scores[rows], inside, None)).sum()
+            variance += pairs[-1] ** 2 * float(spread)
+        else:
+            small.append(len(pairs) - 1)
+    if not pairs:
+        return 0.0, 1.0
+    won, of = np.array(wins), np.array(pairs, dtype=float)
+    value = float(won.sum() / of.sum())
+    if len(small) >= MANY:
+        variance += float(np.square(won[small] - value * of[small]).sum()) * len(small) / (len(small) - 1)
+    else:
+        variance += float(np.square(of[small]).sum()) * value * (1 - value)
+    variance /= of.sum() ** 2
+    certain = variance <= 1e-12 or not 0 < value < 1
+    effective = float(most) if certain else min(float(of.sum()), value * (1 - value) / variance)
+    return exact_interval(value * effective, effective, level=level)
 
 
 def roc(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

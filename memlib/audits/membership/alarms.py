@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 from memlib.audits.membership.rankings import Scores, point_at
 from memlib.audits.membership.recipe import MET, Config
 from memlib.findings import Finding, Interval, estimate
-from memlib.stats.operating import above_all, auc, auc_interval, innocent_limit
+from memlib.stats.operating import above_all, auc, innocent_limit, interval_within
 
 
-def area(scores: Scores, member: NDArray[np.bool_], noun: str) -> tuple[float, Interval]:
-    """Return the AUC and its interval over independent units.
+def area(scores: Scores, member: NDArray[np.bool_], strata: NDArray[np.int64], noun: str) -> tuple[float, Interval]:
+    """Return the AUC of pairs within strata, and its interval over independent units.
 
     Args:
         scores: (num_units,), higher for members.
         member: (num_units,) bool.
+        strata: (num_units,).
     """
-    return auc(scores, member), Interval(*auc_interval(scores, member), noun)
+    return auc(scores, member, blocks=strata), Interval(*interval_within(scores, member, strata), noun)
 
 
 def tail_bound(config: Config, num_members: int, num_nonmembers: int) -> float:

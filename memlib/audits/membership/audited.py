@@ -43,7 +43,9 @@ class Audited:
         """The examples, or persons, whose membership is audited."""
         combined = self.recipe.score.persons
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
-        return replace(found, word=self.recipe.group_noun) if found.are_persons else found
+        return replace(
+            found, word=self.recipe.group_noun if found.are_persons else "", merges=not self.recipe.target.is_external
+        )
 
     @cached_property
     def rankings(self) -> Rankings:

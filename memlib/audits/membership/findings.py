@@ -17,10 +17,10 @@ from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
 from memlib.stats.clusters import intraclass_correlation
-from memlib.stats.coins import all_targets_p
+from memlib.stats.coins import all_targets_p, smallest_p
 from memlib.stats.inference import exact_interval, mean_interval
 from memlib.stats.membership import rmia
-from memlib.stats.operating import auc, auc_interval, most_alarms
+from memlib.stats.operating import auc, auc_interval, interval_within, most_alarms
 
 POWER = 0.8
 REPLICATES = 999
@@ -56,8 +56,11 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
     """Yield the AUC of an attack with its test, and its true alarms."""
     units, config = audited.units, audited.recipe.score
     member, scores = units.member, ranking.scores
-    params = {"attack": ranking.attack, "members": int(member.sum()), "nonmembers": int((~member).sum()), "over": units.noun}
-    value, interval = area(scores, member, units.noun)
+    params = {
+        "attack": ranking.attack, "members": int(member.sum()), "nonmembers": int((~member).sum()), "over": units.noun,
+        "strata": len(np.unique(units.strata)),
+    }  # fmt: skip
+    value, interval = area(scores, member, units.strata, units.noun)
     if ranking.test is None:
         yield estimate("auc", params, value, n=len(units), interval=interval)
     else:
@@ -65,7 +68,7 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
         yield tested(
             "auc", params, value, n=len(units), p_value=ranking.test.p_value, p_adjusted=ranking.test.adjusted_p,
             family=MEMBERS, null_value=0.5, interval=interval, either_direction=True,
-            smallest_p=1 / (1 + config.redraws), detectable=_detectable(audited),
+            smallest_p=max(1 / (1 + config.redraws), smallest_p(member, units.strata)), detectable=_detectable(audited),
             **_limits(ranking, audited, most),
         )  # fmt: skip
         if most is not None:
@@ -92,17 +95,24 @@ def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str,
     Args:
         most: the limit of true alarms.
     """
-    config, member = audited.recipe.score, audited.units.member
-    limits = {"upper_bound": auc_interval(ranking.scores, member, level=1 - 2 * config.error)[1]}
+    config, units, member = audited.recipe.score, audited.units, audited.units.member
+    limits = {"upper_bound": interval_within(ranking.scores, member, units.strata, level=1 - 2 * config.error)[1]}
     is_small = most is not None and most < tail_bound(config, int(member.sum()), int((~member).sum()))
     return limits | ({"bound": config.auc_bound} if is_small and not audited.recipe.left_out else {})
 
 
-def _detectable(audited: Audited) -> float:
-    """Return the AUC that is found with a power of 80 % in the ranks of all units, by the normal law."""
-    member, config = audited.units.member, audited.recipe.score
-    inside, outside = int(member.sum()), int((~member).sum())
-    deviation = np.sqrt((inside + outside + 1) / (12 * inside * outside))
+def _detectable(audited: Audited) -> float | None:
+    """Return the AUC that is found with a power of 80 % in ranks within strata, by the normal law; None without pairs.
+
+    It holds for a shift of all members alike.
+    """
+    units, config = audited.units, audited.recipe.score
+    inside = np.bincount(units.strata, weights=units.member)
+    outside = np.bincount(units.strata, weights=~units.member)
+    pairs = inside * outside
+    if not pairs.sum():
+        return None
+    deviation = np.sqrt((pairs * (inside + outside + 1)).sum() / 12) / pairs.sum()
     quantiles = scipy.stats.norm.isf(config.level / len(config.attacks)) + scipy.stats.norm.ppf(POWER)
     return float(min(1.0, 0.5 + quantiles * deviation))
 

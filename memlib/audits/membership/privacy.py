@@ -53,13 +53,13 @@ def privacy_findings(rankings: Rankings, recipe: Recipe) -> Iterator[Finding]:
         recipe: coins and claim.
     """
     units, count = rankings.units, len(rankings.units)
-    most = most_in_pairs(units.labels)
+    most = most_in_pairs(units.strata)
     if recipe.coins != 0.5 or not guesses_of(most):
         return
     delta = recipe.privacy.delta if recipe.privacy is not None else 0.0
     error, seed = recipe.score.error, derive_seed(recipe.score.seed, "epsilon")
     scores, guesses = rankings.head.scores, guesses_of(most)
-    bound = audit_one_run(scores, units.member, guesses=guesses, delta=delta, level=error, seed=seed, strata=units.labels)
+    bound = audit_one_run(scores, units.member, guesses=guesses, delta=delta, level=error, seed=seed, strata=units.strata)
     params = {
         "attack": rankings.head.attack, "unit": units.noun[:-1], "delta": delta, "guesses": bound.guesses,
         "correct": bound.correct, "ceiling": round(bound.ceiling, 4), "adjacency": "add_remove",

@@ -99,7 +99,7 @@ class Rankings:
         tests: Sequence[CoinTest | None] = [None] * len(names)
         if self.is_drawn:
             seed = derive_seed(self.config.seed, "redraws")
-            tests = coin_tests(scores, self.units.member, self.units.labels, redraws=self.config.redraws, seed=seed)
+            tests = coin_tests(scores, self.units.member, self.units.strata, redraws=self.config.redraws, seed=seed)
         return [Ranking(name, row, test) for name, row, test in zip(names, scores, tests, strict=True)]
 
     @property
@@ -149,10 +149,10 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
             scores = survey(of_persons, Lira(online=False))
     results = []
     for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
-        design = Design.of(inside, units.labels)
+        design = Design.of(inside, units.strata)
         p = design.quick_p(whole_ranks(row), draws=QUICK_DRAWS, seed=derive_seed(config.seed, "model", number))
         alarms = tuple(true_alarms(row, inside, rate) for rate in config.false_alarms)
-        results.append(ModelResult(auc(row, inside), p, alarms))
+        results.append(ModelResult(auc(row, inside, blocks=units.strata), p, alarms))
     return scores, results
 
 

@@ -169,13 +169,16 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     )  # fmt: skip
     cells = [_attack_cells(row, findings, rates) for row in rows]
     nonmembers = rows[0].params["nonmembers"]
-    notes = _controlled(findings, rates)
+    notes, ranks = (
+        _controlled(findings, rates),
+        "AUC: how often a member ranks above a non-member of its class; 50 % by guessing.",
+    )
     return Section(
         "Attacks",
-        "AUC: how often a member ranks above a non-member; 50 % by guessing. Named: the share of members above the score of "
-        f"one of the {nonmembers:,} non-members, with its interval at this threshold. Few of them decide small rates: {notes}"
+        f"{ranks} Named: the share of members above the score of one of the {nonmembers:,} non-members, with its interval at "
+        f"this threshold. Few of them decide small rates: {notes}"
         if notes
-        else "AUC: how often a member ranks above a non-member; 50 % by guessing.",
+        else ranks,
         FigureView(
             _roc(curves, nonmembers, folder),
             "Share of members named (vertical) by share of false alarms (horizontal), both on log scales, one line per "

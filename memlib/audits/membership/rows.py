@@ -105,7 +105,13 @@ def _target_row(audited: Audited) -> dict[str, Any]:
     alarms = [true_alarms(head.scores, member, rate) for rate in audited.recipe.score.false_alarms]
     p = None if head.test is None else head.test.auc_p
     used = _utility(audited.target.odds[0, 0], audited.target.correct[0], audited.member)
-    return {"model": TARGET, **used, "auc": auc(head.scores, member), "p_value": p, "true_alarms": alarms}
+    return {
+        "model": TARGET,
+        **used,
+        "auc": auc(head.scores, member, blocks=audited.units.strata),
+        "p_value": p,
+        "true_alarms": alarms,
+    }
 
 
 def _shadow_rows(audited: Audited) -> Iterator[dict[str, Any]]:

@@ -96,7 +96,7 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
         return
     params["attack"] = audited.recipe.score.headline
     noun = audited.units.noun
-    value, interval = area(scores, member, noun)
+    value, interval = area(scores, member, audited.units.strata[part.units], noun)
     if part.is_fixed and audited.is_drawn:
         yield tested(
             "auc_of_slice", params, value, n=count, p_value=_p_value(part, audited), family=SLICES, null_value=0.5,
@@ -112,5 +112,5 @@ def _p_value(part: Slice, audited: Audited) -> float:
     """Return the joint p-value of the AUC and the tail, by redraws of the slice's coins within classes."""
     units, config = audited.units, audited.recipe.score
     seed, own = derive_seed(config.seed, "slice", part.by, part.value), part.units
-    scores, member, labels = audited.rankings.head.scores[own], units.member[own], units.labels[own]
-    return coin_test(scores, member, labels, redraws=config.redraws, seed=seed).p_value
+    scores, member, strata = audited.rankings.head.scores[own], units.member[own], units.strata[own]
+    return coin_test(scores, member, strata, redraws=config.redraws, seed=seed).p_value

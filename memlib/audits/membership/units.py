@@ -14,6 +14,7 @@ from memlib.stats.randomization import home_labels
 from memlib.stats.shadows import Shadows, by_person
 
 Combined = Literal["sum", "max", "trimmed"]
+FEWEST_OF_STRATUM = 5  # units of a class that is a stratum of its own
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,23 @@ class Units:
     #: the end; None if only the trained models answered.
     through: tuple[NDArray[np.float32], Shadows] | None = None
     word: str = ""  #: the word for units, in the plural; by default examples or persons.
+    merges: bool = False  #: whether small classes share a stratum, see `strata`.
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """The strata within which membership is redrawn, and units compared: (num_units,).
+
+        They are the classes. Where each unit had a coin of memlib's own, any draw of as many units is as likely as any other,
+        and classes of fewer than five units share a stratum, as hardly anything could be tested within them. The labels alone
+        decide.
+        """
+        classes, place, counts = np.unique(self.labels, return_inverse=True, return_counts=True)
+        small = counts < FEWEST_OF_STRATUM
+        strata: NDArray[np.int64] = np.where(small[place], len(classes), place) if self.merges and small.any() else place
+        return strata
 
     @property
     def are_persons(self) -> bool:

@@ -195,10 +195,11 @@ def _refuted(claim: Finding) -> str:
 def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
     """Yield the sentences behind the verdict."""
     head = findings.head
+    name, pairs = NAMES[head.params["attack"]], "pairs of one class" if head.params["strata"] > 1 else "pairs"
     yield (
-        f"{NAMES[head.params['attack']][0].upper()}{NAMES[head.params['attack']][1:]} ranks a member above a non-member in "
-        f"{percent(head.value, 0)} of pairs (95 %: {format_interval(head, _percent)}; 50 % by guessing), from "
-        f"{head.params['members']:,} members and {head.params['nonmembers']:,} non-members."
+        f"{name[0].upper()}{name[1:]} ranks a member above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
+        f"{format_interval(head, _percent)}; 50 % by guessing), from {head.params['members']:,} members and "
+        f"{head.params['nonmembers']:,} non-members."
     )
     yield from _alarms(findings, head.params["attack"])
     if word == DESCRIPTIVE:
@@ -216,7 +217,8 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
         if cannot_reject(head, families_of(findings, HEADLINES)):
             yield "With so few examples or redraws, no result could have been significant."
         else:
-            yield f"An AUC of {head.detectable:.2f} would have been found with a power of 80 %."
+            at = f"An AUC of {head.detectable:.2f}"
+            yield f"{at} would have been found with a power of 80 % if all members stood out alike."
     if word == BOUNDED:
         yield (
             "Members who are fewer than this limit may still be named without fail, and at fewer false alarms nothing is "

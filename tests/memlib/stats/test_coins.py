@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
-from memlib.stats.coins import all_targets_p, coin_test, coin_tests, counts_p, cuts, statistics
+from memlib.stats.coins import all_targets_p, coin_test, coin_tests, counts_p, cuts, smallest_p, statistics
 from memlib.stats.inference import permutation_p
 from memlib.stats.operating import auc
 from memlib.stats.randomization import Design
@@ -158,3 +158,9 @@ def test_counts_that_differ_by_stratum_and_those_of_a_stratified_split_are_found
     assert counts_p(rng.random(400) < np.where(strata % 2, 0.7, 0.3), strata, 0.5, draws=999, seed=0) <= 0.01
     assert counts_p(np.arange(400) % 2 == 0, strata, 0.5, draws=999, seed=0) <= 0.01
     assert counts_p(rng.random(400) < 0.5, strata, 0.5, draws=999, seed=0) > 0.05
+
+
+def test_the_smallest_p_is_one_in_the_number_of_draws_within_strata() -> None:
+    member, strata = np.array([True, False, False, True, True, False, False]), np.array([0, 0, 0, 1, 1, 1, 2])
+    assert smallest_p(member, strata) == pytest.approx(1 / (3 * 3))
+    assert smallest_p(np.arange(10_000) % 2 == 0, np.zeros(10_000, dtype=int)) < 1e-300

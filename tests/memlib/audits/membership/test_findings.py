@@ -15,10 +15,11 @@ from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.rankings import survey_halves
 from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName, Config
 from memlib.audits.membership.report import COLOURS, _can
+from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.verdict import limits, shows_alone
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
 from memlib.report.format import floored, percent
-from memlib.stats.operating import rank_above
+from memlib.stats.operating import auc, rank_above
 from tests.memlib.audits.membership.worlds import recipe_of, world
 
 
@@ -308,3 +309,53 @@ def test_memorization_is_correlated_with_the_mean_score_of_members(rows: NDArray
     assert row.value == pytest.approx(scipy.stats.spearmanr(means, memorized).statistic, abs=1e-9)
     assert row.value > 0.1
     assert (row.n, row.params["models"]) == (len(units), 25)
+
+
+def of_classes(audited: Audited, labels: NDArray[np.int64], *, drawn: str | None = None) -> Audited:
+    """Return a world with other classes and, if its target is external, a declared draw."""
+    changes = {} if drawn is None else {"target": {"outputs": {"path": "a.csv"}, "members": "b.csv", "drawn": drawn}}
+    pool = replace(audited.pool, labels=labels, class_names=[f"{label}" for label in labels])
+    recipe = recipe_of(score=audited.recipe.score.model_dump(mode="json"), **changes)
+    return replace(audited, pool=pool, recipe=recipe, is_drawn=recipe.is_drawn)
+
+
+def test_identities_as_classes_are_tested_by_their_own_coins_and_otherwise_not_at_all() -> None:
+    """Outputs that give every member away, and a class of its own for each example."""
+    plain = world(200, memory=30.0, score={"redraws": 999})
+    own = findings_of(of_classes(plain, np.arange(200)))
+    assert own.verdict.word == SHOWN
+    assert own.head.value > 0.99
+    for drawn in ("fixed", "coins"):
+        other = findings_of(of_classes(plain, np.arange(200), drawn=drawn))
+        assert other.verdict.word == INCONCLUSIVE
+        assert (other.head.low, other.head.high, other.head.smallest_p, other.head.detectable) == (0.0, 1.0, 1.0, None)
+        assert "no result could have been significant" in other.verdict.explanation
+        assert other.all("auc").tests()[0].upper_bound == 1.0  # hence not bounded
+
+
+def test_the_smallest_p_and_the_detectable_effect_follow_from_the_design() -> None:
+    plain = world(400, score={"redraws": 9999, "attacks": ["loss"], "headline": "loss"})
+    few = findings_of(
+        of_classes(world(20, score={"redraws": 9999, "attacks": ["loss"], "headline": "loss"}), np.arange(20) // 10)
+    )
+    assert few.head.smallest_p is not None
+    assert few.head.smallest_p > 1e-4
+    whole = findings_of(of_classes(plain, np.zeros(400, dtype=np.int64), drawn="fixed")).head
+    pairs = findings_of(of_classes(plain, np.arange(400) // 2, drawn="fixed")).head
+    assert whole.detectable is not None and pairs.detectable is not None
+    assert pairs.detectable - 0.5 > 1.5 * (whole.detectable - 0.5)
+
+
+def test_classes_that_a_model_fits_unequally_are_not_taken_for_memory() -> None:
+    """More members in the class that it fits better: the AUC of all pairs is above one half, that within classes is not."""
+    missed, over_all = 0, []
+    for seed in range(40):
+        plain = world(400, seed=seed, score={"redraws": 999, "attacks": ["loss"], "headline": "loss"})
+        rng, labels = np.random.default_rng(seed), np.arange(400) % 2
+        member = rng.random(400) < np.where(labels == 1, 0.7, 0.3)
+        target = Answers(plain.target.odds + 2.0 * labels.astype(np.float32), plain.target.correct, plain.target.held_out)
+        head = findings_of(replace(of_classes(plain, labels, drawn="fixed"), member=member, target=target)).head
+        missed += not (head.low is not None and head.low <= 0.5 <= (head.high or 0.0))
+        over_all.append(auc(target.odds[0, 0], member))
+    assert np.mean(over_all) > 0.58
+    assert missed <= 9  # a true coverage of 95 % has more in one of 10,000 cases
