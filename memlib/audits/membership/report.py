@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import MEMBERS, NOT_SHOWN, Recipe
 from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
-from memlib.audits.membership.verdict import BLIND, NAMES, shows_alone
+from memlib.audits.membership.verdict import BLIND, NAMES, reached, shows_alone
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.findings import Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
@@ -143,8 +143,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     attack = head.params["attack"]
     tiles = [(f"{head.value:.2f}", f"AUC, {NAMES[attack]}", _interval(head))]
     for row in findings.all("true_alarms", attack=attack):
-        reached = f"{row.params['reached_by']:,} of {row.params['nonmembers']:,} non-members"
-        tiles.append((percent(row.value), f"of members above what {reached} reach", _interval(row, percent)))
+        tiles.append((percent(row.value), f"of members above what {reached(row)}", _interval(row, percent)))
     above = findings.get("above_all", attack=attack)
     if above is not None:
         over = f"of members above all {above.params['nonmembers']:,} non-members"
@@ -213,8 +212,8 @@ def _controlled(findings: Findings, rates: Sequence[float]) -> str:
         row = next(iter(findings.all("true_alarms", false_alarms=rate)))
         low, high = percent(row.params["rate_low"], 2), percent(row.params["rate_high"], 2)
         said.append(
-            f"{row.params['reached_by']:,} reach the threshold for {percent(rate)}, whose true rate of false alarms lies "
-            f"between {low} and {high} (95 %)"
+            f"the threshold for {percent(rate)} is what {reached(row)}, and its true rate of false alarms lies between {low} "
+            f"and {high} (95 %)"
         )
     return "; ".join(said) + "." if said else ""
 

@@ -167,6 +167,12 @@ def _sentence(word: Word, findings: Findings) -> str:
     )
 
 
+def reached(row: Finding) -> str:
+    """Return how many non-members reach the threshold of a finding on true alarms, in words."""
+    number = row.params["reached_by"]
+    return f"{number:,} of {row.params['nonmembers']:,} non-members {'reaches' if number == 1 else 'reach'}"
+
+
 def _tried(findings: Findings) -> str:
     """Return the attacks that were tried, in words."""
     names = [NAMES[row.params["attack"]] for row in findings.tests(MEMBERS)]
@@ -240,8 +246,8 @@ def _alarms(findings: Findings, attack: str) -> Iterator[str]:
         row = rows[0]
         low, high = (percent(row.params[end], 2) for end in ("rate_low", "rate_high"))
         yield (
-            f"A threshold that {row.params['reached_by']:,} of {row.params['nonmembers']:,} non-members reach (true rate of "
-            f"false alarms {low} to {high}) names {percent(row.value)} of the members ({format_interval(row, percent)})."
+            f"A threshold that {reached(row)} (true rate of false alarms {low} to {high}) names {percent(row.value)} of the "
+            f"members ({format_interval(row, percent)})."
         )
     elif above is not None:
         yield (
