@@ -95,14 +95,14 @@ def coin_tests(
     """
     assert scores.shape[1] == len(member), "one score for each unit"
     design = Design(member, strata, np.arange(len(member)), given=given)
-    columns = np.stack([statistics(row) for row in scores], axis=1)  # (num_units, num_attacks, num_statistics)
+    columns = np.stack([statistics(ranks_within(row, strata)) for row in scores], axis=1)  # (units, attacks, statistics)
     flat = columns.reshape(len(member), -1)
     observed, null = flat[member].sum(axis=0), design.redrawn_sums(flat, redraws, seed=seed)
     adjusted = max_t_p(observed, null).reshape(len(scores), -1).min(axis=1)
     parts = zip(observed.reshape(len(scores), -1), null.reshape(len(null), len(scores), -1).swapaxes(0, 1), strict=True)
     return [
         CoinTest(
-            auc=auc(row, member),
+            auc=auc(row, member, blocks=strata),
             auc_p=permutation_p(float(own[0]), redrawn[:, 0]),
             tail_p=float(max_t_p(own[1:], redrawn[:, 1:]).min()),
             p_value=float(max_t_p(own, redrawn).min()),
@@ -110,6 +110,21 @@ def coin_tests(
         )
         for row, (own, redrawn), p in zip(scores, parts, adjusted, strict=True)
     ]
+
+
+def ranks_within(scores: NDArray[np.floating], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each unit's rank within its stratum, from 0 to 1, ties averaged.
+
+    Example:
+        >>> import numpy as np
+        >>> ranks_within(np.array([5.0, 7.0, 1.0, 2.0]), np.array([0, 0, 1, 1])).tolist()
+        [0.25, 0.75, 0.25, 0.75]
+    """
+    ranks = np.empty(len(scores))
+    for stratum in np.unique(strata):
+        here = strata == stratum
+        ranks[here] = (scipy.stats.rankdata(scores[here]) - 0.5) / here.sum()
+    return ranks
 
 
 def smallest_p(member: NDArray[np.bool_], strata: NDArray[np.int64]) -> float:

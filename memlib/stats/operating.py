@@ -129,7 +129,7 @@ def interval_within(
         >>> [round(end, 2) for end in interval_within(scores, member, np.arange(40) // 2)]  # 20 of 20 pairs won
         [0.83, 1.0]
     """
-    wins, pairs, variance, most = [], [], 0.0, 0
+    wins, pairs, variance, most, largest = [], [], 0.0, 0, 0.0
     small = []
     for rows in _rows_of(strata, len(scores)):
         inside = member[rows]
@@ -139,6 +139,7 @@ def interval_within(
         wins.append(auc(scores[rows], inside) * count * rest)
         pairs.append(count * rest)
         most += min(count, rest)
+        largest += 3 * count * rest / (count + rest)  # as many as at an AUC of one half: beyond it, the spread is ill known
         if min(count, rest) >= LARGE:
             spread = np.square(_influence(scores[rows], inside, None)).sum()
             variance += pairs[-1] ** 2 * float(spread)
@@ -154,7 +155,7 @@ def interval_within(
         variance += float(np.square(of[small]).sum()) * value * (1 - value)
     variance /= of.sum() ** 2
     certain = variance <= 1e-12 or not 0 < value < 1
-    effective = float(most) if certain else min(float(of.sum()), value * (1 - value) / variance)
+    effective = float(most) if certain else min(float(of.sum()), largest, value * (1 - value) / variance)
     return exact_interval(value * effective, effective, level=level)
 
 

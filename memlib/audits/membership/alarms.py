@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from memlib.audits.membership.rankings import Scores, point_at
 from memlib.audits.membership.recipe import MET, Config
 from memlib.findings import Finding, Interval, estimate
+from memlib.stats.inference import exact_interval
 from memlib.stats.operating import above_all, auc, innocent_limit, interval_within
 
 
@@ -32,7 +33,7 @@ def tail_bound(config: Config, num_members: int, num_nonmembers: int) -> float:
     met = innocent_limit(
         num_members, num_nonmembers, config.false_alarms[0], error=config.error, tries=len(config.attacks), chance=MET
     )
-    return (math.floor(1000 * met) + 1) / 1000
+    return min(1.0, (math.floor(1000 * met) + 1) / 1000)
 
 
 def true_alarms(
@@ -51,8 +52,10 @@ def true_alarms(
     for rate in rates:
         point = point_at(scores, member, rate)
         if point is not None:
-            low, high = (round(end, 6) for end in point.fpr_interval)
-            reached = {"reached_by": point.rank, "nonmembers": point.num_nonmembers}
+            reach, above = (int(found[~member].sum()) for found in (scores >= point.threshold, scores > point.threshold))
+            ends = point.fpr_interval if reach == point.rank else exact_interval(above, point.num_nonmembers)  # with ties
+            low, high = (round(end, 6) for end in ends)
+            reached = {"reached_by": reach, "nonmembers": point.num_nonmembers}
             at = {**named, "false_alarms": rate, "rate_low": low, "rate_high": high, **reached}
             interval = Interval(*point.tpr_interval, noun)
             rows.append(estimate(f"true_alarms{of}", at, point.tpr, n=point.num_members, interval=interval))

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.membership.recipe import FEWEST_OF_STRATUM
 from memlib.audits.ranking import DOCUMENT, EXAMPLE, Ranking
 from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.pipeline.tables import Tables
@@ -24,7 +25,7 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
     """
     units, headline = tables["units"], findings.head.params.get("attack")
     members, by_chance = units["member"].to_numpy(zero_copy_only=False), findings.verdict.word != DESCRIPTIVE
-    strata, shown = units["label"].to_numpy(), findings.verdict.word == SHOWN
+    strata, shown = _strata(units["label"].to_numpy(), findings), findings.verdict.word == SHOWN
     asked = [name for name in ATTACKS if name in units.column_names and units[name].null_count < units.num_rows]
     kind = DOCUMENT if "ratio" in asked else EXAMPLE
     return [
@@ -41,6 +42,14 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
         )
         for name in sorted(asked, key=lambda name: name != headline)
     ]
+
+
+def _strata(labels: NDArray[np.int64], findings: Findings) -> NDArray[np.int64]:
+    """Return the strata of the test, as `Units.strata`: if there are fewer than classes, small classes share one."""
+    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    merges = findings.head.params.get("strata", len(classes)) < len(classes)
+    strata: NDArray[np.int64] = np.where(merges & (counts < FEWEST_OF_STRATUM)[place], len(classes), place)
+    return strata
 
 
 def _column(units: pa.Table, name: str) -> NDArray[np.float64]:

@@ -53,8 +53,8 @@ class Checks:
         blind = None if self.blind is None else self.blind.p_value
         if blind is None or (self.counts is not None and self.counts < blind):
             return (
-                f"the numbers of members by class are not those of independent coins ({say_p(self.counts)}); of a stratified "
-                "split say drawn: fixed"
+                "the numbers of members by class are not those of independent coins with this probability "
+                f"({say_p(self.counts)}); check target.coins, and of a stratified split say drawn: fixed"
             )
         assert self.blind is not None
         family, _ = max(self.blind.by_family.items(), key=lambda item: item[1])

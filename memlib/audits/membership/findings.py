@@ -82,10 +82,11 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
 
 def _most_alarms(ranking: Ranking, audited: Audited) -> float | None:
     """Return the upper limit of true alarms at a true rate of `false_alarms[0]`; None if non-members are too few for it."""
-    config = audited.recipe.score
-    if point_at(ranking.scores, audited.units.member, config.false_alarms[0]) is None:
+    config, member = audited.recipe.score, audited.units.member
+    if point_at(ranking.scores, member, config.false_alarms[0]) is None:
         return None
-    return most_alarms(ranking.scores, audited.units.member, config.false_alarms[0], error=config.error)
+    most = most_alarms(ranking.scores, member, config.false_alarms[0], error=config.error)
+    return most if most < 1 else None
 
 
 def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str, float]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memlib.audits.membership.recipe import Config
 from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
-from memlib.stats.coins import CoinTest, coin_tests
+from memlib.stats.coins import CoinTest, coin_tests, ranks_within
 from memlib.stats.inference import threshold_rank
 from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Trajectory, calibrated, fit_a, survey
 from memlib.stats.operating import OperatingPoint, auc, operating_point
@@ -150,7 +150,9 @@ def survey_models(rankings: Rankings) -> tuple[Scores, list[ModelResult]]:
     results = []
     for number, (row, inside) in enumerate(zip(scores, units.shadows.inside, strict=True)):
         design = Design.of(inside, units.strata)
-        p = design.quick_p(whole_ranks(row), draws=QUICK_DRAWS, seed=derive_seed(config.seed, "model", number))
+        p = design.quick_p(
+            whole_ranks(ranks_within(row, units.strata)), draws=QUICK_DRAWS, seed=derive_seed(config.seed, "model", number)
+        )
         alarms = tuple(true_alarms(row, inside, rate) for rate in config.false_alarms)
         results.append(ModelResult(auc(row, inside, blocks=units.strata), p, alarms))
     return scores, results

@@ -23,6 +23,7 @@ from memlib.specs.observing import WEIGHTLESS, check_numbers
 from memlib.specs.question import PageSpec
 
 MEMBERS, PRIVACY = "members", "privacy"
+FEWEST_OF_STRATUM = 5  # units of a class that is a stratum of its own
 MET = 0.8  # chance with which a model without memory meets the default of `tail_bound`
 HEADLINES = (MEMBERS, PRIVACY)
 NOT_SHOWN = (

@@ -282,11 +282,15 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
 
 
 def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
-    blind = findings.get(BLIND)
+    blind, declared = findings.get(BLIND), findings.get("declared_draw")
     if blind is None:
-        return None
+        is_false = declared is not None and declared.params["contradicted"]
+        return (
+            Section("The declared draw", f"It is contradicted: {declared.params['reason']}.")
+            if is_false and declared
+            else None
+        )
     families = [(row.params["measure"], f"{row.value:.2f}") for row in findings.all("blind_auc_by_family")]
-    declared = findings.get("declared_draw")
     if declared is not None:
         outcome = (
             f"A random draw was declared, and it is contradicted: {declared.params['reason']}. Nothing is tested."

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.membership.recipe import FEWEST_OF_STRATUM
 from memlib.audits.membership.shadows import Answers
 from memlib.data.groups import groups_in
 from memlib.stats.randomization import home_labels
 from memlib.stats.shadows import Shadows, by_person
 
 Combined = Literal["sum", "max", "trimmed"]
-FEWEST_OF_STRATUM = 5  # units of a class that is a stratum of its own
 
 
 @dataclass(frozen=True)

@@ -154,17 +154,23 @@ def _sentence(word: Word, findings: Findings) -> str:
         return (
             f"Members could not be told from non-members: none of {_tried(findings)} has an AUC above {ceiled(worst):.2f}, "
             f"or names more than {percent(ceiled(10 * most) / 10)} of the members at "
-            f"{percent(tails[0].params['false_alarms'])} false alarms (95 % limits)."
+            f"{percent(tails[0].params['false_alarms'])} false alarms{_by_one(findings.head)} (95 % limits)."
         )
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
-    head = findings.head
+    head, declared = findings.head, findings.get("declared_draw")
+    if declared is not None and declared.params["contradicted"]:
+        return f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)})."
     return (
         f"Members and non-members differ in the model's answers (AUC {head.value:.2f}), but nothing was tested: membership "
         "was not drawn at random."
         if head.low is not None and head.low > 0.5
         else "Nothing was tested: membership was not drawn at random."
     )
+
+
+def _by_one(head: Finding) -> str:
+    return " with one threshold for all classes" if head.params["strata"] > 1 else ""
 
 
 def reached(row: Finding) -> str:
@@ -202,11 +208,16 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
     """Yield the sentences behind the verdict."""
     head = findings.head
     name, pairs = NAMES[head.params["attack"]], "pairs of one class" if head.params["strata"] > 1 else "pairs"
-    yield (
-        f"{name[0].upper()}{name[1:]} ranks a member above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
-        f"{format_interval(head, _percent)}; 50 % by guessing), from {head.params['members']:,} members and "
-        f"{head.params['nonmembers']:,} non-members."
-    )
+    compared = f"{head.params['members']:,} members and {head.params['nonmembers']:,} non-members"
+    if (head.low, head.high) == (0.0, 1.0):
+        yield f"Of {compared}, no two that could be compared are of one class."
+    else:
+        yield (
+            f"{name[0].upper()}{name[1:]} ranks a member above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
+            f"{format_interval(head, _percent)}; 50 % by guessing), from {compared}."
+        )
+    if recipe.privacy is not None and findings.get("privacy_claim") is None:
+        yield f"The claim of epsilon {recipe.privacy.epsilon:g} was not tested."
     yield from _alarms(findings, head.params["attack"])
     if word == DESCRIPTIVE:
         yield from _blind(findings)

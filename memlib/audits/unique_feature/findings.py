@@ -163,7 +163,8 @@ def _calibrated(scored: VariantScore, beyond: Sequence[NDArray[np.bool_]], varia
     hits = int(beyond[0][draw.nets].sum())
     p = [exceedance_p(h, count, rank=draw.rank, num_controls=controls) for h in (hits, count)]
     places = np.concatenate([draw.nets, draw.controls])
-    is_net, few = np.arange(len(places)) < count, controls < FEWEST_CONTROLS
+    canaries = {example for _, example in draw.identities(draw.nets)}  # nets of one canary are not independent
+    is_net, few = np.arange(len(places)) < count, controls < FEWEST_CONTROLS or len(canaries) > 1
     most = None if few else most_alarms(draw.values[places], is_net, scored.config.level, error=scored.config.error)
     return tested(
         name, at, hits / count, n=count, p_value=p[0], family=_family("single nets", variant),

@@ -35,8 +35,8 @@ def limits(recipe: Recipe) -> Iterator[str]:
             controls = count if nets.controls is None else nets.controls
             share = (
                 f" by {alarms_limit(0, count, controls, recipe.score.level, error=recipe.score.error):.2f} at best"
-                if controls >= FEWEST_CONTROLS
-                else f" only from {FEWEST_CONTROLS} controls on (nets.controls)"
+                if controls >= FEWEST_CONTROLS and canary.count == 1
+                else f" only from {FEWEST_CONTROLS} controls on (nets.controls), and of one canary"
             )
             limit = f", but score.bound is {recipe.score.bound:g}" if smallest >= recipe.score.bound else ""
             yield (
@@ -180,7 +180,8 @@ def _share_beyond(findings: Findings, head: Finding) -> str:
         return ""
     if row.upper_bound is None:
         return (
-            "The share of such trainings that score beyond what few controls reach cannot be bounded with so few controls. "
+            "What share of such trainings scores beyond what few controls reach cannot be bounded with so few controls, or "
+            "with nets of several canaries. "
         )
     return (
         f"With 95 % confidence, at most {percent(ceiled(row.upper_bound), 0)} of such trainings score beyond what 1 in "

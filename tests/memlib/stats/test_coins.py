@@ -44,8 +44,8 @@ def test_auc_p_is_the_permutation_p_of_the_auc_itself() -> None:
     scores = np.random.default_rng(1).normal(size=40) + 0.4 * member
     result = coin_test(scores, member, strata, redraws=199, seed=3)
     sides = np.concatenate(list(Design(member, strata, np.arange(40)).redraws(199, seed=3)))
-    assert result.auc == auc(scores, member)
-    assert result.auc_p == permutation_p(result.auc, np.array([auc(scores, side) for side in sides]))
+    assert result.auc == auc(scores, member, blocks=strata)
+    assert result.auc_p == permutation_p(result.auc, np.array([auc(scores, side, blocks=strata) for side in sides]))
 
 
 DESIGNS = {
@@ -164,3 +164,15 @@ def test_the_smallest_p_is_one_in_the_number_of_draws_within_strata() -> None:
     member, strata = np.array([True, False, False, True, True, False, False]), np.array([0, 0, 0, 1, 1, 1, 2])
     assert smallest_p(member, strata) == pytest.approx(1 / (3 * 3))
     assert smallest_p(np.arange(10_000) % 2 == 0, np.zeros(10_000, dtype=int)) < 1e-300
+
+
+def test_the_test_sees_what_the_auc_within_strata_shows() -> None:
+    """Memory in a small stratum whose scores lie around those of a large one, and none that is an accident of the strata."""
+    rng, strata = np.random.default_rng(0), np.repeat([0, 1], [120, 120])
+    member = rng.random(240) < 0.5
+    scores = np.where(strata == 0, rng.normal(0, 0.1, 240), rng.normal(0, 9, 240) + 12 * member)
+    found = coin_test(scores, member, strata, redraws=999, seed=0)
+    assert found.auc > 0.5
+    assert found.p_value < 0.05
+    by_stratum = np.where(strata == 0, rng.normal(0, 1, 240), rng.normal(9, 1, 240))
+    assert coin_test(by_stratum, member, strata, redraws=999, seed=0).auc_p > 0.01

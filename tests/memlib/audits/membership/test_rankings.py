@@ -66,7 +66,7 @@ def test_the_trajectory_is_tested_by_the_coins_of_its_target_which_its_scores_do
     test, reverse = audited.rankings.head.test, other.rankings.head.test
     assert test is not None
     assert reverse is not None
-    assert test.auc == auc(scores, audited.rankings.units.member)
+    assert test.auc == auc(scores, audited.rankings.units.member, blocks=audited.units.strata)
     assert reverse.auc == pytest.approx(1 - test.auc)
     assert test.p_value < 0.05 < reverse.p_value
 
