@@ -17,7 +17,7 @@ from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
 console = Console(highlight=False, markup=False)
-MEMBERS = {"shadows.count": 16, "shadows.chunk": 16}
+MEMBERS = {"shadows.count": 16, "shadows.chunk": 16, "score.auc_bound": 0.6}  # which 600 digits can bound
 TRAINED = {"trained": 30, "not trained": 0}  # epochs
 SECRET = {
     "canaries.insertions": [24], "canaries.never": 20, "data.fraction": 0.06, "model.width": 64, "training.epochs": 10,
