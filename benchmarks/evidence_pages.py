@@ -6,6 +6,7 @@ Tables of many rows have a box that shows the rows with the words typed into it.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word
 FILTER = '```{raw} html\n<input class="filter" type="search" placeholder="rows with these words" aria-label="rows with these words">\n```'
 
 
+@cache
 def claims() -> dict[str, Record]:
     """Return the claims of each paper, with the paper's name, title and the conditions of our runs; numbers are filled in."""
     papers = {name: _read(EVIDENCE / "claims" / f"{name}.yaml") for name in PAPERS}
@@ -61,6 +63,7 @@ def results() -> dict[str, list[Record]]:
     return {audit: _read(EVIDENCE / "results" / f"{audit}.yaml") for audit in AUDITS}
 
 
+@cache
 def validity() -> dict[str, Record]:
     """Return the parts of `make validity` by name."""
     return {path.stem: _read(path) for path in sorted((EVIDENCE / "validity").glob("*.yaml"))}
@@ -202,6 +205,7 @@ def _validity(parts: Mapping[str, Record]) -> Iterator[str]:
             yield from (part["remark"], "")
 
 
+@cache
 def faults() -> list[Record]:
     """Return the rows of the fault matrix."""
     return [json.loads(line) for line in (EVIDENCE / "faults.jsonl").read_text().splitlines()]

@@ -31,3 +31,16 @@ class Ranking:
     strata: NDArray[np.int64] | None = None
     #: (num_records,) number of examples of each record, a person's or 1; None if each is one example.
     sizes: NDArray[np.int64] | None = None
+
+
+def strata_of(labels: NDArray[np.int64], *, fewest: int) -> NDArray[np.int64]:
+    """Return the class of each unit, numbered from 0; classes of fewer units than `fewest` share a stratum.
+
+    Example:
+        >>> import numpy as np
+        >>> strata_of(np.array([3, 3, 5, 9]), fewest=2).tolist(), strata_of(np.array([3, 3, 5, 9]), fewest=0).tolist()
+        ([0, 0, 3, 3], [0, 0, 1, 2])
+    """
+    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    strata: NDArray[np.int64] = np.where((counts < fewest)[place], len(classes), place)
+    return strata

@@ -9,7 +9,7 @@ objects* under the model that was trained on the pair less that under a model th
 
 The sides of the pairs were drawn at random, so that without memory every redraw of the sides is as likely as the actual one;
 the test redraws them. A difference of quality between two honest models moves the gains on A, on B and on held-out pairs
-alike, and cancels out: the paper's gap on A alone does not (facts in docs/evidence/papers.md).
+alike, and cancels out: the paper's gap on A alone does not (measured in evidence/results/captions.yaml).
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ def _at_risk(risk: pa.Table | None, findings: Findings, recipe: Recipe) -> Secti
         f"the {percent(recipe.named_share)} of the records with its highest scores. The p-value of a record is its rank "
         "among those of its class that the model was not trained on, in an audit that shows memory; that of a person, or of "
         "a record in several audits, is the smallest one times their number. All are adjusted together (Benjamini and "
-        "Hochberg). Records with equal "
-        "p-values are ordered by the number of audits that name them, records without any by their mean place."
+        "Hochberg). Records with equal p-values are ordered by the number of audits that name them, records without any by "
+        "their mean place."
     )
     named = [(str(row["place"]), _who(row), _named_by(row)) for row in several]
     return Section(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import FEWEST_OF_STRATUM
-from memlib.audits.ranking import DOCUMENT, EXAMPLE, Ranking
+from memlib.audits.ranking import DOCUMENT, EXAMPLE, Ranking, strata_of
 from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.pipeline.tables import Tables
 
@@ -46,10 +46,8 @@ def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
 
 def _strata(labels: NDArray[np.int64], findings: Findings) -> NDArray[np.int64]:
     """Return the strata of the test, as `Units.strata`: if there are fewer than classes, small classes share one."""
-    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    merges = findings.head.params.get("strata", len(classes)) < len(classes)
-    strata: NDArray[np.int64] = np.where(merges & (counts < FEWEST_OF_STRATUM)[place], len(classes), place)
-    return strata
+    classes = len(np.unique(labels))
+    return strata_of(labels, fewest=FEWEST_OF_STRATUM if findings.head.params.get("strata", classes) < classes else 0)
 
 
 def _column(units: pa.Table, name: str) -> NDArray[np.float64]:

@@ -168,10 +168,8 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     )  # fmt: skip
     cells = [_attack_cells(row, findings, rates) for row in rows]
     nonmembers = rows[0].params["nonmembers"]
-    notes, ranks = (
-        _controlled(findings, rates),
-        "AUC: how often a member ranks above a non-member of its class; 50 % by guessing.",
-    )
+    notes = _controlled(findings, rates)
+    ranks = "AUC: how often a member ranks above a non-member of its class; 50 % by guessing."
     return Section(
         "Attacks",
         f"{ranks} Named: the share of members above the score of one of the {nonmembers:,} non-members, with its interval at "
@@ -284,12 +282,9 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
 def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
     blind, declared = findings.get(BLIND), findings.get("declared_draw")
     if blind is None:
-        is_false = declared is not None and declared.params["contradicted"]
-        return (
-            Section("The declared draw", f"It is contradicted: {declared.params['reason']}.")
-            if is_false and declared
-            else None
-        )
+        if declared is None or not declared.params["contradicted"]:
+            return None
+        return Section("The declared draw", f"It is contradicted: {declared.params['reason']}.")
     families = [(row.params["measure"], f"{row.value:.2f}") for row in findings.all("blind_auc_by_family")]
     if declared is not None:
         outcome = (

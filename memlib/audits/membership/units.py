@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import FEWEST_OF_STRATUM
 from memlib.audits.membership.shadows import Answers
+from memlib.audits.ranking import strata_of
 from memlib.data.groups import groups_in
 from memlib.stats.randomization import home_labels
 from memlib.stats.shadows import Shadows, by_person
@@ -69,7 +71,7 @@ class Units:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
+    @cached_property
     def strata(self) -> NDArray[np.int64]:
         """The strata within which membership is redrawn, and units compared: (num_units,).
 
@@ -77,10 +79,7 @@ class Units:
         and classes of fewer than five units share a stratum, as hardly anything could be tested within them. The labels alone
         decide.
         """
-        classes, place, counts = np.unique(self.labels, return_inverse=True, return_counts=True)
-        small = counts < FEWEST_OF_STRATUM
-        strata: NDArray[np.int64] = np.where(small[place], len(classes), place) if self.merges and small.any() else place
-        return strata
+        return strata_of(self.labels, fewest=FEWEST_OF_STRATUM if self.merges else 0)
 
     @property
     def are_persons(self) -> bool:

@@ -128,7 +128,7 @@ class DocumentsRecipe(Recipe):
         if "ratio" in attacks and not count and not isinstance(self.model, PretrainedSpec):
             yield "the attack ratio needs a pretrained model or shadow models; raise shadows.count, or leave ratio out"
         fitted = [name for name in attacks if name in OF_SHADOWS]
-        if fitted and count < FEWEST_SHADOWS:
+        if fitted and not self.has_laws:
             yield (
                 f"the attack {fitted[0]} needs {FEWEST_SHADOWS} shadow models or more, but shadows.count is {count}; raise "
                 f"shadows.count, or leave {fitted[0]} out of score.attacks"
