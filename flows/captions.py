@@ -38,8 +38,10 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     models: Models = {**trained, **encoders_by_side(recipe.encoders)}
     retrievals = _retrievals(runner, recipe, models, shard, splits, captions)
 
-    seed, config = recipe.split.seed, recipe.score
-    scores = runner.run(Score(retrievals, captions, splits, recipe.dose, seed, config, by_chance=recipe.split.by_chance))
+    seed, config, by_chance = recipe.split.seed, recipe.score, recipe.split.by_chance
+    declared = by_chance and bool(recipe.encoders)
+    score = Score(retrievals, captions, splits, recipe.dose, seed, config, by_chance=by_chance, as_declared=declared)
+    scores = runner.run(score)
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, retrievals, captions, shard, splits))
     named = {stage.name: trained[side] for side, stage in stages.items()}
     return runner.publish(recipe, scores, report, {"shard": shard, "splits": splits, "captions": captions, **named})

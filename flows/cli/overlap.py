@@ -98,10 +98,4 @@ def _read(runner: PlainRunner, recipe: str, set_: Sequence[str]) -> Set:
     if isinstance(captions, CaptionSpec):
         table = runner.run(Captions(data, captions, shard)).content.table
         texts = dict(zip(table["example_id"].to_pylist(), table["caption"].to_pylist(), strict=True))
-    index, content = shard.content.index, shard.content
-    digests = [
-        None if bad else digest
-        for digest, bad in zip(index["digest"].to_pylist(), index["unreadable"].to_pylist(), strict=True)
-    ]
-    images = content.images if content.has_images else None
-    return Set(index["example_id"].to_pylist(), digests, index["row"].to_numpy(), images, texts)
+    return Set.of(shard.content, captions=texts)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import scipy
 from numpy.typing import NDArray
 
 from memlib.data.groups import small_version
 from memlib.data.images.captions import words_of
 from memlib.stats.neighbors import nearest_neighbors
+
+if TYPE_CHECKING:
+    from memlib.data.stages import Shard
 
 IDENTICAL, ALIKE, CAPTION = "identical", "alike", "caption"
 OVERLAP = pa.schema([(name, pa.string()) for name in ("example_id", "other_id", "by")] + [("distance", pa.float64())])
@@ -30,6 +34,34 @@ class Set:
     rows: NDArray[np.int64]  #: (num_examples,) stored rows.
     images: NDArray[np.uint8] | None  #: (num_stored, height, width, channels) uint8; None if the examples are no images.
     captions: Mapping[str, str]  #: caption by id; empty if there are none.
+
+    @classmethod
+    def of(
+        cls,
+        shard: Shard,
+        *,
+        captions: Mapping[str, str] | None = None,
+        only: Collection[str] | None = None,
+        looks: bool = True,
+    ) -> Set:
+        """Return the examples of a shard.
+
+        Args:
+            captions: caption by id; None if there are none.
+            only: ids of the examples that are taken; None: all.
+            looks: whether images are compared by their small versions, too.
+        """
+        index = shard.index
+        if only is not None:
+            index = index.filter(pc.is_in(index["example_id"], value_set=pa.array(list(only), pa.string())))
+        readable = zip(index["digest"].to_pylist(), index["unreadable"].to_pylist(), strict=True)
+        return cls(
+            ids=index["example_id"].to_pylist(),
+            digests=[None if unreadable else digest for digest, unreadable in readable],
+            rows=index["row"].to_numpy(),
+            images=shard.images if looks and shard.has_images else None,
+            captions=captions or {},
+        )
 
 
 def overlap(first: Set, second: Set, *, near: float, shared: float) -> pa.Table:

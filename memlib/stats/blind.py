@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from memlib.identity import derive_seed
 from memlib.stats.inference import permutation_p
+from memlib.stats.multiplicity import largest_p
 from memlib.stats.operating import auc, auc_interval
 from memlib.stats.randomization import Design
 
@@ -110,7 +111,7 @@ def tested_baseline(
     aucs = {name: auc(column, design.first) for name, column in zip(names, told.predicted.T, strict=True)}
     low, high = auc_interval(told.predicted[:, 0], design.first, groups=design.group, inflation=_inflation(folds))
     whole = aucs.pop(ALL)
-    return BlindBaseline(whole, low, high, _largest_p(told.agreement), aucs, {"linear": whole})
+    return BlindBaseline(whole, low, high, largest_p(told.agreement), aucs, {"linear": whole})
 
 
 def described_baseline(
@@ -219,19 +220,6 @@ def _told(
                 predicted[:, place] = found[:, 0]
         agreement.append(np.stack(column, axis=1))
     return _Told(predicted, np.concatenate(agreement))
-
-
-def _largest_p(agreement: NDArray[np.float64]) -> float:
-    """Return the p-value of the largest standardized agreement over tables; row 0 is observed, the others are redraws.
-
-    The observed row enters mean and standard deviation like all others, so that the test is exact for few redraws, too.
-    """
-    spread = agreement.std(axis=0)
-    moves = spread > 1e-12 * np.maximum(1.0, np.abs(agreement).max(axis=0))
-    if not moves.any():
-        return 1.0
-    largest = ((agreement - agreement.mean(axis=0))[:, moves] / spread[moves]).max(axis=1)
-    return float((largest >= largest[0] - 1e-9).mean())
 
 
 def _inflation(folds: NDArray[np.int64]) -> float:

@@ -103,6 +103,27 @@ def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray
     return p
 
 
+def largest_p(statistics: NDArray[np.float64]) -> float:
+    """Return the p-value of the largest of several standardized statistics, one-sided.
+
+    The observed row enters mean and standard deviation like all others, so that the test is exact for few redraws, too.
+
+    Args:
+        statistics: (1 + num_redraws, num_statistics), the first row observed.
+
+    Example:
+        >>> import numpy as np
+        >>> largest_p(np.array([[0.0, 9.0], [1.0, 0.0], [2.0, 1.0], [3.0, 2.0]]))
+        0.25
+    """
+    spread = statistics.std(axis=0)
+    moves = spread > 1e-12 * np.maximum(1.0, np.abs(statistics).max(axis=0))
+    if not moves.any():
+        return 1.0
+    largest = ((statistics - statistics.mean(axis=0))[:, moves] / spread[moves]).max(axis=1)
+    return float((largest >= largest[0] - 1e-9).mean())
+
+
 def combined_p(p_values: Sequence[float]) -> float:
     """Combine independent p-values: the sum of ln(1 / p) is Gamma(m, 1) under the null (Fisher 1932).
 

@@ -62,6 +62,32 @@ def auc(scores: NDArray[np.floating], member: NDArray[np.bool_], *, blocks: NDAr
     return wins / pairs if pairs else 0.5
 
 
+def even_shares(member: NDArray[np.bool_], strata: NDArray[np.int64], *, seed: int) -> NDArray[np.bool_]:
+    """Return units of which every stratum has the same share of members, as many as possible, chosen at random.
+
+    One threshold for all units otherwise tells members by their stratum alone.
+
+    Args:
+        member, strata: (num_units,), with units on both sides.
+
+    Example:
+        >>> import numpy as np
+        >>> member = np.array([True, True, True, False, True, False, False, False])
+        >>> kept = even_shares(member, np.repeat([0, 1], 4), seed=0)  # 3 of 4, and 1 of 4
+        >>> kept.sum(), (kept & member).reshape(2, 4).sum(axis=1).tolist()
+        (4, [1, 1])
+    """
+    ratio, rng = member.sum() / (~member).sum(), np.random.default_rng(seed)
+    kept = np.zeros(len(member), dtype=bool)
+    for rows in _rows_of(strata, len(member)):
+        shuffled = rng.permutation(rows)
+        inside, outside = shuffled[member[shuffled]], shuffled[~member[shuffled]]
+        most = min(len(outside), math.floor(len(inside) / ratio + 1e-9))
+        kept[outside[:most]] = True
+        kept[inside[: round(most * ratio)]] = True
+    return kept
+
+
 def auc_interval(
     scores: NDArray[np.floating],
     member: NDArray[np.bool_],

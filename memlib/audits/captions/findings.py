@@ -2,12 +2,16 @@
 
 The gain of a pair is its recall of unnamed objects under the model trained on A less that under the model trained on B. With
 models on A alone, twice the recall under them takes its place, so that the excess is again a difference of mean recall.
+
+Where the draw of the sides is declared, pairs of A may have easier captions, and a better model gains more on those. The
+gains are then adjusted for what the words alone recall and for the mean recall of both models, and the words' recall of the
+sides is compared beforehand. With one model alone nothing stands beside the words, a weak measure, so nothing is tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +24,12 @@ from memlib.audits.sides import Audited
 from memlib.data.splits import EXTRA, REFERENCE, TARGET
 from memlib.findings import Finding, diagnostic, estimate, settle, untested
 from memlib.identity import derive_seed
+from memlib.stats.randomization import two_sided_p
 from memlib.tables import CURVES, point
 
 EXCESS, UNIMPLIED, TOP, GAP = "recall_excess", "recall_excess_unimplied", "recall_excess_top", "population_gap"
 HELD_OUT = "H"
+CONTRADICTED = 0.05  # level of the test of a declared draw
 DIRECTION_OF = {TARGET: "A", REFERENCE: "B", EXTRA: HELD_OUT}
 
 
@@ -34,9 +40,10 @@ class Setting:
     rows: pa.Table  #: the units of the first pair of models, one row per pair of image and caption.
     #: column of the units -> (num_models, num_rows), as floats, NaN where there is no second model.
     columns: Mapping[str, NDArray[np.float64]]
+    declared: bool = False  #: whether a random draw of the sides was only declared.
 
     @classmethod
-    def of(cls, units: pa.Table, *, epoch: int, k: int) -> Setting:
+    def of(cls, units: pa.Table, *, epoch: int, k: int, declared: bool = False) -> Setting:
         """Return the units with unnamed objects at a setting."""
         units = units.filter((pc.field("epoch") == epoch) & (pc.field("k") == k) & (pc.field("num_unnamed") > 0))
         units = units.sort_by([("pair", "ascending"), ("example_id", "ascending")])
@@ -45,11 +52,12 @@ class Setting:
             field.name for field in units.schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         ]
         columns = {name: pc.cast(units[name], "double").to_numpy().reshape(models, -1) for name in numbers}
-        return cls(units.slice(0, units.num_rows // max(1, models)).combine_chunks(), columns)
+        return cls(units.slice(0, units.num_rows // max(1, models)).combine_chunks(), columns, declared)
 
     def only(self, mask: NDArray[np.bool_]) -> Setting:
         """Return the rows of a mask (num_rows,)."""
-        return Setting(self.rows.filter(pa.array(mask)), {name: column[:, mask] for name, column in self.columns.items()})
+        columns = {name: column[:, mask] for name, column in self.columns.items()}
+        return replace(self, rows=self.rows.filter(pa.array(mask)), columns=columns)
 
     def among(self, *directions: str) -> Setting:
         """Return the rows of some sets."""
@@ -70,6 +78,25 @@ class Setting:
         of_a, of_b = (self.columns[f"{side}_{kind}"] / total for side in "ab")
         return of_a - of_b if self.has_reference else 2 * of_a
 
+    @property
+    def words(self) -> NDArray[np.float64]:
+        """The recall of unnamed objects by the words alone, (num_rows,)."""
+        share: NDArray[np.float64] = (self.columns["prior_recovered"] / self.columns["num_unnamed"])[0]
+        return share
+
+    def fair_gains(self, kind: str = "recovered") -> NDArray[np.float64]:
+        """Return the gains, adjusted for how easy the captions are where the draw of the sides was declared: as `gains`."""
+        gains = self.gains(kind)
+        if not self.declared:
+            return gains
+        easy = [self.words]
+        if self.has_reference:
+            easy.append((_recall(self, "a") + _recall(self, "b")).mean(axis=0))
+        terms = np.stack([power for one in easy for power in (one, np.square(one))], axis=1)
+        terms -= terms.mean(axis=0)
+        slopes = np.linalg.lstsq(terms, (gains - gains.mean(axis=1, keepdims=True)).T, rcond=None)[0]
+        return np.asarray(gains - (terms @ slopes).T)
+
     def audited(self, config: Config, use: str) -> Audited:
         """Return the design of the rows; pairs held out from all models are on B's side."""
         roles = [TARGET if name == "A" else REFERENCE for name in self.rows["direction"].to_pylist()]
@@ -79,7 +106,13 @@ class Setting:
 
 
 def summarize(
-    units: pa.Table, config: Config, *, epochs: tuple[int, ...], chance: float, by_chance: bool = True
+    units: pa.Table,
+    config: Config,
+    *,
+    epochs: tuple[int, ...],
+    chance: float,
+    by_chance: bool = True,
+    declared: bool = False,
 ) -> list[Finding]:
     """Return the settled findings, the headline first.
 
@@ -89,8 +122,9 @@ def summarize(
         epochs: the scored checkpoints, the last one first.
         chance: recall of unnamed objects if captions had one another's neighbours, at the headline's setting.
         by_chance: whether pairs were assigned to the sides at random; otherwise tests become estimates.
+        declared: whether that was only declared.
     """
-    head = Setting.of(units, epoch=epochs[0], k=config.k[0])
+    head = Setting.of(units, epoch=epochs[0], k=config.k[0], declared=declared)
     params = {"epoch": epochs[0], "k": config.k[0], "objects": config.objects}
     rows = [_excess(head, params, config, family=HEADLINE)]
     rows += _recalls(head, params, config, chance)
@@ -99,7 +133,12 @@ def summarize(
     for epoch in epochs:
         for k in config.k:
             if (epoch, k) != (epochs[0], config.k[0]):
-                rows.append(_excess(Setting.of(units, epoch=epoch, k=k), params | {"epoch": epoch, "k": k}, config))
+                setting = Setting.of(units, epoch=epoch, k=k, declared=declared)
+                rows.append(_excess(setting, params | {"epoch": epoch, "k": k}, config))
+    if declared and by_chance:
+        draw = _draw(head, config)
+        rows.append(draw)
+        by_chance = head.has_reference and not draw.params["contradicted"]
     rows = rows if by_chance else [untested(row) for row in rows]
     return list(settle(rows, alpha=config.level, headlines=(HEADLINE,)))
 
@@ -110,7 +149,7 @@ def _excess(
 ) -> Finding:  # fmt: skip
     """Return the excess over the pairs of A and B: a test if it has a family, else an estimate."""
     sides = setting.among("A", "B")
-    audited, gains = sides.audited(config, f"{metric} {sorted(params.items())}"), sides.gains(kind)
+    audited, gains = sides.audited(config, f"{metric} {sorted(params.items())}"), sides.fair_gains(kind)
     params = {**params, "pairs": len(gains), **audited.params}
     if family is None:
         value = audited.design.difference(gains.mean(axis=0)) / 2
@@ -118,6 +157,30 @@ def _excess(
     null = audited.redrawn(gains.mean(axis=0), seed=audited.seed)
     seed = derive_seed(audited.seed, "power")
     return audited.tested(metric, params, gains, null, family=family, level=config.level, seed=seed)
+
+
+def _draw(head: Setting, config: Config) -> Finding:
+    """Return the test of a declared draw, two-sided, by what the words alone recall and by what the models do.
+
+    Memory of both models alike leaves no difference in the sum of their recall; memory of the first alone leaves none in that
+    of the second. Only where the sides differ in both do their captions, or images, differ.
+    """
+    sides = head.among("A", "B")
+    audited = sides.audited(config, "declared_draw")
+
+    def compared(values: NDArray[np.float64], name: str) -> float:
+        null = audited.redrawn(values, seed=derive_seed(audited.seed, name))
+        return two_sided_p(audited.design.difference(values) / 2, null)
+
+    p = compared(sides.words, "words")
+    by = "words"
+    if head.has_reference:
+        of_a, of_b = (_recall(sides, side).mean(axis=0) for side in "ab")
+        models = max(compared(of_a + of_b, "both"), compared(of_b, "second"))
+        p, by = min((p, "words"), (models, "models"))
+        p = min(1.0, 2 * p)
+    params = {"contradicted": p <= CONTRADICTED, "alone": not head.has_reference, "by": by}
+    return diagnostic("declared_draw", params, p, n=audited.count)
 
 
 def _recalls(head: Setting, params: Mapping[str, Any], config: Config, chance: float) -> Iterator[Finding]:

@@ -16,10 +16,6 @@ from memlib.report.page import Block, Content, ExampleView, FigureView, Section,
 from memlib.report.spreadsheet import of_curves
 
 SERIES = {"A": ("pairs of A", TARGET), "B": ("pairs of B", REFERENCE), "H": ("held out from both", MUTED)}
-_MEANING = (
-    "Whoever has a caption of a training image and the model learns objects in the image that the caption does not mention: "
-    "people, places or things that its owner did not disclose."
-)
 _ADVICE = (
     "Mask words of captions at random in training (training.objective.masked), remove copies of pairs, or train for fewer "
     "epochs; then audit again, and compare utility beside memory in a sweep."
@@ -40,7 +36,7 @@ def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path
     findings = Findings.read(tables["summary"])
     is_found = findings.verdict.word == SHOWN
     return Content(
-        meaning=_MEANING if is_found else "",
+        meaning=_meaning(findings) if is_found else "",
         advice=_ADVICE if is_found else _ADVICE_NOT_SHOWN,
         limits=NOT_SHOWN,
         terms=("unnamed object", "population gap"),
@@ -58,6 +54,15 @@ def compose(recipe: Recipe, tables: Tables, shown: Sequence[Shown], folder: Path
             ),
         ],
     )  # fmt: skip
+
+
+def _meaning(findings: Findings) -> str:
+    right, other = (percent(findings.first(f"precision_{who}").value) for who in ("target", "reference"))
+    return (
+        "Whoever has the caption of a training image, the model, and labelled public images can name objects in the image "
+        "that the caption does not mention (people, places or things that its owner did not disclose), and is right more "
+        f"often than without the model's memory: {right} of the named objects are in the image, {other} without memory."
+    )
 
 
 def _numbers(findings: Findings) -> list[tuple[str, str, str]]:

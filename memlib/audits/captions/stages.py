@@ -39,7 +39,7 @@ KINDS = ("recovered", "wrong", "unimplied", "named")
 class Score(ScoresStage):
     """Count the objects that neighbours of captions name, and compute the findings."""
 
-    declared: ClassVar[Declared] = Declared("score_captions", 3)
+    declared: ClassVar[Declared] = Declared("score_captions", 4)
     title: ClassVar[str] = "score captions"
     place: ClassVar[Place] = "cores"
 
@@ -50,11 +50,12 @@ class Score(ScoresStage):
     dose_seed: int
     config: Config
     by_chance: bool = True  #: whether pairs were assigned to A and B at random; otherwise nothing is tested.
+    as_declared: bool = False  #: whether that is only declared by their owner.
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Settings of scoring, the settings that are scored, and the dose."""
-        drawn = {} if self.by_chance else {"by_chance": False}
+        drawn = {"by_chance": False} if not self.by_chance else {"declared": True} if self.as_declared else {}
         return drawn | {
             "config": self.config.model_dump(mode="json"), "dose": [self.dose.model_dump(mode="json"), self.dose_seed],
             "settings": [[one.pair, one.epoch] for one in self.retrievals],
@@ -81,7 +82,10 @@ class Score(ScoresStage):
         epochs = tuple(dict.fromkeys(one.epoch for one in self.retrievals))
         first = self.retrievals[0].by_model[0].content.neighbors[:, : self.config.k[0]]
         guessed = chance(votes_of(first, public), asked, self.config.objects)
-        rows = Findings(summarize(units, self.config, epochs=epochs, chance=guessed, by_chance=self.by_chance))
+        found = summarize(
+            units, self.config, epochs=epochs, chance=guessed, by_chance=self.by_chance, declared=self.as_declared
+        )
+        rows = Findings(found)
         write_table(rows.table(verdict(rows)), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units, epochs=epochs, k=self.config.k[0]), CURVES, attempt.path(CURVES_FILE))
 
@@ -130,7 +134,7 @@ def _known(
 class Report(PageStage):
     """Draw the page of an audit of image-text models."""
 
-    declared: ClassVar[Declared] = Declared("report_captions", 2)
+    declared: ClassVar[Declared] = Declared("report_captions", 3)
     title: ClassVar[str] = "report captions"
 
     recipe: Recipe

@@ -17,6 +17,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
             "beforehand, set split.drawn_at_random: true"
         )
     if recipe.encoders:
+        if recipe.split.by_chance and len(recipe.directions) == 1:
+            yield (
+                "with one model alone, nothing examines whether pairs were drawn at random as declared, so nothing is "
+                "tested: give a second model as b, trained on B or, like a public one, on neither"
+            )
         return
     side = recipe.split.budget
     if math.comb(2 * side, min(side, 1000)) < math.ceil(1 / recipe.score.level):
@@ -34,20 +39,23 @@ def verdict(rows: Findings) -> Verdict:
     alone = not rows.all(GAP)  # models that are compared on two kinds of pairs, not with other models
     several = not alone or head.params["pairs"] > 1
     models, name, they = ("the models", "name", "they were") if several else ("the model", "names", "it was")
+    declared = rows.get("declared_draw")
+    if word == DESCRIPTIVE and declared is not None:
+        return Verdict(DESCRIPTIVE, *_undrawn(declared, head))
     if word == DESCRIPTIVE:
         text = (
             f"{numbers(head)} The pairs were not assigned to the sets at random, so any difference between the sets may be "
             "the cause, including memory."
         )
         return Verdict(DESCRIPTIVE, "Nothing was tested: the sets were not drawn at random.", text)
+    said = "" if declared is None else f" {_declared(declared)}"
     if word == SHOWN:
-        named = f"{models} {name}"
         than = f"of images that {they} not trained on" if alone else "models that did not see the image"
         return Verdict(
             SHOWN,
-            f"From a caption, {named} more objects of {'their' if several else 'its'} own training images that it does not "
-            f"mention than {than}, by {percent(head.value)} of these objects.",
-            f"{numbers(head)} {_beside(rows, alone=alone)}".strip(),
+            f"From the caption of an image that {they} trained on, {models} {name} more of the objects that it does not "
+            f"mention than {than}: {100 * head.value:.1f} percentage points more.",
+            f"{numbers(head)} {_beside(rows, alone=alone)}".strip() + said,
         )
     opposite = head.value < 0 and (head.high or 0.0) < 0
     sentence = (
@@ -58,8 +66,31 @@ def verdict(rows: Findings) -> Verdict:
     missed = "no size" if head.detectable is None else f"an excess of {percent(head.detectable)}"
     text = f"{numbers(head)} {missed[0].upper()}{missed[1:]} would have been found with a power of 80 %."
     if cannot_reject(head):
-        text += " With so few pairs, no result could have been significant."
-    return Verdict(word, sentence, f"{text} Not shown does not mean not remembered: this audit gives no upper bound.")
+        text += " With so few pairs, or so many equal answers, no result could have been significant."
+    return Verdict(word, sentence, f"{text}{said} Not shown does not mean not remembered: this audit gives no upper bound.")
+
+
+def _undrawn(declared: Finding, head: Finding) -> tuple[str, str]:
+    """Return sentence and explanation for a declared draw on which no test can rest."""
+    by = "The words of the captions alone name" if declared.params["by"] == "words" else "Both models together name"
+    if declared.params["contradicted"]:
+        return (
+            f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)}).",
+            f"{numbers(head)} {by} the objects of A's images unlike those of B's, so the pairs were not drawn at random, and "
+            "what the pairs are may be the cause of any difference.",
+        )
+    return (
+        "Nothing was tested: with one model alone, nothing examines whether the sets were drawn at random as declared.",
+        f"{numbers(head)} Pairs of A may have easier captions. Give a second model as b, trained on B or, like a public one, "
+        "on neither.",
+    )
+
+
+def _declared(declared: Finding) -> str:
+    return (
+        "As declared, pairs were assigned to the sets at random; neither what the words of the captions alone recall nor "
+        f"what both models do contradicts it ({say_p(declared.value)}), and gains are adjusted for both."
+    )
 
 
 def numbers(head: Finding) -> str:

@@ -41,13 +41,16 @@ def true_alarms(
 ) -> list[Finding]:
     """Return the share of members found at each rate of false alarms that the non-members control.
 
-    If non-members are too few for one of the rates, the share of members above all non-members comes first.
+    If non-members are too few for one of the rates, the share of members above all non-members comes first. The list is empty
+    without members or without non-members.
 
     Args:
         named: parameters of each finding, such as the attack.
         scores, member, noun: as in `area`.
         of: end of the metrics' names, such as "_of_slice".
     """
+    if not 0 < member.sum() < len(member):
+        return []
     rows = []
     for rate in rates:
         point = point_at(scores, member, rate)

@@ -9,14 +9,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, Signal, survey_models
-from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, Signal, mean_odds, survey_models
+from memlib.audits.membership.recipe import FEWEST_COMPARED, Recipe
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.units import Pool, Units, units_of
+from memlib.audits.membership.units import Copies, Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
+from memlib.identity import derive_seed
+from memlib.stats.coins import counts_p
 from memlib.stats.counterfactual import Differences, influence, memorization
 from memlib.stats.multiplicity import holm
+from memlib.stats.operating import even_shares
+from memlib.stats.randomization import home_labels
 
+CONTRADICTED = 0.05  # level of all tests of a declared random draw together
+TOSSES = 9999  # simulated, of the counts of coins
 SHOWN = 0.05  # adjusted p-value up to which an example counts as memorized, and a pair as influence
 
 
@@ -37,20 +43,59 @@ class Audited:
     is_drawn: bool  #: whether the target's members were drawn at random, and nothing contradicts it.
     #: (num_kept, num_examples) squared gradient norms of the target after each kept epoch; None if not computed.
     norms: NDArray[np.float64] | None = field(default=None, kw_only=True)
+    copies: Copies | None = field(default=None, kw_only=True)  #: copies of members; None: there are none.
 
     @cached_property
     def units(self) -> Units:
         """The examples, or persons, whose membership is audited."""
         combined = self.recipe.score.persons
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
-        return replace(
-            found, word=self.recipe.group_noun if found.are_persons else "", merges=not self.recipe.target.is_external
-        )
+        copied = None if self.copies is None else np.bincount(self.pool.groups, weights=self.copies.found) > 0
+        word = self.recipe.group_noun if found.are_persons else ""
+        had_coins = not self.recipe.target.is_external or (self.counts_p or 0.0) > CONTRADICTED
+        return replace(found, word=word, merges=had_coins, copied=copied)
+
+    @cached_property
+    def counts_p(self) -> float | None:
+        """The p-value of the numbers of members by class; None unless independent coins were declared."""
+        target = self.recipe.target
+        if not target.is_external or target.drawn != "coins":
+            return None
+        first = self.pool.first()
+        labels = home_labels(self.pool.labels, self.pool.groups)
+        seed = derive_seed(self.recipe.score.seed, "counts")
+        return counts_p(self.member[first], labels, target.coins, draws=TOSSES, seed=seed)
+
+    @cached_property
+    def even(self) -> NDArray[np.bool_]:
+        """The units by which true alarms are counted, (num_units,): all or, if the number of members of each class was fixed,
+        as many as have the same share of members in each class.
+        """
+        units, target = self.units, self.recipe.target
+        if not target.is_external or target.drawn != "fixed":
+            return np.ones(len(units), dtype=bool)
+        return even_shares(units.member, units.strata, seed=derive_seed(self.recipe.score.seed, "shares"))
 
     @cached_property
     def rankings(self) -> Rankings:
         """The attacks on the target."""
-        return Rankings(self.units, self.recipe.score, self.is_drawn, self.signals)
+        return Rankings(
+            self.units, self.recipe.score, self.is_tested, self.signals, self.difficulty if self.is_tested else None
+        )
+
+    @property
+    def is_tested(self) -> bool:
+        """True if members were drawn at random, nothing contradicts it, and some of them can be compared with non-members."""
+        return self.is_drawn and bool(self.units.paired.any())
+
+    @cached_property
+    def difficulty(self) -> Scores | None:
+        """How likely shadow models that were not trained on a unit hold its true class (mean log odds): (num_units,).
+
+        It is None where memlib drew the members itself, where no random draw was declared, and with too few shadow models.
+        """
+        is_declared = self.recipe.target.is_external and self.recipe.is_drawn
+        return mean_odds(self.units.shadows)[1] if is_declared and len(self.inside) >= FEWEST_COMPARED else None
 
     @cached_property
     def row_scores(self) -> Scores:

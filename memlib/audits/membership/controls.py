@@ -1,4 +1,4 @@
-"""Controls of a membership audit: can members be told without the model, and are the shadow models like the target?"""
+"""Controls of a membership audit: does a declared draw hold, and are the shadow models like the target?"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.audited import CONTRADICTED, Audited
 from memlib.audits.membership.verdict import BLIND
 from memlib.data.blind_features import BlindFeatures, blind_features
 from memlib.data.stages import TrainingData
@@ -17,13 +17,11 @@ from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
-from memlib.stats.coins import counts_p
+from memlib.stats.difficulty import difference_p
 from memlib.stats.likeness import is_out, likeness, utility
 from memlib.stats.randomization import Design
 
 FOLDS, REDRAWS = 5, 999
-CONTRADICTED = 0.05  # level of all tests of a declared random draw together
-TOSSES = 9999  # simulated, of the counts of coins
 UNLIKE = 0.05  # level over all numbers of the likeness
 FEWEST_SHADOWS = 3  # with which a target can be compared
 OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same for tokens, of which many are answers at once
@@ -31,16 +29,29 @@ OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same f
 
 @dataclass(frozen=True)
 class Checks:
-    """Tests of a declared random draw that do not need the model."""
+    """Tests of a declared random draw that do not look at the target's answers."""
 
-    blind: BlindBaseline | None  #: success of telling members without the model; with a p-value where a draw was declared.
+    blind: BlindBaseline | None  #: success of telling members without a model; with a p-value where a draw was declared.
     counts: float | None  #: p-value of the numbers of members by class, where independent coins were declared.
+    difficulty: float | None  #: p-value of the sides' difficulty for models that were not trained on them; None without such.
 
     @property
     def p_value(self) -> float:
         """The p-value of the declaration over all its tests (Bonferroni); 1 without any."""
-        found = [p for p in (None if self.blind is None else self.blind.p_value, self.counts) if p is not None]
+        found = self.found.values()
         return min(1.0, len(found) * min(found)) if found else 1.0
+
+    @property
+    def found(self) -> dict[str, float]:
+        """The p-value of each test that could be made."""
+        blind = None if self.blind is None else self.blind.p_value
+        found = {"counts": self.counts, "difficulty": self.difficulty, "blind": blind}
+        return {name: p for name, p in found.items() if p is not None}
+
+    @property
+    def is_examined(self) -> bool:
+        """True if the sides were compared both without a model, and by models that were not trained on them."""
+        return {"blind", "difficulty"} <= self.found.keys()
 
     @property
     def contradicts(self) -> bool:
@@ -50,15 +61,20 @@ class Checks:
     @property
     def reason(self) -> str:
         """The reason for which a declaration is contradicted, in words."""
-        blind = None if self.blind is None else self.blind.p_value
-        if blind is None or (self.counts is not None and self.counts < blind):
+        test, p = min(self.found.items(), key=lambda item: item[1])
+        if test == "counts":
             return (
                 "the numbers of members by class are not those of independent coins with this probability "
-                f"({say_p(self.counts)}); check target.coins, and of a stratified split say drawn: fixed"
+                f"({say_p(p)}); check target.coins, and of a stratified split say drawn: fixed"
+            )
+        if test == "difficulty":
+            return (
+                "members and non-members differ in how well models that were not trained on them know them "
+                f"({say_p(p)}): in their labels' noise or in origin, or their examples are of few persons"
             )
         assert self.blind is not None
         family, _ = max(self.blind.by_family.items(), key=lambda item: item[1])
-        told = f"AUC {self.blind.auc:.2f}, {say_p(blind)}, most by {family}"
+        told = f"AUC {self.blind.auc:.2f}, {say_p(p)}, most by {family}"
         return f"members differ from non-members even without the model ({told})"
 
     @property
@@ -68,16 +84,16 @@ class Checks:
 
 
 def check_draw(audited: Audited, data: TrainingData) -> Checks:
-    """Test a declared random draw without the model; describe members where none was declared."""
-    return Checks(blind_baseline(audited, data), _coin_counts(audited))
+    """Test a declared random draw without the target's answers; describe members where none was declared."""
+    return Checks(blind_baseline(audited, data), audited.counts_p, _difficulty(audited))
 
 
-def _coin_counts(audited: Audited) -> float | None:
-    target, units = audited.recipe.target, audited.units
-    if not target.is_external or target.drawn != "coins":
+def _difficulty(audited: Audited) -> float | None:
+    if audited.difficulty is None:
         return None
-    seed = derive_seed(audited.recipe.score.seed, "counts")
-    return counts_p(units.member, units.labels, target.coins, draws=TOSSES, seed=seed)
+    known = np.nan_to_num(audited.difficulty, nan=float(np.nanmedian(audited.difficulty)))
+    seed = derive_seed(audited.recipe.score.seed, "difficulty")
+    return difference_p(known, audited.units.member, audited.units.strata, redraws=REDRAWS, seed=seed)
 
 
 def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None:
@@ -106,7 +122,10 @@ def control_findings(audited: Audited, checks: Checks) -> list[Finding]:
     """Return the findings on the declared draw, the blind baseline and likeness."""
     rows = list(_likeness_rows(audited))
     if audited.recipe.target.is_external and audited.recipe.target.drawn != "unknown":
-        params: dict[str, Any] = {"drawn": audited.recipe.target.drawn, "contradicted": checks.contradicts}
+        params: dict[str, Any] = {
+            "drawn": audited.recipe.target.drawn, "contradicted": checks.contradicts, "examined": checks.is_examined,
+        }  # fmt: skip
+        params |= {f"p_{name}": round(p, 6) for name, p in checks.found.items()}
         params |= {"reason": checks.reason} if checks.contradicts else {}
         rows.append(diagnostic("declared_draw", params, checks.p_value, n=len(audited.units)))
     return rows if checks.blind is None else [*_blind_rows(audited, checks.blind), *rows]

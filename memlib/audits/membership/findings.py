@@ -12,7 +12,7 @@ from memlib.audits.membership.alarms import area, tail_bound, true_alarms
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.privacy import privacy_findings
 from memlib.audits.membership.rankings import ModelResult, Ranking, Scores, point_at
-from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS
+from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS, MOST_COPIED, MOST_UNPAIRED
 from memlib.audits.membership.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
@@ -39,14 +39,15 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rankings = audited.rankings
     ordered = sorted(rankings.all, key=lambda ranking: ranking.attack != audited.recipe.score.headline)
     rows: list[Finding] = [row for ranking in ordered for row in _attack_rows(ranking, audited)]
-    if audited.is_drawn:
+    if audited.is_tested:
         rows += privacy_findings(rankings, audited.recipe)
+    rows += _left_out(audited)
     rows.append(_utility(audited))
     rows += _model_rows(audited)
     rows += _levels(audited)
     rows += _memorization_rows(audited) if audited.has_classes else []
     rows += more
-    if not audited.is_drawn:
+    if not audited.is_tested:
         rows = [untested(row) if row.family in HEADLINES else row for row in rows]
     settled = settle(rows, alpha=audited.recipe.score.level, headlines=HEADLINES)
     return settled.table(verdict(settled, audited.recipe))
@@ -73,33 +74,48 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
         )  # fmt: skip
         if most is not None:
             at = {"attack": ranking.attack, "false_alarms": config.false_alarms[0]}
-            yield diagnostic("true_alarms_limit", at, most, n=int(member.sum()))
+            yield diagnostic("true_alarms_limit", at, most, n=int((member & audited.even).sum()))
         tail = {"attack": ranking.attack}
         yield diagnostic("p_of_auc_alone", tail, ranking.test.auc_p, n=len(units))
         yield diagnostic("p_of_tail_alone", tail, ranking.test.tail_p, n=len(units))
-    yield from true_alarms({"attack": ranking.attack}, scores, member, config.false_alarms, noun=units.noun)
+    even = audited.even
+    yield from true_alarms({"attack": ranking.attack}, scores[even], member[even], config.false_alarms, noun=units.noun)
+    if audited.rankings.difficulty is not None:
+        value = auc(ranking.raw, member, blocks=units.strata)
+        yield diagnostic("auc_unadjusted", {"attack": ranking.attack}, value, n=len(units))
 
 
 def _most_alarms(ranking: Ranking, audited: Audited) -> float | None:
     """Return the upper limit of true alarms at a true rate of `false_alarms[0]`; None if non-members are too few for it."""
-    config, member = audited.recipe.score, audited.units.member
-    if point_at(ranking.scores, member, config.false_alarms[0]) is None:
+    config, units = audited.recipe.score, audited.units
+    kept = units.apart & audited.even
+    scores, member = ranking.scores[kept], units.member[kept]
+    if point_at(scores, member, config.false_alarms[0]) is None:
         return None
-    most = most_alarms(ranking.scores, member, config.false_alarms[0], error=config.error)
+    most = most_alarms(scores, member, config.false_alarms[0], error=config.error)
     return most if most < 1 else None
 
 
 def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str, float]:
-    """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound and no attack
-    that was possible is left out.
+    """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound, no attack
+    that was possible is left out, and few non-members have a copy among the members.
 
     Args:
         most: the limit of true alarms.
     """
-    config, units, member = audited.recipe.score, audited.units, audited.units.member
-    limits = {"upper_bound": interval_within(ranking.scores, member, units.strata, level=1 - 2 * config.error)[1]}
-    is_small = most is not None and most < tail_bound(config, int(member.sum()), int((~member).sum()))
-    return limits | ({"bound": config.auc_bound} if is_small and not audited.recipe.left_out else {})
+    config, units = audited.recipe.score, audited.units
+    apart, kept = units.apart, units.apart & audited.even
+    high = interval_within(ranking.scores[apart], units.member[apart], units.strata[apart], level=1 - 2 * config.error)[1]
+    limits = {"upper_bound": high}
+    is_small = most is not None and most < tail_bound(
+        config, *(int((kept & side).sum()) for side in (units.member, ~units.member))
+    )
+    is_whole = (
+        not audited.recipe.left_out
+        and (~units.apart).sum() <= MOST_COPIED * (~units.member).sum()
+        and (~units.paired).mean() <= MOST_UNPAIRED
+    )
+    return limits | ({"bound": config.auc_bound} if is_small and is_whole else {})
 
 
 def _detectable(audited: Audited) -> float | None:
@@ -116,6 +132,25 @@ def _detectable(audited: Audited) -> float | None:
     deviation = np.sqrt((pairs * (inside + outside + 1)).sum() / 12) / pairs.sum()
     quantiles = scipy.stats.norm.isf(config.level / len(config.attacks)) + scipy.stats.norm.ppf(POWER)
     return float(min(1.0, 0.5 + quantiles * deviation))
+
+
+def _left_out(audited: Audited) -> Iterator[Finding]:
+    """Yield the numbers of units that nothing is compared with, by which no true alarms are counted, and of copies."""
+    units, params = audited.units, {"over": audited.units.noun}
+    if unpaired := int((~units.paired).sum()):
+        yield diagnostic("unpaired", params | {"most": MOST_UNPAIRED}, unpaired, n=len(units))
+    if uneven := int((~audited.even).sum()):
+        yield diagnostic("uneven", params, uneven, n=len(units))
+    yield from _copies(audited)
+
+
+def _copies(audited: Audited) -> Iterator[Finding]:
+    """Yield the number of non-members that have a copy among the members, if there are any."""
+    units = audited.units
+    number, outside = int((~units.apart).sum()), int((~units.member).sum())
+    if audited.copies is not None and number:
+        params = {"near": audited.copies.near, "most": MOST_COPIED, "over": units.noun}
+        yield diagnostic("copied_nonmembers", params, number, n=outside)
 
 
 def _utility(audited: Audited) -> Finding:
@@ -161,7 +196,7 @@ def _levels(audited: Audited) -> Iterator[Finding]:
     """Yield the number of different values that RMIA's scores take, which limits how finely they rank units."""
     for ranking in audited.rankings.all:
         if ranking.attack in ("rmia", "rmia_offline"):
-            _, levels = rmia(ranking.scores, ~audited.units.member)
+            _, levels = rmia(ranking.raw, ~audited.units.member)
             slope = {"a": audited.rankings.slope} if ranking.attack == "rmia_offline" else {}
             params = {"attack": ranking.attack, "gamma": 1, **slope}
             yield diagnostic("rmia_levels", params, levels, n=len(audited.units))

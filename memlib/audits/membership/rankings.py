@@ -13,6 +13,7 @@ from memlib.audits.membership.recipe import Config
 from memlib.audits.membership.units import Units
 from memlib.identity import derive_seed
 from memlib.stats.coins import CoinTest, coin_tests, ranks_within
+from memlib.stats.difficulty import adjusted
 from memlib.stats.inference import threshold_rank
 from memlib.stats.membership import Attack, CalibratedLoss, Lira, Loss, Rmia, Trajectory, calibrated, fit_a, survey
 from memlib.stats.operating import OperatingPoint, auc, operating_point
@@ -32,8 +33,9 @@ class Ranking:
     """One attack on the target."""
 
     attack: str  #: its name.
-    scores: Scores  #: (num_units,), higher for members.
+    scores: Scores  #: (num_units,), higher for members; where a draw was declared, adjusted for difficulty.
     test: CoinTest | None  #: the test of the target's coins; None if they were not drawn at random.
+    raw: Scores  #: (num_units,) the scores before they were adjusted.
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Rankings:
     is_drawn: bool  #: whether the target's members were drawn at random.
     #: scores of attacks that do not follow from log odds, by attack.
     signals: Mapping[str, Signal] = field(default_factory=dict)
+    #: (num_units,) how likely models that were not trained on a unit hold its true class (mean log odds), for which the
+    #: target's scores are adjusted; None if they are not.
+    difficulty: Scores | None = None
 
     @cached_property
     def slope(self) -> float:
@@ -94,13 +99,14 @@ class Rankings:
     @cached_property
     def all(self) -> list[Ranking]:
         """All attacks of the recipe, tested together."""
-        names = self.config.attacks
-        scores = np.stack([self._scores(name) for name in names])
+        names, strata = self.config.attacks, self.units.strata
+        raw = np.stack([self._scores(name) for name in names])
+        scores = raw if self.difficulty is None else adjusted(raw, self.difficulty, strata)
         tests: Sequence[CoinTest | None] = [None] * len(names)
         if self.is_drawn:
             seed = derive_seed(self.config.seed, "redraws")
-            tests = coin_tests(scores, self.units.member, self.units.strata, redraws=self.config.redraws, seed=seed)
-        return [Ranking(name, row, test) for name, row, test in zip(names, scores, tests, strict=True)]
+            tests = coin_tests(scores, self.units.member, strata, redraws=self.config.redraws, seed=seed)
+        return [Ranking(*each) for each in zip(names, scores, tests, raw, strict=True)]
 
     @property
     def head(self) -> Ranking:

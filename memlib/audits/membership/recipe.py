@@ -24,6 +24,9 @@ from memlib.specs.question import PageSpec
 
 MEMBERS, PRIVACY = "members", "privacy"
 FEWEST_OF_STRATUM = 5  # units of a class that is a stratum of its own
+FEWEST_COMPARED = 8  # shadow models by which the sides of a declared draw are compared
+MOST_COPIED = 0.1  # share of the non-members with a copy among the members beyond which nothing is bounded
+MOST_UNPAIRED = 0.1  # share of the units whose class has members alone, or non-members alone, beyond which nothing is bounded
 MET = 0.8  # chance with which a model without memory meets the default of `tail_bound`
 HEADLINES = (MEMBERS, PRIVACY)
 NOT_SHOWN = (

@@ -10,7 +10,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import MEMBERS, NOT_SHOWN, Recipe
-from memlib.audits.membership.sections import hidden_section, persons_section, slices_section, structure_section
+from memlib.audits.membership.sections import (
+    declared_section,
+    hidden_section,
+    persons_section,
+    slices_section,
+    structure_section,
+)
 from memlib.audits.membership.verdict import BLIND, NAMES, reached, shows_alone
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.findings import Finding, Findings
@@ -95,7 +101,8 @@ def compose(
             slices_section(findings, recipe),
             persons_section(findings),
             hidden_section(findings),
-            _blind_section(findings, recipe),
+            declared_section(findings),
+            _blind_section(findings),
             _privacy_section(findings, recipe),
             _memorization_section(findings, tables.get("examples"), show, recipe),
             _influence_section(findings, tables.get("influence"), show),
@@ -111,7 +118,7 @@ def _can(findings: Findings) -> str:
     if not findings.tests(MEMBERS).shown():
         return (
             "Whoever can query the model as was done here learns more about whether someone was in its training set than the "
-            "claim allows. That an attack tells members from non-members was not shown."
+            "claim allows. The test of all attacks together did not show by itself that they tell members from non-members."
         )
     parts = []
     if shows_alone(findings, "auc"):
@@ -279,28 +286,21 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
     )
 
 
-def _blind_section(findings: Findings, recipe: Recipe) -> Section | None:
-    blind, declared = findings.get(BLIND), findings.get("declared_draw")
+def _blind_section(findings: Findings) -> Section | None:
+    blind = findings.get(BLIND)
     if blind is None:
-        if declared is None or not declared.params["contradicted"]:
-            return None
-        return Section("The declared draw", f"It is contradicted: {declared.params['reason']}.")
+        return None
     families = [(row.params["measure"], f"{row.value:.2f}") for row in findings.all("blind_auc_by_family")]
-    if declared is not None:
-        outcome = (
-            f"A random draw was declared, and it is contradicted: {declared.params['reason']}. Nothing is tested."
-            if declared.params["contradicted"]
-            else f"The declared random draw is not contradicted ({say_p(declared.value)})."
-        )
-    else:
-        outcome = (
-            "Membership was not drawn at random. An attack on the model that does no better shows nothing; one that does "
-            "better shows no memory either, as a model of other data of the members' kind does so, too."
-        )
+    outcome = (
+        " Membership was not drawn at random. An attack on the model that does no better shows nothing; one that does better "
+        "shows no memory either, as a model of other data of the members' kind does so, too."
+        if findings.get("declared_draw") is None
+        else ""
+    )
     return Section(
         "Without the model",
         f"From ids, sizes, dates and content alone, members can be told from non-members with an AUC of {blind.value:.2f} "
-        f"({_interval(blind)}). {outcome}",
+        f"({_interval(blind)}).{outcome}",
         TableView(
             ("features", "AUC"), families, folded="By kind of feature", data=findings.all(BLIND, "blind_auc_by_family")
         ),
@@ -432,9 +432,9 @@ def _influence_section(
     data = columns_of(top, "example_id", "held_out_id", "influence", "p_adjusted")
     return Section(
         "Influence on held-out examples",
-        f"Of {found.n:,} pairs of a memorized and a held-out example, {int(found.value):,} show influence (adjusted over "
-        f"all pairs). At an unadjusted level of {single.params['unadjusted']:g} there are {int(single.value):,}, and "
-        f"{single.params['expected']:g} would be expected by chance.",
+        f"Pairs of a memorized and a held-out example: {found.n:,}. Pairs with influence, adjusted over all: "
+        f"{int(found.value):,}; at an unadjusted level of {single.params['unadjusted']:g}: {int(single.value):,}, where "
+        f"chance alone gives {single.params['expected']:g}.",
         TableView(("memorized example", "held-out example", "influence", "adjusted p"), cells, data=data) if cells else None,
     )
 
@@ -454,8 +454,8 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
     external = recipe.target.is_external
     return Section(
         "The target among its shadow models",
-        f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average ({_interval(row)}, "
-        f"the range of {row.n} models; {say_p(row.p_value)}, twice the mean of the models' p-values)."
+        f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average, and between "
+        f"{format_interval(row)} for 95 % of the {row.n} models ({say_p(row.p_value)}, twice the mean of their p-values)."
         + (" Shadow models that are unlike the target make attacks weaker, not tests wrong." if external else ""),
         TableView(("number", "target", "shadow models", ""), cells, data=measures),
     )

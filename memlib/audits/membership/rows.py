@@ -102,7 +102,8 @@ def model_rows(audited: Audited) -> pa.Table:
 def _target_row(audited: Audited) -> dict[str, Any]:
     head = audited.rankings.head
     member = audited.units.member
-    alarms = [true_alarms(head.scores, member, rate) for rate in audited.recipe.score.false_alarms]
+    even, rates = audited.even, audited.recipe.score.false_alarms
+    alarms = [true_alarms(head.scores[even], member[even], rate) for rate in rates]
     p = None if head.test is None else head.test.auc_p
     used = _utility(audited.target.odds[0, 0], audited.target.correct[0], audited.member)
     return {
@@ -144,8 +145,8 @@ def curves(audited: Audited) -> pa.Table:
     Curves: roc (true over false alarms, by attack) and scores (share of members and of non-members by headline score).
     """
     rows: list[dict[str, Any]] = []
-    for ranking in audited.rankings.all:
-        fpr, tpr = roc(ranking.scores, audited.units.member)
+    for ranking in audited.rankings.all if audited.even.any() else ():
+        fpr, tpr = roc(ranking.scores[audited.even], audited.units.member[audited.even])
         kept = _thinned(fpr)
         rows += [point("roc", ranking.attack, {}, x, y) for x, y in zip(fpr[kept], tpr[kept], strict=True)]
     rows += _histogram(audited)

@@ -1,13 +1,18 @@
-"""Sections of the page on slices, hidden columns, persons and structure."""
+"""Sections of the page on the declared draw, slices, hidden columns, persons and structure."""
 
 from memlib.audits.membership.hidden import DECIMALS
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.slices import ANSWER, MOST
 from memlib.audits.membership.verdict import NAMES
 from memlib.findings import Finding, Findings
-from memlib.report.format import format_interval, format_p, percent
+from memlib.report.format import format_interval, format_p, percent, say_p
 from memlib.report.page import Section, TableView, filled
 
+DRAW_TESTS = {
+    "blind": "members against non-members without the model, by ids, sizes, dates and content",
+    "difficulty": "members against non-members by models that were not trained on them",
+    "counts": "numbers of members by class, against independent coins",
+}
 NUMBERS = {
     "output_classes": "different outputs",
     "smallest": "rows of the rarest output (k-anonymity)",
@@ -22,6 +27,40 @@ NUMBERS = {
     "residual_freedom": "rows less fitted parameters",
 }
 """Text on the page by name of the number, see `memlib.stats.structure.StructuralRisk`."""
+
+
+def declared_section(findings: Findings) -> Section | None:
+    """Return the section on a declared random draw."""
+    declared = findings.get("declared_draw")
+    if declared is None:
+        return None
+    cells = [
+        (text, format_p(declared.params[f"p_{name}"]) if f"p_{name}" in declared.params else "not made")
+        for name, text in DRAW_TESTS.items()
+        if name != "counts" or declared.params["drawn"] == "coins"
+    ]
+    outcome = (
+        f"It is contradicted: {declared.params['reason']}. Nothing is tested."
+        if declared.params["contradicted"]
+        else f"Its tests together do not contradict it ({say_p(declared.value)})."
+    )
+    raw = [
+        (NAMES[row.params["attack"]], f"{row.value:.3f}", f"{findings.first('auc', attack=row.params['attack']).value:.3f}")
+        for row in findings.all("auc_unadjusted")
+    ]
+    return Section(
+        "The declared draw",
+        f"The owner of the model declares that members were drawn at random ({declared.params['drawn']}). {outcome}",
+        TableView(("test of the declaration", "p"), cells, data=[declared]),
+        TableView(
+            ("attack", "AUC of its scores", "adjusted for difficulty"),
+            raw,
+            folded="Scores before they were adjusted",
+            data=findings.all("auc_unadjusted"),
+        )
+        if raw
+        else None,
+    )
 
 
 def slices_section(findings: Findings, recipe: Recipe) -> Section | None:

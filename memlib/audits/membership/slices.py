@@ -97,7 +97,7 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
     params["attack"] = audited.recipe.score.headline
     noun = audited.units.noun
     value, interval = area(scores, member, audited.units.strata[part.units], noun)
-    if part.is_fixed and audited.is_drawn:
+    if part.is_fixed and audited.is_tested:
         yield tested(
             "auc_of_slice", params, value, n=count, p_value=_p_value(part, audited), family=SLICES, null_value=0.5,
             interval=interval, either_direction=True, smallest_p=1 / (1 + audited.recipe.score.redraws),

@@ -22,7 +22,9 @@ from memlib.audits.membership.slices import slice_findings
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.audits.membership.target import Columns, TargetAnswers
-from memlib.audits.membership.units import Pool, Units
+from memlib.audits.membership.units import Copies, Pool, Units
+from memlib.data.groups import ALIKE
+from memlib.data.overlap import Set, overlap
 from memlib.data.splits import HELD_OUT, TRAIN
 from memlib.data.stages import TrainingData
 from memlib.data.subsets import TARGET, Subsets
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from memlib.report.page import Content
 
+MOST_COMPARED = 50_000  # images among which alike ones are looked for
 FAR_SHARE = 0.1  # difference of the shares of examples from which shadow models are trained on too many, or too few
 EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet", "influence.parquet"
 
@@ -48,7 +51,7 @@ EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet
 class Score(ScoresStage):
     """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon."""
 
-    declared: ClassVar[Declared] = Declared("score_membership", 3)
+    declared: ClassVar[Declared] = Declared("score_membership", 4)
     title: ClassVar[str] = "score membership"
     place: ClassVar[Place] = "cores"
 
@@ -137,7 +140,22 @@ class Score(ScoresStage):
             held_out=self.data.members(HELD_OUT),
             is_drawn=self.recipe.is_drawn,
             norms=np.array([each.content for each in self.norms]) if self.norms else None,
+            copies=copies_of(self.data, rows.filter(pa.array(listed))["example_id"].to_pylist(), own[listed]),
         )
+
+
+def copies_of(data: TrainingData, ids: Sequence[str], member: NDArray[np.bool_]) -> Copies:
+    """Return the non-members that have a copy among the members; of many images, only equal ones are looked for.
+
+    Args:
+        data: the stored examples.
+        ids, member: (num_examples,) the audited examples.
+    """
+    names, shard = np.array(ids, dtype=object), data.shard.content
+    near = ALIKE if shard.has_images and len(ids) <= MOST_COMPARED else 0.0
+    first, second = (Set.of(shard, only=names[side].tolist(), looks=near > 0) for side in (~member, member))
+    found = set(overlap(first, second, near=near, shared=1.0)["example_id"].to_pylist())
+    return Copies(np.array([name in found for name in ids]), near)
 
 
 def refuse_too_few(units: Units) -> None:
@@ -190,7 +208,7 @@ def more_likely_right(answers: Answers) -> Answers:
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 4)
+    declared: ClassVar[Declared] = Declared("report", 5)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

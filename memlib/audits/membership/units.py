@@ -50,6 +50,14 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Non-members that have a copy among the members, by the rule of `memlib overlap`."""
+
+    found: NDArray[np.bool_]  #: (num_examples,) whether the example is one.
+    near: float  #: largest distance of small versions of images, in grey levels, that count as alike; 0: only equal content.
+
+
+@dataclass(frozen=True)
 class Units:
     """Examples or persons, with the answers of all models."""
 
@@ -67,6 +75,8 @@ class Units:
     through: tuple[NDArray[np.float32], Shadows] | None = None
     word: str = ""  #: the word for units, in the plural; by default examples or persons.
     merges: bool = False  #: whether small classes share a stratum, see `strata`.
+    #: (num_units,) non-members with an example that has a copy among the members; None: none has.
+    copied: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -75,11 +85,24 @@ class Units:
     def strata(self) -> NDArray[np.int64]:
         """The strata within which membership is redrawn, and units compared: (num_units,).
 
-        They are the classes. Where each unit had a coin of memlib's own, any draw of as many units is as likely as any other,
-        and classes of fewer than five units share a stratum, as hardly anything could be tested within them. The labels alone
-        decide.
+        They are the classes. Where each unit had a coin of its own (memlib's, or a declared one that the numbers of members
+        by class do not contradict), any draw of as many units is as likely as any other, and classes of fewer than five units
+        share a stratum, as hardly anything could be tested within them. The labels alone decide.
         """
         return strata_of(self.labels, fewest=FEWEST_OF_STRATUM if self.merges else 0)
+
+    @property
+    def apart(self) -> NDArray[np.bool_]:
+        """The units that limits are about: all but non-members whose content is the members', too (num_units,)."""
+        return np.ones(len(self), dtype=bool) if self.copied is None else ~self.copied
+
+    @cached_property
+    def paired(self) -> NDArray[np.bool_]:
+        """The units whose stratum has members and non-members: nothing is compared with the others (num_units,)."""
+        place = np.unique(self.strata, return_inverse=True)[1]
+        inside, outside = (np.bincount(place, weights=side) for side in (self.member, ~self.member))
+        paired: NDArray[np.bool_] = ((inside > 0) & (outside > 0))[place]
+        return paired
 
     @property
     def are_persons(self) -> bool:

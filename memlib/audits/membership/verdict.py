@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from memlib.audits.membership.alarms import tail_bound
 from memlib.audits.membership.privacy import guesses_of
-from memlib.audits.membership.recipe import HEADLINES, MEMBERS, PRIVACY, Recipe
+from memlib.audits.membership.recipe import FEWEST_COMPARED, HEADLINES, MEMBERS, PRIVACY, Recipe
 from memlib.findings import (
     BOUNDED,
     DESCRIPTIVE,
@@ -68,6 +68,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
         yield from _text_limits(recipe)
     elif recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
+    if target.is_external and recipe.is_drawn and recipe.shadows.count < FEWEST_COMPARED:
+        yield (
+            f"with fewer than {FEWEST_COMPARED} shadow models, nothing compares members with non-members by models that were "
+            "not trained on them, so the declared draw is only taken as declared: raise shadows.count"
+        )
     if recipe.is_drawn and recipe.left_out:
         names = ", ".join(NAMES[name] for name in recipe.left_out)
         yield f"attacks that are possible are left out of score.attacks ({names}), so the verdict cannot be bounded"
@@ -126,7 +131,16 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
         recipe: target, attacks and claim.
     """
     word = word_of(findings, HEADLINES, refuting=(PRIVACY,))
-    return Verdict(word, _sentence(word, findings), " ".join(_explained(word, findings, recipe)))
+    sentence = _sentence(word, findings)
+    if word != DESCRIPTIVE and is_only_declared(findings):
+        sentence = f"If members were drawn at random, as declared: {sentence[0].lower()}{sentence[1:]}"
+    return Verdict(word, sentence, " ".join(_explained(word, findings, recipe)))
+
+
+def is_only_declared(findings: Findings) -> bool:
+    """Return whether a random draw was declared that could not be examined both without and by models."""
+    declared = findings.get("declared_draw")
+    return declared is not None and not declared.params["examined"]
 
 
 def _sentence(word: Word, findings: Findings) -> str:
@@ -144,7 +158,7 @@ def _sentence(word: Word, findings: Findings) -> str:
                 f"ranking (AUC {best.value:.2f} and top together, {p}).{also}"
             )
         return (
-            f"The model reveals who was in its training set: {name} tells members from non-members "
+            f"The model reveals who was in its training set: by {name}, members are told from non-members "
             f"(AUC {best.value:.2f}, {p}).{also}"
         )
     if word == BOUNDED:
@@ -158,7 +172,9 @@ def _sentence(word: Word, findings: Findings) -> str:
         )
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
-    head, declared = findings.head, findings.get("declared_draw")
+    head, declared, unpaired = findings.head, findings.get("declared_draw"), findings.get("unpaired")
+    if unpaired is not None and unpaired.value == unpaired.n:
+        return "Nothing in this design can be tested: no class has members and non-members."
     if declared is not None and declared.params["contradicted"]:
         return f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)})."
     return (
@@ -213,36 +229,78 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
         yield f"Of {compared}, no two that could be compared are of one class."
     else:
         yield (
-            f"{name[0].upper()}{name[1:]} ranks a member above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
+            f"By {name}, a member ranks above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
             f"{format_interval(head, _percent)}; 50 % by guessing), from {compared}."
         )
+    copies, unpaired, uneven = (findings.get(name) for name in ("copied_nonmembers", "unpaired", "uneven"))
     if recipe.privacy is not None and findings.get("privacy_claim") is None:
         yield f"The claim of epsilon {recipe.privacy.epsilon:g} was not tested."
     yield from _alarms(findings, head.params["attack"])
+    if uneven is not None:
+        yield (
+            f"It is counted without {int(uneven.value):,} {uneven.params['over']} drawn by lot, so that every class has the "
+            "same share of members."
+        )
     if word == DESCRIPTIVE:
         yield from _blind(findings)
         return
     yield (
-        f"Which {head.params['over']} were members was drawn at random; the p-value says how rarely a model whose answers do "
-        "not depend on that draw would do as well, however it was trained (all attacks together, level "
-        f"{recipe.score.level:g})."
+        f"{_drawn(findings)}; the p-value says how rarely a model whose answers do not depend on that draw would do as well, "
+        f"however it was trained (all attacks together, level {recipe.score.level:g})."
     )
+    if findings.all("auc_unadjusted"):
+        yield (
+            f"All scores are adjusted for how well models that were not trained on the {head.params['over']} know them, so "
+            "that a difference between the sides that the declaration hides does not count as memory; without that, "
+            f"{name} has an AUC of {findings.first('auc_unadjusted', attack=head.params['attack']).value:.2f}."
+        )
     if word == INCONCLUSIVE:
         if recipe.left_out:
             left_out = ", ".join(NAMES[name] for name in recipe.left_out)
             yield f"Nothing is bounded either, as attacks that were possible were not run: {left_out} (score.attacks)."
+        if unpaired is not None and unpaired.value > unpaired.params["most"] * unpaired.n:
+            yield (
+                f"Nothing is bounded either, as {int(unpaired.value):,} of {unpaired.n:,} {unpaired.params['over']} are of "
+                "classes with members alone or non-members alone, which nothing compares."
+            )
+        if copies is not None and copies.value > copies.params["most"] * copies.n:
+            yield (
+                f"Nothing is bounded either, as {_copied(copies)} {'has' if copies.value == 1 else 'have'} a copy among the "
+                "members."
+            )
         if cannot_reject(head, families_of(findings, HEADLINES)):
             yield "With so few examples or redraws, no result could have been significant."
         else:
             at = f"An AUC of {head.detectable:.2f}"
             yield f"{at} would have been found with a power of 80 % if all members stood out alike."
     if word == BOUNDED:
+        if copies is not None:
+            yield f"The limits leave out {_copied(copies)} with a copy among the members."
         yield (
             "Members who are fewer than this limit may still be named without fail, and at fewer false alarms nothing is "
             "bounded."
         )
     if recipe.target.is_external:
         yield from _unlike(findings)
+
+
+def _drawn(findings: Findings) -> str:
+    """State that members were drawn at random: as a fact only where memlib drew them."""
+    declared, over = findings.get("declared_draw"), findings.head.params["over"]
+    if declared is None:
+        return f"Which {over} were members was drawn at random"
+    if not declared.params["examined"]:
+        return f"As declared (target.drawn), it was drawn at random which {over} were members"
+    return (
+        f"As declared, it was drawn at random which {over} were members; neither a comparison without the model nor one by "
+        f"models that were not trained on them contradicts it ({say_p(declared.value)})"
+    )
+
+
+def _copied(copies: Finding) -> str:
+    near = copies.params["near"]
+    alike = f", or images whose small versions differ by at most {near:g} grey levels" if near else ""
+    return f"{int(copies.value):,} of {copies.n:,} non-members (equal content{alike})"
 
 
 def _percent(value: float) -> str:

@@ -178,7 +178,7 @@ class ScoreDocuments(Score):
         shadows: the training sets of the shadow models.
     """
 
-    declared: ClassVar[Declared] = Declared("score_documents", 3)
+    declared: ClassVar[Declared] = Declared("score_documents", 4)
     title: ClassVar[str] = "score membership of documents"
 
     recipe: DocumentsRecipe  #: attacks, tests and claim.

@@ -103,11 +103,15 @@ def test_two_folders_of_transformers_are_audited(tmp_path: Path, monkeypatch: py
     assert "external, transformers" in Path(run.report).read_text(encoding="utf-8")
     alone = memlib.run({**EXTERNAL, "encoders": [{"a": models["a"]}]}, store="store", quiet=True)
     assert alone.units["b_recovered"].null_count == 60
+    assert alone.verdict.word == "descriptive"
+    assert (
+        "with one model alone, nothing examines whether the sets were drawn at random as declared" in alone.verdict.sentence
+    )
+    assert "As declared, pairs were assigned to the sets at random" in run.verdict.explanation
     unseen = memlib.run(
         changed_content({**EXTERNAL, "encoders": [models]}, {"split.drawn_at_random": False}), store="store", quiet=True
     )
     assert unseen.verdict.word == "descriptive"
-    assert unseen.findings[0].value == run.findings[0].value
 
 
 def test_a_caption_has_the_same_vector_alone_and_beside_longer_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +321,6 @@ def test_supplied_embeddings_give_the_units_of_the_models_that_made_them(
     external = memlib.run("external.yaml", store="store", quiet=True)
     columns = ["example_id", "direction", "a_recovered", "b_recovered", "a_wrong", "b_wrong", "a_named"]
     assert external.units.select(columns).sort_by("example_id").equals(trained.units.select(columns).sort_by("example_id"))
-    assert external.findings[0].value == trained.findings[0].value
 
 
 @pytest.mark.parametrize(

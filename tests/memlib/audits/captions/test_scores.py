@@ -9,7 +9,7 @@ import pytest
 import scipy
 from numpy.typing import NDArray
 
-from memlib.audits.captions.findings import curves, summarize
+from memlib.audits.captions.findings import Setting, curves, summarize
 from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.scores import Asked, WordModel, answers, chance, known_by_words, most_voted, votes_of
 from memlib.audits.captions.tables import UNITS
@@ -212,7 +212,58 @@ def test_a_planted_memory_is_shown_and_grows_with_the_dose() -> None:
     doses = {row.params["copies"]: row for row in rows.all("recall_excess") if "copies" in row.params}
     assert doses[4].value > doses[1].value + 0.2
     assert (doses[4].family, doses[4].verdict) == ("doses", "shown")
-    assert "more objects of their own training images" in verdict(rows).sentence
+    assert "the models name more of the objects that it does not mention than models that did not" in verdict(rows).sentence
+
+
+def easy_pairs(
+    seed: int, *, easier: float = 0.0, sharper: float = 1.0, memory: tuple[float, float] = (0.0, 0.0), count: int = 400
+) -> pa.Table:
+    """Return units of pairs that differ in difficulty, which the words tell poorly.
+
+    Args:
+        easier: how much easier the pairs of A are, in standard deviations.
+        sharper: how much more the first model's recall depends on the difficulty than the second's.
+        memory: of the first and of the second model, in log odds of recall.
+    """
+    rng, of_a = np.random.default_rng(seed), np.arange(count) < count // 2
+    ease = rng.normal(size=count) + easier * of_a
+    logits = (sharper * ease + memory[0] * of_a, ease + memory[1] * ~of_a, ease / 2 - 1)
+    a, b, words = (rng.binomial(3, 1 / (1 + np.exp(-each))) for each in logits)
+    table = units(a, b, direction=sides(count))
+    return table.set_column(table.column_names.index("prior_recovered"), "prior_recovered", pa.array(words))
+
+
+def declared_word(table: pa.Table) -> str:
+    return verdict(Findings(summarize(table, QUICK, epochs=(5,), chance=1 / 3, declared=True))).word
+
+
+def test_a_declared_draw_is_withdrawn_where_the_pairs_of_one_side_are_easier() -> None:
+    assert sum(declared_word(easy_pairs(seed, easier=1.0)) == "descriptive" for seed in range(8)) >= 7
+
+
+@pytest.mark.parametrize("memory", [(1.0, 1.0), (1.0, 0.0)])
+def test_memory_is_shown_under_a_true_declared_draw(memory: tuple[float, float]) -> None:
+    """Of both models, or of the first beside a public one."""
+    assert sum(declared_word(easy_pairs(seed, memory=memory)) == "shown" for seed in range(8)) >= 6
+
+
+def test_gains_of_a_declared_draw_are_adjusted_for_how_easy_pairs_are() -> None:
+    ease = np.tile([0, 1, 2, 3], 10)
+    table = units(ease, 0 * ease, direction=["A", "B"] * 20)  # the gain follows from the mean recall of both models
+    declared = Setting.of(table, epoch=5, k=10, declared=True)
+    assert np.ptp(declared.fair_gains()) == pytest.approx(0, abs=1e-9)
+    assert declared.fair_gains().mean() == pytest.approx(declared.gains().mean())
+    plain = Setting.of(table, epoch=5, k=10)
+    assert np.array_equal(plain.fair_gains(), plain.gains())
+
+
+def test_one_model_alone_shows_nothing_under_a_declared_draw() -> None:
+    a = np.repeat([3, 0], 60)
+    rows = Findings(summarize(units(a, None, direction=sides(120)), QUICK, epochs=(5,), chance=1 / 3, declared=True))
+    assert not rows.head.is_test
+    said = verdict(rows)
+    assert said.word == "descriptive"
+    assert "with one model alone" in said.sentence
 
 
 def test_pairs_selected_by_what_was_found_show_a_gap_without_any_memory_and_ours_do_not() -> None:

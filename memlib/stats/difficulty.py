@@ -1,0 +1,96 @@
+"""Differences between two sides in how difficult their units are, and scores without what difficulty explains.
+
+Where an owner declares that members were drawn at random, non-members may still be harder, by noisier labels or another
+source. Any model then answers members better, whatever it was trained on. The difficulty of a unit is measured by models that
+were not trained on it. Two things guard against it together: `difference_p` tests the declaration, and `adjusted` takes away
+what difficulty explains, as a test alone misses differences that are large enough to accuse an innocent model.
+"""
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from memlib.stats.coins import ranks_within, statistics
+from memlib.stats.multiplicity import largest_p
+from memlib.stats.randomization import Design
+
+
+def difference_p(
+    values: NDArray[np.floating],
+    member: NDArray[np.bool_],
+    strata: NDArray[np.int64],
+    *,
+    redraws: int,
+    seed: int,
+    given: NDArray[np.bool_] | None = None,
+) -> float:
+    """Test, two-sided and by redraws within strata, if the sides differ in their ranks or at either end of the ranking.
+
+    The statistics are those of `memlib.stats.coins.coin_tests`, of the values and of their negatives, with both signs, so
+    that members who vary less than non-members are seen, too.
+
+    Args:
+        values: (num_units,), such as difficulty.
+        member, strata, redraws, seed, given: as in `memlib.stats.coins.coin_tests`.
+
+    Example:
+        >>> import numpy as np
+        >>> member, values = np.arange(100) % 2 == 0, np.random.default_rng(0).normal(size=100)
+        >>> one = np.zeros(100, dtype=int)
+        >>> difference_p(values, member, one, redraws=199, seed=0) > 0.05
+        True
+        >>> difference_p(np.where(member, values / 9, values), member, one, redraws=199, seed=0)  # equal means
+        0.005
+    """
+    ranks = ranks_within(values, strata)
+    columns = np.concatenate([statistics(ranks), statistics(-ranks)[:, 1:]], axis=1)
+    design = Design(member, strata, np.arange(len(member)), given=given)
+    sums = np.concatenate([columns[member].sum(axis=0)[None], design.redrawn_sums(columns, redraws, seed=seed)])
+    return largest_p(np.concatenate([sums, -sums], axis=1))
+
+
+def adjusted(
+    scores: NDArray[np.floating], difficulty: NDArray[np.floating], strata: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return scores less what difficulty explains, in normal scores (standard normal quantiles of ranks).
+
+    Normal scores are regressed on those of the difficulty and their squares, within strata. The slope is estimated: a target
+    that is sharper than the models by which difficulty is measured would leave a part of it in a plain difference. The sides
+    are not used, so any test of them stays exact.
+
+    Args:
+        scores: (num_attacks, num_units).
+        difficulty: (num_units,), missing (NaN) for units that are taken as of medium difficulty.
+        strata: (num_units,).
+
+    Returns:
+        (num_attacks, num_units).
+
+    Example:
+        >>> import numpy as np
+        >>> difficulty = np.random.default_rng(0).normal(size=200)
+        >>> left = adjusted((2 * difficulty)[None], difficulty, np.zeros(200, dtype=int))
+        >>> float(np.abs(left).max()) < 1e-9
+        True
+    """
+    known = np.isfinite(difficulty)
+    level = np.zeros(len(difficulty))
+    level[known] = _normal_scores(difficulty[known])
+    terms = np.stack([level, np.square(level)], axis=1)
+    outcomes = np.stack([_normal_scores(row) for row in scores], axis=1)
+    slopes = np.linalg.lstsq(_centred(terms, strata), _centred(outcomes, strata), rcond=None)[0]
+    left: NDArray[np.float64] = (outcomes - terms @ slopes).T
+    return left
+
+
+def _normal_scores(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    return np.asarray(scipy.stats.norm.ppf((scipy.stats.rankdata(values) - 0.5) / len(values)))
+
+
+def _centred(columns: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return columns (num_units, num_columns) less the means of their strata."""
+    place = np.unique(strata, return_inverse=True)[1]
+    sums = np.zeros((int(place.max()) + 1, columns.shape[1]))
+    np.add.at(sums, place, columns)
+    means: NDArray[np.float64] = sums / np.bincount(place)[:, None]
+    return columns - means[place]
