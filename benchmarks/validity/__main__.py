@@ -23,6 +23,7 @@ MODULES = (
     "words",
     "forests",
     "membership",
+    "declared",
 )
 
 

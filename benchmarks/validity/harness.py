@@ -107,6 +107,17 @@ def upper_limit(hits: int, count: int, *, level: float = 0.05) -> float:
     return 1.0 if hits == count else float(scipy.stats.beta.isf(level, hits + 1, count - hits))
 
 
+def by_rule(hits: int, count: int, nominal: float) -> str:
+    """Return what a number of hits says of a rate that may not exceed a nominal one.
+
+    It fails if the lower limit at .9995 lies above the nominal rate, and holds if the upper limit at .975 is at most three
+    hundredths above it; otherwise it is open. (A limit at the nominal rate itself would refuse most right tests.)
+    """
+    if lower_limit(hits, count, level=0.0005) > nominal:
+        return "fails"
+    return "holds" if upper_limit(hits, count, level=0.025) <= nominal + 0.03 else "open"
+
+
 def rate(hits: int, count: int) -> str:
     """Return a proportion in words, with its exact 95 % interval."""
     low, high = clopper_pearson(hits, count)

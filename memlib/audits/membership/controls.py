@@ -85,10 +85,11 @@ class Checks:
 
 def check_draw(audited: Audited, data: TrainingData) -> Checks:
     """Test a declared random draw without the target's answers; describe members where none was declared."""
-    return Checks(blind_baseline(audited, data), audited.counts_p, _difficulty(audited))
+    return Checks(blind_baseline(audited, data), audited.counts_p, difficulty_p(audited))
 
 
-def _difficulty(audited: Audited) -> float | None:
+def difficulty_p(audited: Audited) -> float | None:
+    """Test, by models not trained on them, if the sides of a declared draw differ; None if they are not compared."""
     if audited.difficulty is None:
         return None
     known = np.nan_to_num(audited.difficulty, nan=float(np.nanmedian(audited.difficulty)))

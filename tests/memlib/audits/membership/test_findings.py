@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.alarms import tail_bound
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.controls import Checks, _difficulty
+from memlib.audits.membership.controls import Checks, difficulty_p
 from memlib.audits.membership.findings import person_findings, summarize
 from memlib.audits.membership.rankings import survey_halves
 from memlib.audits.membership.recipe import ATTACKS, MEMBERS, AttackName, Config
@@ -361,12 +361,12 @@ def test_memory_is_shown_in_a_declared_draw() -> None:
 
 def test_members_who_are_easier_for_other_models_contradict_the_declaration() -> None:
     audited = declared_world(0, easier=0.8)
-    checks = Checks(None, None, _difficulty(audited))
+    checks = Checks(None, None, difficulty_p(audited))
     assert checks.contradicts
     assert "differ in how well models that were not trained on them know them" in checks.reason
     few = replace(audited, shadows=audited.shadows, inside=audited.inside[:7])
     assert few.difficulty is None
-    assert _difficulty(few) is None
+    assert difficulty_p(few) is None
     assert not Checks(None, 0.5, 0.5).is_examined
 
 

@@ -1,0 +1,205 @@
+"""Random draws that are only declared: how often is an innocent model accused where the sides differ, and what does it cost?
+
+Membership: forests that saw other points of the members' law, and pools whose non-members have noisier labels, are wider or lie
+nearer to the other classes. Captions: pairs of which one side has easier captions, and a first model that is sharper than the
+second; recall of each pair is binomial.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.validity.harness import Part, Row, by_rule, crossed, rate, table
+from benchmarks.validity.membership import CLASSES, SHADOWS, Sample, answers, audited, recipe, scores, seeds, total
+from memlib.audits.captions.findings import summarize
+from memlib.audits.captions.recipe import Config
+from memlib.audits.captions.tables import UNITS
+from memlib.audits.captions.verdict import verdict
+from memlib.audits.membership.controls import Checks, difficulty_p
+from memlib.data.subsets import toss
+from memlib.findings import SHOWN, Findings, settle
+from memlib.identity import derive_seed
+from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec
+
+POINTS, DIM = 400, 8
+ALPHA, WORST = 0.05, 0.10  # level of the tests, and the rate that no cell of a grid may exceed
+FOREST = ForestSpec(kind="forest", trees=20)
+SHARP = ForestSpec(kind="forest", trees=20, min_samples_leaf=1, max_features="all")
+WORLDS, UNITS_OF_CELL = 10, 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How the sides differ, and the target.
+
+    Attributes:
+        noise: share of the non-members' labels that are drawn anew.
+        wider: by how much the spread of the non-members' points is larger than the members'.
+        nearer: how much nearer to the other classes non-members lie, in standard deviations.
+        target: its estimator; the shadow models are forests.
+        remembers: whether the target was trained on its members.
+    """
+
+    noise: float = 0.0
+    wider: float = 0.0
+    nearer: float = 0.0
+    target: EstimatorSpec = FOREST
+    remembers: bool = False
+
+
+CELLS = {
+    "innocent, no difference": Cell(),
+    "innocent, labels of non-members 10 % noisier": Cell(noise=0.1),
+    "innocent, labels of non-members 20 % noisier": Cell(noise=0.2),
+    "innocent, labels of non-members 40 % noisier": Cell(noise=0.4),
+    "innocent, non-members 30 % wider": Cell(wider=0.3),
+    "innocent, non-members 60 % wider": Cell(wider=0.6),
+    "innocent, members 60 % wider": Cell(wider=-0.375),
+    "innocent, non-members .1 sd nearer": Cell(nearer=0.1),
+    "innocent, non-members .2 sd nearer": Cell(nearer=0.2),
+    "innocent, non-members .4 sd nearer": Cell(nearer=0.4),
+    "innocent, non-members .8 sd nearer": Cell(nearer=0.8),
+    "innocent sharper forest, .2 sd nearer": Cell(nearer=0.2, target=SHARP),
+    "innocent sharper forest, .4 sd nearer": Cell(nearer=0.4, target=SHARP),
+    "innocent sharper forest, 10 % noisier": Cell(noise=0.1, target=SHARP),
+    "innocent logistic regression, .4 sd nearer": Cell(nearer=0.4, target=LogisticSpec(kind="logistic")),
+    "guilty forest, no difference": Cell(remembers=True, target=ForestSpec(kind="forest", trees=20, min_samples_leaf=20)),
+    "guilty logistic regression, no difference": Cell(remembers=True, target=LogisticSpec(kind="logistic", c=100.0)),
+}
+
+
+def points(rng: np.random.Generator, count: int, *, noise: float, wider: float, nearer: float) -> Sample:
+    """Draw points of three Gaussian classes whose labels, spread and distance differ."""
+    labels = rng.integers(0, CLASSES, count)
+    values = (1 + wider) * rng.normal(size=(count, DIM))
+    values[np.arange(count), labels] += 1.5 - nearer
+    drawn = np.where(rng.random(count) < noise, rng.integers(0, CLASSES, count), labels)
+    return Sample(values, drawn, np.arange(count))
+
+
+def world(cell: Cell, rng: np.random.Generator, seed: int) -> tuple[bool, bool, bool]:
+    """Audit one target: would its raw scores accuse it, is the declaration contradicted, and is it accused?"""
+    members = points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
+    others = points(rng, POINTS // 2, noise=cell.noise, wider=cell.wider, nearer=cell.nearer)
+    pool = Sample(*(np.concatenate(pair) for pair in ((members.points, others.points), (members.labels, others.labels))),
+                  np.arange(POINTS))  # fmt: skip
+    member, inside = np.arange(POINTS) < POINTS // 2, toss(pool.persons, range(SHADOWS), share=0.5, seed=seed)
+    training = members if cell.remembers else points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
+    models = [scores(cell.target, training, pool, derive_seed(seed, "target"))]
+    models += [scores(FOREST, pool.of(own), pool, derive_seed(seed, place)) for place, own in enumerate(inside)]
+    one_class = replace(pool, labels=np.zeros(POINTS, dtype=np.int64))  # labels are noisy, so nothing is drawn within them
+    said = recipe(target={"outputs": {"path": "outputs.csv"}, "members": "members.csv", "drawn": "fixed"})
+    found = audited(said, one_class, member, answers(models[:1], pool.labels), answers(models[1:], pool.labels), inside)
+    p_values = [
+        min(one.test.adjusted_p for one in rankings.all if one.test is not None)
+        for rankings in (replace(found.rankings, difficulty=None), found.rankings)
+    ]
+    fallen = Checks(None, None, difficulty_p(found)).contradicts
+    return p_values[0] <= ALPHA, fallen, p_values[1] <= ALPHA and not fallen
+
+
+def judge_membership(unit: str) -> Row:
+    """Audit targets of one cell."""
+    kind = unit.rsplit("/", 1)[0]
+    found = np.array([world(CELLS[kind], rng, seed) for rng, seed in seeds(unit, WORLDS)])
+    raw, fallen, accused = (int(count) for count in found.sum(axis=0))
+    return {"kind": kind, "count": WORLDS, "raw": raw, "withdrawn": fallen, "shown": accused}
+
+
+def report(rows: Sequence[Row], nominal: dict[str, float | None]) -> Iterator[str]:
+    """Yield the rates of each cell before and after, judged by one rule.
+
+    Args:
+        nominal: the rate that innocents may not exceed; None for guilty targets.
+    """
+    cells = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        mine = [row for row in rows if row["kind"] == kind]
+        count, (raw, withdrawn, shown) = total(mine, "count"), (total(mine, name) for name in ("raw", "withdrawn", "shown"))
+        word = "" if nominal[kind] is None else by_rule(shown, count, nominal[kind] or 0.0)
+        cells.append((kind, rate(raw, count), rate(withdrawn, count), rate(shown, count), word))
+    headings = ("sides and model", "shown if the declaration were believed", "declaration withdrawn", "shown", "by the rule")
+    yield from table(headings, cells)
+
+
+def _nominal(kind: str) -> float | None:
+    return None if kind.startswith("guilty") else ALPHA if kind.endswith("no difference") else WORST
+
+
+def report_membership(rows: Sequence[Row]) -> Iterator[str]:
+    """Report a grid of differences between the sides."""
+    yield f"Pools of {POINTS} points of three Gaussian classes, half of them members, as declared (fixed); {SHADOWS} shadow models (forests of {FOREST.trees} trees). Innocent"
+    yield "targets saw other points of the members' law; all seven attacks. Withdrawn: by the shadow models' answers alone (the comparison without the"
+    yield f"model, which sees points and not labels, is left out). Innocents may be shown in {ALPHA:g} of cases without a difference, and in {WORST:g} with one."
+    yield ""
+    yield from report(rows, {kind: _nominal(kind) for kind in CELLS})
+
+
+# -- captions -------------------------------------------------------------------------------------------
+
+PAIRS, OBJECTS = 400, 3
+PAIR_WORLDS, PAIR_UNITS = 20, 20
+QUICK = Config(replicates=100, permutations=399)
+PAIR_CELLS = {
+    "innocent, no difference": (0.0, 1.0, 0.0, 0.0),
+    "innocent, A easier by .2 sd": (0.2, 1.0, 0.0, 0.0),
+    "innocent, .2 sd, first model sharper by half": (0.2, 1.5, 0.0, 0.0),
+    "innocent, .4 sd, first model sharper by half": (0.4, 1.5, 0.0, 0.0),
+    "innocent, .6 sd, first model sharper by half": (0.6, 1.5, 0.0, 0.0),
+    "innocent, .8 sd, first model sharper by half": (0.8, 1.5, 0.0, 0.0),
+    "guilty, both models, no difference": (0.0, 1.0, 0.3, 0.3),
+    "guilty, the first beside a public one, no difference": (0.0, 1.0, 0.6, 0.0),
+}
+"""How much easier pairs of A are, how much more the first model's recall depends on it, and memory of both in log odds."""
+
+
+def pairs(rng: np.random.Generator, easier: float, sharper: float, first: float, second: float) -> pa.Table:
+    """Draw units of pairs that differ in how easy they are, which the words tell poorly."""
+    of_a = np.arange(PAIRS) < PAIRS // 2
+    ease = rng.normal(size=PAIRS) + easier * of_a
+    logits = sharper * ease + first * of_a, ease + second * ~of_a, ease / 2 - 1
+    a, b, words = (rng.binomial(OBJECTS, 1 / (1 + np.exp(-each))) for each in logits)
+    columns = {name: np.zeros(PAIRS, dtype=np.int64) for name in UNITS.arrow.names} | {
+        "example_id": np.array([f"{place:05d}" for place in range(PAIRS)]), "direction": np.where(of_a, "A", "B"),
+        "group": np.array([None] * PAIRS), "num_unnamed": np.full(PAIRS, OBJECTS), "prior_recovered": words,
+        "a_recovered": a, "b_recovered": b, "k": np.full(PAIRS, 10), "copies": np.ones(PAIRS, dtype=np.int64),
+    }  # fmt: skip
+    return pa.table(columns).cast(UNITS.arrow)
+
+
+def judge_captions(unit: str) -> Row:
+    """Audit pairs of models of one cell, with and without belief in the declared draw."""
+    kind = unit.rsplit("/", 1)[0]
+    counts = np.zeros(3, dtype=np.int64)
+    for rng, _ in seeds(unit, PAIR_WORLDS):
+        table_ = pairs(rng, *PAIR_CELLS[kind])
+        raw, found = (Findings(summarize(table_, QUICK, epochs=(0,), chance=0.3, declared=each)) for each in (False, True))
+        fallen = found.first("declared_draw").params["contradicted"]
+        said = verdict(settle(list(found), alpha=ALPHA)) if not fallen else None
+        counts += raw.head.verdict == SHOWN, fallen, said is not None and said.word == SHOWN
+    raw_count, fallen_count, shown = counts.tolist()
+    return {"kind": kind, "count": PAIR_WORLDS, "raw": raw_count, "withdrawn": fallen_count, "shown": shown}
+
+
+def report_captions(rows: Sequence[Row]) -> Iterator[str]:
+    """Report a grid of differences between the sides."""
+    yield f"Simulated: {PAIRS} pairs of two external models, {OBJECTS} unnamed objects each, of which a model recalls a binomial number; the log odds of recall are the"
+    yield "pair's ease times the model's sharpness, and the words recall a weak function of the ease."
+    yield ""
+    yield from report(rows, {kind: _nominal(kind) for kind in PAIR_CELLS})
+
+
+PARTS = (
+    Part(
+        "declared-members",
+        "Members that are declared to be drawn at random, but are easier than non-members: is an innocent model accused?",
+        lambda: crossed(CELLS, UNITS_OF_CELL), judge_membership, report_membership,
+    ),
+    Part(
+        "declared-captions",
+        "Pairs that are declared to be drawn at random, but have easier captions on one side: is an innocent model accused?",
+        lambda: crossed(PAIR_CELLS, PAIR_UNITS), judge_captions, report_captions,
+    ),
+)  # fmt: skip
