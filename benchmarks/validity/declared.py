@@ -83,8 +83,9 @@ def world(cell: Cell, rng: np.random.Generator, seed: int) -> tuple[bool, bool, 
     """Audit one target: would its raw scores accuse it, is the declaration contradicted, and is it accused?"""
     members = points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
     others = points(rng, POINTS // 2, noise=cell.noise, wider=cell.wider, nearer=cell.nearer)
-    pool = Sample(*(np.concatenate(pair) for pair in ((members.points, others.points), (members.labels, others.labels))),
-                  np.arange(POINTS))  # fmt: skip
+    pool = Sample(
+        np.concatenate([members.points, others.points]), np.concatenate([members.labels, others.labels]), np.arange(POINTS)
+    )
     member, inside = np.arange(POINTS) < POINTS // 2, toss(pool.persons, range(SHADOWS), share=0.5, seed=seed)
     training = members if cell.remembers else points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
     models = [scores(cell.target, training, pool, derive_seed(seed, "target"))]
