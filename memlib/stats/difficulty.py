@@ -14,6 +14,8 @@ from memlib.stats.coins import ranks_within, statistics
 from memlib.stats.multiplicity import largest_p
 from memlib.stats.randomization import Design
 
+CONTRADICTED = 0.05  # level of all tests of a declared random draw together
+
 
 def difference_p(
     values: NDArray[np.floating],
@@ -23,6 +25,7 @@ def difference_p(
     redraws: int,
     seed: int,
     given: NDArray[np.bool_] | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> float:
     """Test, two-sided and by redraws within strata, if the sides differ in their ranks or at either end of the ranking.
 
@@ -32,6 +35,7 @@ def difference_p(
     Args:
         values: (num_units,), such as difficulty.
         member, strata, redraws, seed, given: as in `memlib.stats.coins.coin_tests`.
+        groups: (num_units,) groups that were drawn as wholes; None: none were.
 
     Example:
         >>> import numpy as np
@@ -44,7 +48,9 @@ def difference_p(
     """
     ranks = ranks_within(values, strata)
     columns = np.concatenate([statistics(ranks), statistics(-ranks)[:, 1:]], axis=1)
-    design = Design(member, strata, np.arange(len(member)), given=given)
+    design = (
+        Design(member, strata, np.arange(len(member)), given=given) if groups is None else Design.of(member, strata, groups)
+    )
     sums = np.concatenate([columns[member].sum(axis=0)[None], design.redrawn_sums(columns, redraws, seed=seed)])
     return largest_p(np.concatenate([sums, -sums], axis=1))
 

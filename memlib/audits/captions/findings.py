@@ -24,12 +24,12 @@ from memlib.audits.sides import Audited
 from memlib.data.splits import EXTRA, REFERENCE, TARGET
 from memlib.findings import Finding, diagnostic, estimate, settle, untested
 from memlib.identity import derive_seed
+from memlib.stats.difficulty import CONTRADICTED
 from memlib.stats.randomization import two_sided_p
 from memlib.tables import CURVES, point
 
 EXCESS, UNIMPLIED, TOP, GAP = "recall_excess", "recall_excess_unimplied", "recall_excess_top", "population_gap"
 HELD_OUT = "H"
-CONTRADICTED = 0.05  # level of the test of a declared draw
 DIRECTION_OF = {TARGET: "A", REFERENCE: "B", EXTRA: HELD_OUT}
 
 

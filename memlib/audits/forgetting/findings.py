@@ -27,6 +27,7 @@ from memlib.audits.forgetting.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
+from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.likelihood import confidences
 from memlib.tables import CURVES, point
 
@@ -69,7 +70,8 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     rows: list[Finding] = []
     found: list[Finding] = []
     controls: dict[str, Control] = {}
-    if distances.pool.has(WITHHELD):
+    draw = _draw(distances, recipe)
+    if distances.pool.has(WITHHELD) and not (draw is not None and draw.params["contradicted"]):
         found = [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
         if distances.pool.has(KNOWN):
             controls = {name: _control(distances, recipe, name) for name in recipe.targets}
@@ -88,12 +90,26 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
         params = {"target": f"{group} models", "kind": group}
         rows += _rho_rows(params, distances.of(group), distances)
     rows += found
+    rows += [] if draw is None else [draw]
     if recipe.compare is not None and not distances.problems:
         rows.append(_change_row(recipe.compare, distances))
     settled = settle(rows, alpha=recipe.verdict.level, headlines=HEADLINES)
     run_verdict = verdict(settled, recipe)
     remark = " ".join(f"rho is not given: {problem}." for problem in distances.problems.values())
     return settled.table(replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
+
+
+def _draw(distances: Distances, recipe: Recipe) -> Finding | None:
+    """Return the test of a draw that the owner declares, by models that saw none of the pool; None if memlib drew."""
+    pool = distances.pool
+    if not recipe.verdict.drawn_elsewhere or not pool.has(WITHHELD):
+        return None
+    rows, _ = pool.against_withheld(QUERY)
+    p = difference_p(
+        _unseen(distances).mean(axis=0)[rows], pool.query[rows], pool.labels[rows], redraws=recipe.score.permutations,
+        seed=derive_seed(recipe.score.seed, "declared draw"), groups=pool.groups[rows],
+    )  # fmt: skip
+    return diagnostic("declared_draw", {"contradicted": p <= CONTRADICTED}, p, n=len(rows))
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:

@@ -80,8 +80,8 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown=f"Whoever can query {_queried(recipe)} on D_Q and on examples that were drawn at random with it and "
-            "withheld, and can train models for comparison, can show that it was trained on at least part of D_Q. The "
+            shown="Whoever can query the model, holds D_Q and examples that were drawn at random with it and withheld, and "
+            f"trains models for comparison, can show that it was trained on at least part of D_Q{_trainings(recipe)}. The "
             "verdict is about D_Q as a whole, not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
@@ -103,8 +103,8 @@ def compose(
     )  # fmt: skip
 
 
-def _queried(recipe: Recipe) -> str:
-    return f"a model of which there are {recipe.seeds} (their mean was tested)" if trains_all(recipe) else "the model"
+def _trainings(recipe: Recipe) -> str:
+    return f" (here, {recipe.seeds} models trained alike were tested together)" if trains_all(recipe) else ""
 
 
 def _advice(word: str, findings: Findings, recipe: Recipe) -> str:

@@ -135,7 +135,7 @@ class Shown:
 class Score(ScoresStage):
     """Compute distances, likelihood ratios, traces and the verdict; also write examples.parquet."""
 
-    declared: ClassVar[Declared] = Declared("score_forgetting", 6)
+    declared: ClassVar[Declared] = Declared("score_forgetting", 7)
     title: ClassVar[str] = "score forgetting"
 
     recipe: Recipe  #: targets, verdict, config.
@@ -183,7 +183,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 9)
+    declared: ClassVar[Declared] = Declared("report", 10)
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

@@ -97,7 +97,7 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
     """State the run's verdict in plain words."""
     heads, outcomes = findings.all(kind=TARGET), outcomes_of(findings)
     word = word_of(heads, HEADLINES) if heads.tests() else INCONCLUSIVE
-    chosen = next(iter(heads.shown()), heads.head)
+    chosen = heads.shown().strongest() if heads.shown() else heads.head
     name = chosen.params["target"]
     parts = (_explained(chosen, findings, recipe), _contradicted(outcomes, recipe), _caution(recipe))
     explained = " ".join(filter(None, parts))
@@ -140,6 +140,13 @@ def _left(name: str, findings: Findings) -> str:
 def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
     """Explain the outcome of a target from its headline."""
     name, which = row.params["target"], outcome(row)
+    declared = findings.get("declared_draw")
+    if which == UNDECIDED and declared is not None and declared.params["contradicted"]:
+        return (
+            "D_Q and the withheld examples were declared to be drawn at random from one pool (verdict.drawn_elsewhere), but "
+            f"models that saw neither know them unlike each other ({say_p(declared.value)}): by their labels, origin or "
+            f"quality. So nothing was tested. rho = {row.value:.2f}, the measure of the paper, is only an estimate."
+        )
     if which == UNDECIDED:
         return (
             "No examples were drawn at random with D_Q and withheld (sets.withheld), so nothing shows how the model treats "
@@ -149,6 +156,11 @@ def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
         f"The {row.params['examples']} examples of D_Q were compared with {row.params['withheld']} examples that were drawn "
         f"at random with them and withheld ({say_p(row.p_adjusted)}, level {recipe.verdict.level:g} over all targets)."
     )
+    if declared is not None:
+        tested += (
+            " That draw is as declared (verdict.drawn_elsewhere); models that saw neither do not contradict it "
+            f"({say_p(declared.value)})."
+        )
     if which in (RETAINED, REVERSED):
         return (
             f"{tested} The p-value says how rarely a model that used none of D_Q would show such a difference by chance, "

@@ -17,11 +17,11 @@ from memlib.data.blind_features import BlindFeatures
 from memlib.identity import derive_seed
 from memlib.stats.coins import counts_p
 from memlib.stats.counterfactual import Differences, influence, memorization
+from memlib.stats.difficulty import CONTRADICTED
 from memlib.stats.multiplicity import holm
 from memlib.stats.operating import even_shares
 from memlib.stats.randomization import home_labels
 
-CONTRADICTED = 0.05  # level of all tests of a declared random draw together
 TOSSES = 9999  # simulated, of the counts of coins
 SHOWN = 0.05  # adjusted p-value up to which an example counts as memorized, and a pair as influence
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memlib.audits.membership.audited import CONTRADICTED, Audited
+from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.verdict import BLIND
 from memlib.data.blind_features import BlindFeatures, blind_features
 from memlib.data.stages import TrainingData
@@ -17,7 +17,7 @@ from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
-from memlib.stats.difficulty import difference_p
+from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.likeness import is_out, likeness, utility
 from memlib.stats.randomization import Design
 

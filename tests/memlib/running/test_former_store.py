@@ -35,6 +35,7 @@ ARCHIVES = sorted((Path(__file__).parents[2] / "former").glob("*.tar.xz"))
 RAISED = {
     "f485d81a": {
         "captions": {"score_captions", "report_captions"},
+        "forgetting": {"score_forgetting", "report"},
         "membership": {"score_membership", "report"},
         "unique_feature": {"score", "report"},
     },

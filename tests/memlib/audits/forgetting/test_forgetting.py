@@ -1,6 +1,7 @@
 """rho's identities, traces and verdicts on simulated models whose truth is known, and refusals."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -330,6 +331,22 @@ def test_without_withheld_examples_rho_is_an_estimate_and_the_verdict_inconclusi
     assert all(row.p_value is None and row.verdict is None for row in found)
     assert found.verdict.word == INCONCLUSIVE
     assert "withheld" in found.verdict.explanation
+
+
+def test_a_draw_declared_elsewhere_is_withdrawn_where_models_without_it_know_its_sides_unlike() -> None:
+    """Withheld examples with noisier labels are harder for every model, the auditor's null models included."""
+    target, declared = model(TARGET, 0, 0.0, target="t", known=True), {"models": 10, "drawn_elsewhere": True}
+    what = recipe({"t": MIX}, verdict=declared)
+    plain = models(target)
+    harder = [replace(each, log_odds=each.log_odds - 1.5 * (ROLES == WITHHELD)) for each in plain]
+    fair, false = (summarized(Distances(each, POOL, CONFIG), what) for each in (plain, harder))
+    assert not fair.first("declared_draw").params["contradicted"]
+    assert "That draw is as declared (verdict.drawn_elsewhere)" in fair.verdict.explanation
+    assert fair.tests()
+    assert false.first("declared_draw").params["contradicted"]
+    assert not false.tests()
+    assert false.verdict.word == INCONCLUSIVE
+    assert "models that saw neither know them unlike each other" in false.verdict.explanation
 
 
 def test_the_tests_of_several_targets_form_one_family() -> None:
