@@ -21,7 +21,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.stats.inference import permutation_p
-from memlib.stats.multiplicity import max_t_p
+from memlib.stats.multiplicity import critical_deviation, max_t_p
 from memlib.stats.operating import auc
 from memlib.stats.randomization import Design
 
@@ -38,6 +38,8 @@ class CoinTest:
     tail_p: float  #: p-value of the numbers of members among the highest scores, over all cuts.
     p_value: float  #: p-value of the attack: the AUC and all cuts together, by max-T.
     adjusted_p: float  #: p-value by max-T over all attacks tested together; equals `p_value` for a single attack.
+    #: how many standard deviations a statistic must lie above its mean for an adjusted p-value at the level, by the redraws.
+    needed: float
 
 
 def coin_test(
@@ -48,6 +50,7 @@ def coin_test(
     redraws: int,
     seed: int,
     given: NDArray[np.bool_] | None = None,
+    level: float = 0.05,
 ) -> CoinTest:
     """Test, by redrawing the coins, if all or a few of the members score higher than non-members.
 
@@ -56,6 +59,7 @@ def coin_test(
         member: (num_units,) bool, the coins.
         strata: (num_units,); coins are redrawn within strata, given the number of members of each.
         given: (num_redraws, num_units) bool, redraws of the coins to use instead of random ones, as in `Design`.
+        level: level of `needed`.
 
     Example:
         >>> import numpy as np
@@ -64,7 +68,7 @@ def coin_test(
         >>> result.auc, result.p_value
         (1.0, 0.005)
     """
-    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed, given=given)[0]
+    return coin_tests(scores[None], member, strata, redraws=redraws, seed=seed, given=given, level=level)[0]
 
 
 def coin_tests(
@@ -75,12 +79,13 @@ def coin_tests(
     redraws: int,
     seed: int,
     given: NDArray[np.bool_] | None = None,
+    level: float = 0.05,
 ) -> list[CoinTest]:
     """Test several attacks on one target under the same redraws, adjusted for their number by max-T.
 
     Args:
         scores: (num_attacks, num_units).
-        member, strata, redraws, seed, given: as in `coin_test`.
+        member, strata, redraws, seed, given, level: as in `coin_test`.
 
     Returns:
         the result of each attack, in the order of `scores`.
@@ -99,6 +104,7 @@ def coin_tests(
     flat = columns.reshape(len(member), -1)
     observed, null = flat[member].sum(axis=0), design.redrawn_sums(flat, redraws, seed=seed)
     adjusted = max_t_p(observed, null).reshape(len(scores), -1).min(axis=1)
+    needed = critical_deviation(null, level)
     parts = zip(observed.reshape(len(scores), -1), null.reshape(len(null), len(scores), -1).swapaxes(0, 1), strict=True)
     return [
         CoinTest(
@@ -107,6 +113,7 @@ def coin_tests(
             tail_p=float(max_t_p(own[1:], redrawn[:, 1:]).min()),
             p_value=float(max_t_p(own, redrawn).min()),
             adjusted_p=float(p),
+            needed=needed,
         )
         for row, (own, redrawn), p in zip(scores, parts, adjusted, strict=True)
     ]

@@ -1,5 +1,6 @@
 """Adjusted p-values (Holm, Benjamini-Hochberg, max-T) and the combination of independent p-values."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,6 +102,27 @@ def max_t_p(observed: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray
     p = np.ones(len(observed))
     p[moves] = (1 + reached) / (1 + len(null))
     return p
+
+
+def critical_deviation(null: NDArray[np.float64], level: float) -> float:
+    """Return how many standard deviations a statistic must lie above its mean for a p-value of `max_t_p` up to a level.
+
+    Args:
+        null: as in `max_t_p`.
+
+    Example:
+        >>> import numpy as np
+        >>> null = np.random.default_rng(0).normal(size=(99999, 1))
+        >>> round(critical_deviation(null, 0.05), 1), round(critical_deviation(np.repeat(null, 3, axis=1), 0.05), 1)
+        (1.6, 1.6)
+    """
+    scale = null.std(axis=0)
+    moves = scale > 1e-12 * np.maximum(1.0, np.abs(null).max(axis=0))
+    if not moves.any():
+        return float("inf")
+    top = np.sort(((null[:, moves] - null[:, moves].mean(axis=0)) / scale[moves]).max(axis=1))
+    above = math.floor(level * (1 + len(null)) + 1e-9) - 1  # redraws that may reach a statistic which is significant
+    return float(top[len(top) - above - 1]) if above >= 0 else float("inf")
 
 
 def largest_p(statistics: NDArray[np.float64]) -> float:

@@ -266,28 +266,6 @@ def most_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: fl
     return alarms_limit(int((own > others[-rank]).sum()), len(own), len(others), fpr, error=error)
 
 
-def least_alarms(scores: NDArray[np.floating], member: NDArray[np.bool_], fpr: float, *, error: float = 0.05) -> float:
-    """Return a lower confidence limit of the share of members that are named at a true false positive rate.
-
-    As `most_alarms`, from a rank whose rate lies above `fpr` with a small probability.
-
-    Returns:
-        the limit; 0 if there are too few non-members, that is, fewer than ln(error) / ln(1 - fpr).
-
-    Example:
-        >>> import numpy as np
-        >>> scores, member = np.arange(1000.0), np.arange(1000) >= 500  # all members rank above all non-members
-        >>> least_alarms(scores, member, 0.01) > 0.98, least_alarms(scores[250:750], member[250:750], 0.01)
-        (True, 0.0)
-    """
-    own, others = _in_order(scores, member)
-    rank, beta = rank_below(len(others), len(own), fpr, error)
-    if rank == 0:
-        return 0.0
-    hits = int((own > others[-rank]).sum())
-    return float(scipy.stats.beta.ppf(beta, hits, len(own) - hits + 1)) if hits else 0.0
-
-
 def _in_order(scores: NDArray[np.floating], member: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of members, and of non-members in rising order, in an order of all units; ties are drawn."""
     drawn = np.random.default_rng(0).random(len(scores))  # independent of membership, whatever the order of the units
@@ -332,29 +310,12 @@ def rank_above(num_nonmembers: int, num_members: int, fpr: float, error: float) 
     """
     ranks = np.arange(1, num_nonmembers + 1)
     missed = scipy.stats.beta.cdf(fpr, ranks, num_nonmembers + 1 - ranks)
-    return _best_rank(ranks[missed < error], missed[missed < error], num_nonmembers, num_members, error, upper=True)
-
-
-@cache
-def rank_below(num_nonmembers: int, num_members: int, fpr: float, error: float) -> tuple[int, float]:
-    """Return the rank of the non-member whose rate stands for a lower limit, and the error left, as `rank_above`."""
-    ranks = np.arange(1, num_nonmembers + 1)
-    missed = scipy.stats.beta.sf(fpr, ranks, num_nonmembers + 1 - ranks)
-    return _best_rank(ranks[missed < error], missed[missed < error], num_nonmembers, num_members, error, upper=False)
-
-
-def _best_rank(
-    ranks: NDArray[np.int64], missed: NDArray[np.float64], num_nonmembers: int, num_members: int, error: float, *, upper: bool
-) -> tuple[int, float]:
-    """Return the rank with the best limit of members who rank as non-members, and the error left for their share."""
+    ranks, missed = ranks[missed < error], missed[missed < error]
     if not len(ranks) or not num_members:
         return 0, 0.0
     left = (error - missed) / (1 - missed)
-    hits = num_members * ranks / (num_nonmembers + 1)
-    if upper:
-        best = int(np.argmin(scipy.stats.beta.isf(left, hits + 1, num_members - hits)))
-    else:
-        best = int(np.argmax(scipy.stats.beta.ppf(left, hits, num_members - hits + 1)))
+    hits = num_members * ranks / (num_nonmembers + 1)  # of members who rank as non-members
+    best = int(np.argmin(scipy.stats.beta.isf(left, hits + 1, num_members - hits)))
     return int(ranks[best]), float(left[best])
 
 

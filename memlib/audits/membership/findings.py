@@ -1,5 +1,6 @@
 """The findings of a membership audit: tests of the target's coins, estimates, controls, and one verdict."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,7 +70,8 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
         yield tested(
             "auc", params, value, n=len(units), p_value=ranking.test.p_value, p_adjusted=ranking.test.adjusted_p,
             family=MEMBERS, null_value=0.5, interval=interval, either_direction=True,
-            smallest_p=max(1 / (1 + config.redraws), smallest_p(member, units.strata)), detectable=_detectable(audited),
+            smallest_p=max(1 / (1 + config.redraws), smallest_p(member, units.strata)),
+            detectable=_detectable(ranking.test.needed, audited),
             **_limits(ranking, audited, most),
         )  # fmt: skip
         if most is not None:
@@ -118,20 +120,20 @@ def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str,
     return limits | ({"bound": config.auc_bound} if is_small and is_whole else {})
 
 
-def _detectable(audited: Audited) -> float | None:
-    """Return the AUC that is found with a power of 80 % in ranks within strata, by the normal law; None without pairs.
+def _detectable(needed: float, audited: Audited) -> float | None:
+    """Return the AUC of pairs within strata that is found with a power of 80 % if all members stand out alike; None if none.
 
-    It holds for a shift of all members alike.
+    Args:
+        needed: see `CoinTest.needed`, by redraws of this design with the ranks of its own attacks.
     """
-    units, config = audited.units, audited.recipe.score
+    units = audited.units
     inside = np.bincount(units.strata, weights=units.member)
     outside = np.bincount(units.strata, weights=~units.member)
     pairs = inside * outside
-    if not pairs.sum():
+    if not pairs.sum() or not math.isfinite(needed):
         return None
     deviation = np.sqrt((pairs * (inside + outside + 1)).sum() / 12) / pairs.sum()
-    quantiles = scipy.stats.norm.isf(config.level / len(config.attacks)) + scipy.stats.norm.ppf(POWER)
-    return float(min(1.0, 0.5 + quantiles * deviation))
+    return float(min(1.0, 0.5 + (needed + scipy.stats.norm.ppf(POWER)) * deviation))
 
 
 def _left_out(audited: Audited) -> Iterator[Finding]:

@@ -105,7 +105,9 @@ class Rankings:
         tests: Sequence[CoinTest | None] = [None] * len(names)
         if self.is_drawn:
             seed = derive_seed(self.config.seed, "redraws")
-            tests = coin_tests(scores, self.units.member, strata, redraws=self.config.redraws, seed=seed)
+            tests = coin_tests(
+                scores, self.units.member, strata, redraws=self.config.redraws, seed=seed, level=self.config.level
+            )
         return [Ranking(*each) for each in zip(names, scores, tests, raw, strict=True)]
 
     @property

@@ -30,8 +30,8 @@ MOST_UNPAIRED = 0.1  # share of the units whose class has members alone, or non-
 MET = 0.8  # chance with which a model without memory meets the default of `tail_bound`
 HEADLINES = (MEMBERS, PRIVACY)
 NOT_SHOWN = (
-    "That a given person was in the training set: a rank is evidence about a group of examples; single members are named "
-    "with the stated share of false alarms.",
+    "That a given person was in the training set: a rank is evidence about a group of examples. A share of false alarms is "
+    "that of all non-members who are named, too; among those who are named, far more may be non-members.",
     "That nobody can do better: only the listed attacks were tried.",
     "Anything about other models: that the audited model is the one in use has to be established by other means.",
 )

@@ -17,9 +17,9 @@ from memlib.audits.membership.sections import (
     slices_section,
     structure_section,
 )
-from memlib.audits.membership.verdict import BLIND, NAMES, reached, shows_alone
+from memlib.audits.membership.verdict import BLIND, NAMES, is_only_declared, reached, shows_alone
 from memlib.data.splits import HELD_OUT, TRAIN
-from memlib.findings import Finding, Findings
+from memlib.findings import DESCRIPTIVE, SHOWN, Finding, Findings
 from memlib.report.figures import INK, MUTED, REFERENCE, TARGET, data_uri, new_figure, percent_axis, plain_ticks, save_figure
 from memlib.report.format import format_interval, format_p, format_value, percent, say_p
 from memlib.report.page import (
@@ -86,25 +86,25 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown=_can(findings),
+            shown=_can(findings) if not is_only_declared(findings) else f"If the declaration is true: {_can(findings)}",
             bounded="Anyone who attacks the model as was done here, and accuses no more non-members than stated, names at "
             "most the stated part of the members (95 % limits). That may include every one of a few whom the model remembers "
             "well.",
         ),
-        advice=_advice(word, recipe),
+        advice=_advice(word, findings, recipe),
         limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
         sections=[
             Section("How the verdict was reached", rest) if rest else None,
             _attacks_section(findings, tables["curves"], folder),
             _scores_section(recipe, tables["curves"], folder),
-            _units_section(tables["units"], recipe),
+            _units_section(tables["units"], findings, recipe),
             slices_section(findings, recipe),
             persons_section(findings),
             hidden_section(findings),
             declared_section(findings),
             _blind_section(findings),
             _privacy_section(findings, recipe),
-            _memorization_section(findings, tables.get("examples"), show, recipe),
+            _memorization_section(findings, tables.get("examples"), tables["units"], show, recipe),
             _influence_section(findings, tables.get("influence"), show),
             structure_section(findings),
             _models_section(findings, tables["models"], recipe),
@@ -124,14 +124,26 @@ def _can(findings: Findings) -> str:
     if shows_alone(findings, "auc"):
         parts.append("of examples whether they were in its training set, with fewer errors than by guessing")
     if shows_alone(findings, "tail") or not parts:
-        parts.append("of a few examples, and with few false alarms, that they were in its training set")
+        parts.append("in which group of examples, those with the highest scores, there are more members than by chance")
     return f"Whoever can attack the model as was done here can say {'; and '.join(parts)}."
 
 
-def _advice(word: str, recipe: Recipe) -> str:
+def _advice(word: str, findings: Findings, recipe: Recipe) -> str:
+    declared = findings.get("declared_draw")
+    if word == DESCRIPTIVE and declared is not None and declared.params["contradicted"]:
+        return (
+            "Ask the owner of the model how members were chosen, and whether records or labels were changed since. A "
+            "contradicted declaration is no proof of a false statement, and these numbers are no evidence of memory or of "
+            "its absence."
+        )
     more = (
         "train more shadow models (shadows.count), and list more members and non-members" if recipe.target.is_external else ""
     )
+    if findings.all("likeness", word="unlike"):
+        more = (
+            "first check that the right model's outputs were given, and train shadow models as it was trained (model, "
+            "training, shadows.share): those of this audit are unlike it, and more of their kind will not help"
+        )
     return advice_of(word, shown=_ADVICE, more=more)
 
 
@@ -156,7 +168,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
         over = f"of members above all {above.params['nonmembers']:,} non-members"
         tiles.append((percent(above.value), over, _interval(above, percent)))
     bound = findings.get("epsilon_lower_bound")
-    if bound is not None:
+    if bound is not None and bound.value > 0:
         most = f"at most {bound.params['ceiling']:.2f} could have been shown"
         tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}", most))
     return tiles
@@ -176,11 +188,17 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     cells = [_attack_cells(row, findings, rates) for row in rows]
     nonmembers = rows[0].params["nonmembers"]
     notes = _controlled(findings, rates)
-    ranks = "AUC: how often a member ranks above a non-member of its class; 50 % by guessing."
+    tested = (
+        " Its p-value is that of the AUC and of the top of the ranking together, adjusted for all attacks, so that it can be "
+        "small beside an AUC near one half."
+        if findings.tests(MEMBERS)
+        else ""
+    )
+    ranks = f"AUC: how often a member ranks above a non-member of its class; 50 % by guessing.{tested}"
     return Section(
         "Attacks",
-        f"{ranks} Named: the share of members above the score of one of the {nonmembers:,} non-members, with its interval at "
-        f"this threshold. Few of them decide small rates: {notes}"
+        f"{ranks} Named: the share of members above the score of one non-member, with its interval at this threshold. Few "
+        f"non-members decide small rates: {notes}"
         if notes
         else ranks,
         FigureView(
@@ -265,7 +283,7 @@ def _scores_section(recipe: Recipe, curves: pa.Table, folder: Path) -> Section:
     )
 
 
-def _units_section(units: pa.Table, recipe: Recipe) -> Section:
+def _units_section(units: pa.Table, findings: Findings, recipe: Recipe) -> Section:
     persons = recipe.split.group is not None
     noun = recipe.group_noun if persons else "documents" if recipe.reads_texts else "examples"
     top = units.slice(0, LISTED).to_pylist()
@@ -277,11 +295,13 @@ def _units_section(units: pa.Table, recipe: Recipe) -> Section:
         )
         for row in top
     ]  # fmt: skip
-    headings = ("id", "examples", "class", "member", "score", "non-members below")
+    headings = ("id", "examples", "class", "member", "score", "other non-members below")
+    is_shown = findings.verdict.word == SHOWN
+    evidence = "" if is_shown else " As nothing was shown, a high score is no evidence about any of them."
     return Section(
-        f"The {noun} at greatest risk",
+        f"The {noun} at greatest risk" if is_shown else f"The {noun} with the highest scores",
         f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. "
-        "They are selected by the score, so their scores look stronger than they would in another model.",
+        f"They are selected by the score, so their scores look stronger than they would in another model.{evidence}",
         filled(headings, cells, columns_of(top, "unit", *persons_alone, "class_name", "member", score, "above_nonmembers")),
     )
 
@@ -333,14 +353,14 @@ def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
         "Differential privacy",
         "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each "
         "bound holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
-        _claimed(claim, recipe),
+        _claimed(claim, recipe, bound.params["ceiling"]),
         TableView(
             ("bound", "epsilon at least", "ceiling", "from"), rows, data=[row for row in (bound, many, gaussian) if row]
         ),
     )
 
 
-def _claimed(claim: Finding | None, recipe: Recipe) -> str:
+def _claimed(claim: Finding | None, recipe: Recipe, ceiling: float) -> str:
     if recipe.privacy is None:
         return ""
     if claim is None:
@@ -349,29 +369,45 @@ def _claimed(claim: Finding | None, recipe: Recipe) -> str:
     text = (
         f"Claimed: epsilon {params['epsilon']:g}, delta {params['delta']:g}, per {params['claimed_unit']}, neighbours by "
         f"{params['claimed_adjacency'].replace('_', ' or ')}; compared with {params['compared_with']:g} in terms of the "
-        f"coins: {say_p(claim.p_adjusted)}, {claim.verdict or 'not refuted'}."
+        f"coins: {say_p(claim.p_adjusted)}, {'refuted' if claim.verdict == SHOWN else 'not refuted; that proves no privacy'}."
     )
+    if params["compared_with"] > ceiling:
+        text += f" With as many coins, not even a perfect attack could have refuted more than {ceiling:.2f}."
     if params["chosen_among"] > 1:
         text += f" The model was chosen among {params['chosen_among']} runs, which the accountant of one run does not cover."
     return text
 
 
 def _memorization_section(
-    findings: Findings, examples: pa.Table | None, show: Callable[[str], NDArray[np.uint8] | None], recipe: Recipe
+    findings: Findings,
+    examples: pa.Table | None,
+    units: pa.Table,
+    show: Callable[[str], NDArray[np.uint8] | None],
+    recipe: Recipe,
 ) -> Section | None:
     if examples is None:
         return None
     mean, count = findings.first("memorization_mean"), findings.first("memorized_examples")
     top = examples.slice(0, recipe.report.gallery).to_pylist()
+    member = dict(zip(units["unit"].to_pylist(), units["member"].to_pylist(), strict=True))
+    whether = [
+        "" if (inside := member.get(row["group"] or row["example_id"])) is None else "yes" if inside else "no" for row in top
+    ]
+    whose = (
+        " All this is about the models that memlib trained on parts of the pool, not about the audited model, which need not "
+        "have seen these examples."
+        if recipe.target.is_external
+        else ""
+    )
     pictures = [
         (data_uri(picture, side=96), _memorized(row)) for row in top if (picture := show(row["example_id"])) is not None
     ]
     cells = [
         (
             row["example_id"], row["class_name"], percent(row["correct_in"] or 0, 0), percent(row["correct_out"] or 0, 0),
-            format_p(row["p_adjusted"]),
+            format_p(row["p_adjusted"]), own,
         )
-        for row in top
+        for row, own in zip(top, whether, strict=True)
         if row["memorization"] is not None
     ]  # fmt: skip
     return Section(
@@ -379,11 +415,11 @@ def _memorization_section(
         "Memorization of an example is the difference between the shares of right answers of models that were and were not "
         f"trained on it (Feldman and Zhang 2020). On average over {mean.n:,} examples it is {mean.value:.3f}; of "
         f"{int(count.value):,} examples it is shown (adjusted over all of them). Shown below: the most memorized ones, "
-        f"selected from {examples.num_rows:,}.{_agreement(findings)}",
+        f"selected from {examples.num_rows:,}.{whose}{_agreement(findings)}",
         PicturesView(pictures)
         if pictures
         else TableView(
-            ("id", "class", "right, with", "right, without", "adjusted p"),
+            ("id", "class", "right, with", "right, without", "adjusted p", "in the target's training set"),
             cells,
             data=columns_of(
                 [row for row in top if row["memorization"] is not None],
@@ -456,7 +492,12 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
         "The target among its shadow models",
         f"Every shadow model was attacked as if it were the target: its AUC is {row.value:.3f} on average, and between "
         f"{format_interval(row)} for 95 % of the {row.n} models ({say_p(row.p_value)}, twice the mean of their p-values)."
-        + (" Shadow models that are unlike the target make attacks weaker, not tests wrong." if external else ""),
+        + (
+            " That says that the attack finds memory in such models, and nothing of the target. Shadow models that are "
+            "unlike the target make attacks weaker, not tests wrong."
+            if external
+            else ""
+        ),
         TableView(("number", "target", "shadow models", ""), cells, data=measures),
     )
 

@@ -43,6 +43,9 @@ def declared_section(findings: Findings) -> Section | None:
         f"It is contradicted: {declared.params['reason']}. Nothing is tested."
         if declared.params["contradicted"]
         else f"Its tests together do not contradict it ({say_p(declared.value)})."
+        if declared.params["examined"]
+        else "It was not examined by models that were not trained on the examples, or not without a model, so the result "
+        "rests on the owner's word."
     )
     raw = [
         (NAMES[row.params["attack"]], f"{row.value:.3f}", f"{findings.first('auc', attack=row.params['attack']).value:.3f}")
@@ -79,8 +82,10 @@ def slices_section(findings: Findings, recipe: Recipe) -> Section | None:
         else ""
     )
     answers = (
-        f"Slices by {ANSWER} are described and not tested: a model answers those rightly that it remembers, so the answer "
-        "depends on membership itself."
+        "No slice was tested."
+        if not tests
+        else f"Slices by {ANSWER} are described and not tested: a model answers those rightly that it remembers, so the "
+        "answer depends on membership itself."
         if findings.all("auc_of_slice", slice=ANSWER)
         else ""
     )

@@ -35,6 +35,7 @@ NAMES = {
     "zlib": "the zlib ratio",
 }
 FEW_SHADOWS = 16
+NAMED = 3  # numbers that are unlike those of the shadow models and named in a sentence
 BLIND = "blind_auc"
 
 
@@ -176,7 +177,9 @@ def _sentence(word: Word, findings: Findings) -> str:
     if unpaired is not None and unpaired.value == unpaired.n:
         return "Nothing in this design can be tested: no class has members and non-members."
     if declared is not None and declared.params["contradicted"]:
-        return f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)})."
+        tests = sum(name.startswith("p_") for name in declared.params)
+        over = f" over its {tests} tests" if tests > 1 else ""
+        return f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)}{over})."
     return (
         f"Members and non-members differ in the model's answers (AUC {head.value:.2f}), but nothing was tested: membership "
         "was not drawn at random."
@@ -223,24 +226,12 @@ def _refuted(claim: Finding) -> str:
 def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
     """Yield the sentences behind the verdict."""
     head = findings.head
-    name, pairs = NAMES[head.params["attack"]], "pairs of one class" if head.params["strata"] > 1 else "pairs"
-    compared = f"{head.params['members']:,} members and {head.params['nonmembers']:,} non-members"
-    if (head.low, head.high) == (0.0, 1.0):
-        yield f"Of {compared}, no two that could be compared are of one class."
-    else:
-        yield (
-            f"By {name}, a member ranks above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
-            f"{format_interval(head, _percent)}; 50 % by guessing), from {compared}."
-        )
-    copies, unpaired, uneven = (findings.get(name) for name in ("copied_nonmembers", "unpaired", "uneven"))
+    if word == DESCRIPTIVE:
+        yield from _contradicted(findings)
+    yield from _compared(head)
     if recipe.privacy is not None and findings.get("privacy_claim") is None:
         yield f"The claim of epsilon {recipe.privacy.epsilon:g} was not tested."
     yield from _alarms(findings, head.params["attack"])
-    if uneven is not None:
-        yield (
-            f"It is counted without {int(uneven.value):,} {uneven.params['over']} drawn by lot, so that every class has the "
-            "same share of members."
-        )
     if word == DESCRIPTIVE:
         yield from _blind(findings)
         return
@@ -248,40 +239,65 @@ def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
         f"{_drawn(findings)}; the p-value says how rarely a model whose answers do not depend on that draw would do as well, "
         f"however it was trained (all attacks together, level {recipe.score.level:g})."
     )
-    if findings.all("auc_unadjusted"):
+    unadjusted = findings.get("auc_unadjusted", attack=head.params["attack"])
+    if unadjusted is not None:
         yield (
             f"All scores are adjusted for how well models that were not trained on the {head.params['over']} know them, so "
             "that a difference between the sides that the declaration hides does not count as memory; without that, "
-            f"{name} has an AUC of {findings.first('auc_unadjusted', attack=head.params['attack']).value:.2f}."
+            f"{NAMES[head.params['attack']]} has an AUC of {unadjusted.value:.2f}."
         )
     if word == INCONCLUSIVE:
-        if recipe.left_out:
-            left_out = ", ".join(NAMES[name] for name in recipe.left_out)
-            yield f"Nothing is bounded either, as attacks that were possible were not run: {left_out} (score.attacks)."
-        if unpaired is not None and unpaired.value > unpaired.params["most"] * unpaired.n:
-            yield (
-                f"Nothing is bounded either, as {int(unpaired.value):,} of {unpaired.n:,} {unpaired.params['over']} are of "
-                "classes with members alone or non-members alone, which nothing compares."
-            )
-        if copies is not None and copies.value > copies.params["most"] * copies.n:
-            yield (
-                f"Nothing is bounded either, as {_copied(copies)} {'has' if copies.value == 1 else 'have'} a copy among the "
-                "members."
-            )
-        if cannot_reject(head, families_of(findings, HEADLINES)):
-            yield "With so few examples or redraws, no result could have been significant."
-        else:
-            at = f"An AUC of {head.detectable:.2f}"
-            yield f"{at} would have been found with a power of 80 % if all members stood out alike."
+        yield from _unbounded(findings, recipe)
     if word == BOUNDED:
-        if copies is not None:
-            yield f"The limits leave out {_copied(copies)} with a copy among the members."
-        yield (
-            "Members who are fewer than this limit may still be named without fail, and at fewer false alarms nothing is "
-            "bounded."
-        )
+        yield from _limited(findings)
     if recipe.target.is_external:
         yield from _unlike(findings)
+
+
+def _compared(head: Finding) -> Iterator[str]:
+    """Yield the AUC of the headline attack, in words."""
+    pairs = "pairs of one class" if head.params["strata"] > 1 else "pairs"
+    compared = f"{head.params['members']:,} members and {head.params['nonmembers']:,} non-members"
+    if (head.low, head.high) == (0.0, 1.0):
+        yield f"Of {compared}, no two that could be compared are of one class."
+        return
+    yield (
+        f"By {NAMES[head.params['attack']]}, a member ranks above a non-member in {percent(head.value, 0)} of {pairs} (95 %: "
+        f"{format_interval(head, _percent)}; 50 % by guessing), from {compared}."
+    )
+
+
+def _unbounded(findings: Findings, recipe: Recipe) -> Iterator[str]:
+    """Yield why nothing is bounded, and what would have been found."""
+    copies, unpaired, head = findings.get("copied_nonmembers"), findings.get("unpaired"), findings.head
+    if recipe.left_out:
+        left_out = ", ".join(NAMES[name] for name in recipe.left_out)
+        yield f"Nothing is bounded either, as attacks that were possible were not run: {left_out} (score.attacks)."
+    if unpaired is not None and unpaired.value > unpaired.params["most"] * unpaired.n:
+        yield (
+            f"Nothing is bounded either, as {int(unpaired.value):,} of {unpaired.n:,} {unpaired.params['over']} are of "
+            "classes with members alone or non-members alone, which nothing compares."
+        )
+    if copies is not None and copies.value > copies.params["most"] * copies.n:
+        has = "has" if copies.value == 1 else "have"
+        yield f"Nothing is bounded either, as {_copied(copies)} {has} a copy among the members."
+    if cannot_reject(head, families_of(findings, HEADLINES)):
+        yield "With so few examples or redraws, no result could have been significant."
+    else:
+        yield (
+            f"An AUC of {head.detectable:.2f} would have been found by these attacks with a power of 80 % if all members "
+            "stood out alike."
+        )
+
+
+def _limited(findings: Findings) -> Iterator[str]:
+    """Yield what limits leave open."""
+    copies = findings.get("copied_nonmembers")
+    if copies is not None:
+        yield f"The limits leave out {_copied(copies)} with a copy among the members."
+    yield (
+        "Members who are fewer than this limit may still be named without fail, and at fewer false alarms nothing is bounded."
+    )
 
 
 def _drawn(findings: Findings) -> str:
@@ -323,12 +339,18 @@ def _alarms(findings: Findings, attack: str) -> Iterator[str]:
             f"{percent(above.value)} of the members ({format_interval(above, percent)}) rank above all "
             f"{above.params['nonmembers']:,} non-members."
         )
+    uneven = findings.get("uneven")
+    if uneven is not None and (rows or above is not None):
+        yield (
+            f"It is counted without {int(uneven.value):,} {uneven.params['over']} drawn by lot, so that every class has the "
+            "same share of members."
+        )
 
 
 def _blind(findings: Findings) -> Iterator[str]:
-    """Yield the result of the blind baseline, for membership that was not drawn at random."""
+    """Yield the result of the blind baseline where no random draw was declared."""
     blind = findings.get(BLIND)
-    if blind is not None:
+    if blind is not None and findings.get("declared_draw") is None:
         yield (
             "Without the model, from ids, sizes, dates and content alone, members can be told from non-members with an AUC "
             f"of {blind.value:.2f} ({format_interval(blind, '{:.2f}'.format)}). An attack that does better than that shows "
@@ -337,12 +359,25 @@ def _blind(findings: Findings) -> Iterator[str]:
         )
 
 
+def _contradicted(findings: Findings) -> Iterator[str]:
+    """Yield what contradicts a declared draw."""
+    declared = findings.get("declared_draw")
+    if declared is not None and declared.params["contradicted"]:
+        reason = str(declared.params["reason"])
+        yield (
+            f"The owner declared that members were drawn at random ({declared.params['drawn']}), but {reason}. The attacks "
+            "may see that difference instead of memory, so nothing is tested, and the audit neither shows nor excludes that "
+            "these examples were used."
+        )
+
+
 def _unlike(findings: Findings) -> Iterator[str]:
     """Yield a caution where the shadow models are unlike the target."""
     unlike = findings.all("likeness", word="unlike")
     if unlike:
-        named = ", ".join(str(row.params["measure"]).replace("_", " ") for row in unlike)
+        named = ", ".join(str(row.params["measure"]).replace(", ", " of ") for row in unlike[:NAMED])
+        of = f"{len(unlike)} of {len(findings.all('likeness'))} numbers"
         yield (
-            f"The shadow models are unlike the target ({named}): the test holds all the same, but attacks with shadow models "
-            "like it may find more."
+            f"The shadow models are unlike the target in {of} (such as the {named}): the test holds all the same, but "
+            "attacks with shadow models like it may find much more."
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from memlib.stats.multiplicity import benjamini_hochberg, combined_p, holm, holm_over_families, max_t_p
+from memlib.stats.multiplicity import benjamini_hochberg, combined_p, critical_deviation, holm, holm_over_families, max_t_p
 from tests.assignments import assert_exact
 
 
@@ -84,3 +84,16 @@ def test_a_constant_statistic_is_not_significant() -> None:
     found = max_t_p(np.array([9.0, 0.0]), null)
     assert found.tolist() == [0.01, 1.0]
     assert max_t_p(np.zeros(2), np.zeros((9, 2))).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("level", [0.05, 0.011])
+def test_the_critical_deviation_separates_p_values_above_the_level_from_others(level: float) -> None:
+    null = np.random.default_rng(0).normal(size=(199, 3)) * [1.0, 5.0, 0.2] + [0.0, 9.0, 1.0]
+    needed = critical_deviation(null, level)
+    for place in range(3):
+        observed = null.mean(axis=0) - 9 * null.std(axis=0)
+        for sign in (1, -1):
+            observed[place] = null.mean(axis=0)[place] + (needed + sign * 1e-6) * null.std(axis=0)[place]
+            assert (max_t_p(observed, null)[place] <= level) == (sign == 1)
+    assert critical_deviation(null, 0.004) == math.inf  # of 199 redraws no p-value lies below .005
+    assert critical_deviation(np.zeros((199, 1)), level) == math.inf

@@ -17,12 +17,11 @@ from memlib.stats.operating import (
     above_all,
     auc,
     auc_interval,
+    even_shares,
     interval_within,
-    least_alarms,
     most_alarms,
     operating_point,
     rank_above,
-    rank_below,
     roc,
 )
 
@@ -228,38 +227,23 @@ def test_the_interval_of_the_true_false_positive_rate_leaves_a_fortieth_on_each_
 SIZES = [(250, 250), (100, 400), (400, 30), (1000, 1000)]
 
 
-def share_limits(count: int, error: float, *, upper: bool) -> NDArray[np.float64]:
-    """Return the one-sided Clopper-Pearson limits of a share for 0 to `count` hits."""
+def share_limits(count: int, error: float) -> NDArray[np.float64]:
+    """Return the upper one-sided Clopper-Pearson limits of a share for 0 to `count` hits."""
     hits = np.arange(count + 1)
     with np.errstate(invalid="ignore"):
-        ends = (
-            scipy.stats.beta.isf(error, hits + 1, count - hits)
-            if upper
-            else scipy.stats.beta.ppf(error, hits, count - hits + 1)
-        )
-    return np.where(hits == (count if upper else 0), 1.0 if upper else 0.0, ends)
+        return np.where(hits == count, 1.0, scipy.stats.beta.isf(error, hits + 1, count - hits))
 
 
-@pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("fpr", [0.01, 0.1])
 @pytest.mark.parametrize(("members", "nonmembers"), SIZES)
-def test_limits_of_true_alarms_keep_their_error_at_the_worst_share(
-    members: int, nonmembers: int, fpr: float, upper: bool
-) -> None:
+def test_limits_of_true_alarms_keep_their_error_at_the_worst_share(members: int, nonmembers: int, fpr: float) -> None:
     """By sums over all outcomes: the rate of the rank is on the wrong side, or else the share at that rank is missed."""
-    rank, error = (rank_above if upper else rank_below)(nonmembers, members, fpr, 0.05)
-    if rank == 0:
-        assert not upper
-        assert nonmembers < math.log(0.05) / math.log(1 - fpr)
-        return
-    law = scipy.stats.beta(rank, nonmembers + 1 - rank)
-    wrong_rate = law.cdf(fpr) if upper else law.sf(fpr)
-    limits = share_limits(members, error, upper=upper)
+    rank, error = rank_above(nonmembers, members, fpr, 0.05)
+    wrong_rate = scipy.stats.beta(rank, nonmembers + 1 - rank).cdf(fpr)
+    limits = share_limits(members, error)
     shares = np.concatenate([limits[1:-1] - 1e-9, limits[1:-1] + 1e-9, np.linspace(0.001, 0.999, 99)])
     hits = np.arange(members + 1)
-    missed = [
-        scipy.stats.binom.pmf(hits, members, share)[limits < share if upper else limits > share].sum() for share in shares
-    ]
+    missed = [scipy.stats.binom.pmf(hits, members, share)[limits < share].sum() for share in shares]
     assert wrong_rate + (1 - wrong_rate) * max(missed) == pytest.approx(0.05, abs=0.006)
     assert wrong_rate + (1 - wrong_rate) * max(missed) <= 0.05 + 1e-9
 
@@ -268,27 +252,28 @@ def test_limits_of_true_alarms_keep_their_error_at_the_worst_share(
 def test_limits_of_true_alarms_hold_for_members_who_rank_as_non_members(members: int, nonmembers: int) -> None:
     """By sums over the numbers of members above the rank, which follow a beta-binomial law in any exchangeable order."""
     hits = np.arange(members + 1)
-    for find, upper in ((rank_above, True), (rank_below, False)):
-        rank, error = find(nonmembers, members, 0.05, 0.05)
-        limits = share_limits(members, error, upper=upper)
-        chances = scipy.stats.betabinom.pmf(hits, members, rank, nonmembers + 1 - rank)
-        assert chances[limits < 0.05 if upper else limits > 0.05].sum() <= 0.05
+    rank, error = rank_above(nonmembers, members, 0.05, 0.05)
+    chances = scipy.stats.betabinom.pmf(hits, members, rank, nonmembers + 1 - rank)
+    assert chances[share_limits(members, error) < 0.05].sum() <= 0.05
 
 
 def test_limits_of_true_alarms_over_all_orders_of_five_members_and_eight_non_members() -> None:
-    scores, missed = np.arange(13.0), []
+    """The limit equals that of the number of members above the rank, and is below the rate in at most the stated share."""
+    scores, limits = np.arange(13.0), []
+    rank, error = rank_above(8, 5, 0.25, 0.2)
     for places in itertools.combinations(range(13), 5):
         member = np.isin(np.arange(13), places)
-        missed.append(
-            (most_alarms(scores, member, 0.25, error=0.2) < 0.25, least_alarms(scores, member, 0.25, error=0.2) > 0.25)
-        )
-    assert np.array(missed).mean(axis=0).max() <= 0.2
+        limits.append(most_alarms(scores, member, 0.25, error=0.2))
+        above = int((scores[member] > np.sort(scores[~member])[-rank]).sum())
+        assert limits[-1] == share_limits(5, error)[above]
+    assert np.mean(np.array(limits) < 0.25) <= 0.2
+    assert min(limits) < 0.6
 
 
 def test_of_tied_units_some_are_named_at_random() -> None:
     """Right answers alone: whoever keeps a rate of 1 % names one in 80 of those with a right answer."""
     right, member = np.arange(4000) % 5 > 0, np.arange(4000) < 2000
-    assert least_alarms(right * 1.0, member, 0.01) < 0.01 < most_alarms(right * 1.0, member, 0.01) < 0.03
+    assert 0.01 < most_alarms(right * 1.0, member, 0.01) < 0.03
     assert most_alarms(np.arange(2.0), np.array([True, False]), 0.5) == 1.0  # a single non-member says nothing of one half
 
 
@@ -324,3 +309,18 @@ def test_intervals_of_strong_attacks_on_few_members_cover() -> None:
         low, _ = interval_within(rng.normal(size=200) + shift * member, member, np.zeros(200, dtype=int))
         missed += low > 0.92
     assert missed <= 30  # of 10 expected; at a rate of one in eight, hardly ever
+
+
+def test_even_shares_keep_as_many_units_as_have_the_same_share_in_every_stratum() -> None:
+    rng = np.random.default_rng(0)
+    strata, chance = np.repeat([0, 1, 2], [400, 300, 2]), np.repeat([0.9, 0.2, 1.0], [400, 300, 2])
+    member = rng.random(702) < chance
+    kept = even_shares(member, strata, seed=1)
+    ratio = member.sum() / (~member).sum()
+    for stratum in (0, 1):
+        inside, outside = (int((kept & side & (strata == stratum)).sum()) for side in (member, ~member))
+        assert abs(inside - ratio * outside) <= 0.5
+        assert outside in ((~member & (strata == stratum)).sum(), int((member & (strata == stratum)).sum() / ratio))
+    assert not kept[strata == 2].any()  # members alone
+    even = np.arange(400) % 2 == 0
+    assert even_shares(even, np.arange(400) // 100, seed=1).all()

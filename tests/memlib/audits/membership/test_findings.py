@@ -46,8 +46,8 @@ def test_rare_and_strong_memory_is_shown() -> None:
     assert "reveals some who were in its training set: for " in found.verdict.sentence
     assert "members stand out at the top of the ranking (AUC 0.5" in found.verdict.sentence
     assert _can(found) == (
-        "Whoever can attack the model as was done here can say of a few examples, and with few false alarms, that they were in "
-        "its training set."
+        "Whoever can attack the model as was done here can say in which group of examples, those with the highest scores, there "
+        "are more members than by chance."
     )
 
 
@@ -433,7 +433,7 @@ def test_the_smallest_p_and_the_detectable_effect_follow_from_the_design() -> No
     assert (few.smallest_p or 0.0) >= 2**-10  # ten classes of two
     whole = findings_of(of_classes(plain, np.zeros(400, dtype=np.int64), drawn="fixed")).head
     pairs = findings_of(of_classes(plain, np.arange(400) // 2, drawn="fixed")).head
-    assert (pairs.detectable or 0.0) - 0.5 > 1.5 * ((whole.detectable or 1.0) - 0.5)
+    assert (pairs.detectable or 0.0) - 0.5 > 1.25 * ((whole.detectable or 1.0) - 0.5)
 
 
 def test_classes_that_a_model_fits_unequally_are_not_taken_for_memory() -> None:
