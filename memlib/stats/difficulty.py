@@ -15,6 +15,8 @@ from memlib.stats.multiplicity import largest_p
 from memlib.stats.randomization import Design
 
 CONTRADICTED = 0.05  # level of all tests of a declared random draw together
+FEWEST_WITHIN = 30  # units of a stratum that is compared, and adjusted, by itself; smaller ones are taken together
+MOST_WITHIN = 20  # strata that are compared by themselves, the largest ones
 
 
 def difference_p(
@@ -30,7 +32,8 @@ def difference_p(
     """Test, two-sided and by redraws within strata, if the sides differ in their ranks or at either end of the ranking.
 
     The statistics are those of `memlib.stats.coins.coin_tests`, of the values and of their negatives, with both signs, so
-    that members who vary less than non-members are seen, too.
+    that members who vary less than non-members are seen, too; over all units and within each large stratum, so that opposite
+    differences of two strata are seen.
 
     Args:
         values: (num_units,), such as difficulty.
@@ -47,7 +50,8 @@ def difference_p(
         0.005
     """
     ranks = ranks_within(values, strata)
-    columns = np.concatenate([statistics(ranks), statistics(-ranks)[:, 1:]], axis=1)
+    parts = [np.ones(len(ranks), dtype=bool), *_large(strata)]
+    columns = np.concatenate([_within(ranks, part) for part in parts[: MOST_WITHIN + 1]], axis=1)
     design = (
         Design(member, strata, np.arange(len(member)), given=given) if groups is None else Design.of(member, strata, groups)
     )
@@ -60,9 +64,9 @@ def adjusted(
 ) -> NDArray[np.float64]:
     """Return scores less what difficulty explains, in normal scores (standard normal quantiles of ranks).
 
-    Normal scores are regressed on those of the difficulty and their squares, within strata. The slope is estimated: a target
-    that is sharper than the models by which difficulty is measured would leave a part of it in a plain difference. The sides
-    are not used, so any test of them stays exact.
+    Normal scores are regressed on those of the difficulty and their squares, in each large stratum by itself, and within
+    small ones together. Slopes are estimated: a target that is sharper than the models by which difficulty is measured would
+    leave a part of it in a plain difference. The sides are not used, so any test of them stays exact.
 
     Args:
         scores: (num_attacks, num_units).
@@ -84,9 +88,28 @@ def adjusted(
     level[known] = _normal_scores(difficulty[known])
     terms = np.stack([level, np.square(level)], axis=1)
     outcomes = np.stack([_normal_scores(row) for row in scores], axis=1)
-    slopes = np.linalg.lstsq(_centred(terms, strata), _centred(outcomes, strata), rcond=None)[0]
-    left: NDArray[np.float64] = (outcomes - terms @ slopes).T
-    return left
+    large = _large(strata)
+    rest = ~np.any(large, axis=0) if large else np.ones(len(strata), dtype=bool)
+    for part in [*large, rest] if rest.any() else large:
+        here, own = terms[part], outcomes[part]
+        slopes = np.linalg.lstsq(_centred(here, strata[part]), _centred(own, strata[part]), rcond=None)[0]
+        outcomes[part] = own - (here - here.mean(axis=0)) @ slopes
+    return outcomes.T
+
+
+def _large(strata: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
+    """Return the masks of strata that stand by themselves, the largest first; none if there is a single stratum."""
+    names, counts = np.unique(strata, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return [strata == names[place] for place in order if counts[place] >= FEWEST_WITHIN] if len(names) > 1 else []
+
+
+def _within(ranks: NDArray[np.float64], part: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the columns of `statistics` of some units and of their negatives; 0 for other units."""
+    columns = np.concatenate([statistics(ranks[part]), statistics(-ranks[part])[:, 1:]], axis=1)
+    found = np.zeros((len(ranks), columns.shape[1]))
+    found[part] = columns
+    return found
 
 
 def _normal_scores(values: NDArray[np.floating]) -> NDArray[np.float64]:

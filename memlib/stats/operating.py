@@ -65,7 +65,8 @@ def auc(scores: NDArray[np.floating], member: NDArray[np.bool_], *, blocks: NDAr
 def even_shares(member: NDArray[np.bool_], strata: NDArray[np.int64], *, seed: int) -> NDArray[np.bool_]:
     """Return units of which every stratum has the same share of members, as many as possible, chosen at random.
 
-    One threshold for all units otherwise tells members by their stratum alone.
+    One threshold for all units otherwise tells members by their stratum alone. A fraction of a member is drawn by lot, so
+    that shares of small strata are equal on average.
 
     Args:
         member, strata: (num_units,), with units on both sides.
@@ -83,8 +84,9 @@ def even_shares(member: NDArray[np.bool_], strata: NDArray[np.int64], *, seed: i
         shuffled = rng.permutation(rows)
         inside, outside = shuffled[member[shuffled]], shuffled[~member[shuffled]]
         most = min(len(outside), math.floor(len(inside) / ratio + 1e-9))
+        wanted = most * ratio
         kept[outside[:most]] = True
-        kept[inside[: round(most * ratio)]] = True
+        kept[inside[: math.floor(wanted + 1e-9) + (rng.random() < wanted - math.floor(wanted + 1e-9))]] = True
     return kept
 
 

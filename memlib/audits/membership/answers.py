@@ -21,11 +21,13 @@ ATTACKS = (
 
 def rankings(tables: Tables, findings: Findings) -> Sequence[Ranking]:
     """Return the units by every attack, the headline's first; only the headline's scores have p-values, in a run that shows
-    memory: elsewhere a rank says nothing of a single unit.
+    memory, and whose draw was examined if it was only declared: elsewhere a rank says nothing of a single unit.
     """
     units, headline = tables["units"], findings.head.params.get("attack")
     members, by_chance = units["member"].to_numpy(zero_copy_only=False), findings.verdict.word != DESCRIPTIVE
-    strata, shown = _strata(units["label"].to_numpy(), findings), findings.verdict.word == SHOWN
+    declared = findings.get("declared_draw")
+    strata = _strata(units["label"].to_numpy(), findings)
+    shown = findings.verdict.word == SHOWN and (declared is None or declared.params.get("examined", False))
     asked = [name for name in ATTACKS if name in units.column_names and units[name].null_count < units.num_rows]
     kind = DOCUMENT if "ratio" in asked else EXAMPLE
     return [

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.membership.rankings import ModelResult, Rankings, Scores, Signal, mean_odds, survey_models
@@ -74,13 +75,17 @@ class Audited:
         units, target = self.units, self.recipe.target
         if not target.is_external or target.drawn != "fixed":
             return np.ones(len(units), dtype=bool)
-        return even_shares(units.member, units.strata, seed=derive_seed(self.recipe.score.seed, "shares"))
+        found, apart = np.zeros(len(units), dtype=bool), units.apart
+        seed = derive_seed(self.recipe.score.seed, "shares")
+        found[apart] = even_shares(units.member[apart], units.strata[apart], seed=seed)
+        return found
 
     @cached_property
     def rankings(self) -> Rankings:
         """The attacks on the target."""
+        level = self.recipe.score.level / (1 if self.recipe.privacy is None else 2)
         return Rankings(
-            self.units, self.recipe.score, self.is_tested, self.signals, self.difficulty if self.is_tested else None
+            self.units, self.recipe.score, self.is_tested, self.signals, self.difficulty if self.is_tested else None, level
         )
 
     @property
@@ -92,10 +97,29 @@ class Audited:
     def difficulty(self) -> Scores | None:
         """How likely shadow models that were not trained on a unit hold its true class (mean log odds): (num_units,).
 
-        It is None where memlib drew the members itself, where no random draw was declared, and with too few shadow models.
+        It is None where memlib drew the members itself, where no random draw was declared, and with too few shadow models
+        that were not trained on most units.
         """
+        shadows = self.units.shadows
+        without = (~shadows.inside).sum(axis=0)
         is_declared = self.recipe.target.is_external and self.recipe.is_drawn
-        return mean_odds(self.units.shadows)[1] if is_declared and len(self.inside) >= FEWEST_COMPARED else None
+        enough = without.mean() >= FEWEST_COMPARED / 2 - 0.5 and (without >= 2).mean() >= 0.9
+        return mean_odds(shadows)[1] if is_declared and len(self.inside) >= FEWEST_COMPARED and enough else None
+
+    @cached_property
+    def agreement(self) -> float | None:
+        """The rank correlation of non-members' difficulty with the target's log odds; None without difficulty.
+
+        Where it is small, difficulty is that of other models, and says little of what the target finds hard.
+        """
+        units = self.units
+        if self.difficulty is None:
+            return None
+        chosen = ~units.member & np.isfinite(self.difficulty)
+        odds = units.odds.mean(axis=0)[chosen]
+        if np.ptp(odds) == 0 or np.ptp(self.difficulty[chosen]) == 0:
+            return 0.0
+        return float(scipy.stats.spearmanr(odds, self.difficulty[chosen]).statistic)
 
     @cached_property
     def row_scores(self) -> Scores:

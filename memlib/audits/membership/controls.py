@@ -22,6 +22,9 @@ from memlib.stats.likeness import is_out, likeness, utility
 from memlib.stats.randomization import Design
 
 FOLDS, REDRAWS = 5, 999
+ALIKE = (
+    0.6  # rank correlation of difficulty for other models and for the target from which on the former stands for the latter
+)
 UNLIKE = 0.05  # level over all numbers of the likeness
 FEWEST_SHADOWS = 3  # with which a target can be compared
 OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same for tokens, of which many are answers at once
@@ -34,6 +37,7 @@ class Checks:
     blind: BlindBaseline | None  #: success of telling members without a model; with a p-value where a draw was declared.
     counts: float | None  #: p-value of the numbers of members by class, where independent coins were declared.
     difficulty: float | None  #: p-value of the sides' difficulty for models that were not trained on them; None without such.
+    agreement: float | None = None  #: see `Audited.agreement`.
 
     @property
     def p_value(self) -> float:
@@ -50,8 +54,8 @@ class Checks:
 
     @property
     def is_examined(self) -> bool:
-        """True if the sides were compared both without a model, and by models that were not trained on them."""
-        return {"blind", "difficulty"} <= self.found.keys()
+        """True if the sides were compared without a model, and by models like the target that were not trained on them."""
+        return {"blind", "difficulty"} <= self.found.keys() and (self.agreement or 0.0) >= ALIKE
 
     @property
     def contradicts(self) -> bool:
@@ -85,7 +89,7 @@ class Checks:
 
 def check_draw(audited: Audited, data: TrainingData) -> Checks:
     """Test a declared random draw without the target's answers; describe members where none was declared."""
-    return Checks(blind_baseline(audited, data), audited.counts_p, difficulty_p(audited))
+    return Checks(blind_baseline(audited, data), audited.counts_p, difficulty_p(audited), audited.agreement)
 
 
 def difficulty_p(audited: Audited) -> float | None:
@@ -127,6 +131,7 @@ def control_findings(audited: Audited, checks: Checks) -> list[Finding]:
             "drawn": audited.recipe.target.drawn, "contradicted": checks.contradicts, "examined": checks.is_examined,
         }  # fmt: skip
         params |= {f"p_{name}": round(p, 6) for name, p in checks.found.items()}
+        params |= {} if checks.agreement is None else {"agreement": round(checks.agreement, 3)}
         params |= {"reason": checks.reason} if checks.contradicts else {}
         rows.append(diagnostic("declared_draw", params, checks.p_value, n=len(audited.units)))
     return rows if checks.blind is None else [*_blind_rows(audited, checks.blind), *rows]

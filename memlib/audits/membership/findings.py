@@ -91,23 +91,25 @@ def _most_alarms(ranking: Ranking, audited: Audited) -> float | None:
     """Return the upper limit of true alarms at a true rate of `false_alarms[0]`; None if non-members are too few for it."""
     config, units = audited.recipe.score, audited.units
     kept = units.apart & audited.even
-    scores, member = ranking.scores[kept], units.member[kept]
-    if point_at(scores, member, config.false_alarms[0]) is None:
+    member = units.member[kept]
+    if point_at(ranking.scores[kept], member, config.false_alarms[0]) is None:
         return None
-    most = most_alarms(scores, member, config.false_alarms[0], error=config.error)
+    most = max(most_alarms(scores[kept], member, config.false_alarms[0], error=config.error) for scores in ranking.both)
     return most if most < 1 else None
 
 
 def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str, float]:
     """Return the upper limit of the AUC, and its bound if the limit of true alarms lies below its own bound, no attack
-    that was possible is left out, and few non-members have a copy among the members.
+    that was possible is left out, and few units are left out of the limits. These are the larger ones of raw and adjusted
+    scores, as memory that follows difficulty is partly taken away with it.
 
     Args:
         most: the limit of true alarms.
     """
     config, units = audited.recipe.score, audited.units
     apart, kept = units.apart, units.apart & audited.even
-    high = interval_within(ranking.scores[apart], units.member[apart], units.strata[apart], level=1 - 2 * config.error)[1]
+    member, strata = units.member[apart], units.strata[apart]
+    high = max(interval_within(scores[apart], member, strata, level=1 - 2 * config.error)[1] for scores in ranking.both)
     limits = {"upper_bound": high}
     is_small = most is not None and most < tail_bound(
         config, *(int((kept & side).sum()) for side in (units.member, ~units.member))
@@ -116,6 +118,7 @@ def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str,
         not audited.recipe.left_out
         and (~units.apart).sum() <= MOST_COPIED * (~units.member).sum()
         and (~units.paired).mean() <= MOST_UNPAIRED
+        and (units.member & ~audited.even).sum() <= MOST_UNPAIRED * units.member.sum()
     )
     return limits | ({"bound": config.auc_bound} if is_small and is_whole else {})
 
@@ -141,8 +144,9 @@ def _left_out(audited: Audited) -> Iterator[Finding]:
     units, params = audited.units, {"over": audited.units.noun}
     if unpaired := int((~units.paired).sum()):
         yield diagnostic("unpaired", params | {"most": MOST_UNPAIRED}, unpaired, n=len(units))
-    if uneven := int((~audited.even).sum()):
-        yield diagnostic("uneven", params, uneven, n=len(units))
+    if uneven := int((~audited.even & units.apart).sum()):
+        members = int((~audited.even & units.member).sum())
+        yield diagnostic("uneven", params | {"members": members, "most": MOST_UNPAIRED}, uneven, n=len(units))
     yield from _copies(audited)
 
 

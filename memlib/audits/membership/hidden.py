@@ -53,7 +53,7 @@ def _column_rows(name: str, guesses: Guesses, audited: Audited) -> Iterator[Find
     interval = Interval(found.low, found.high, audited.units.noun)
     rates = {"members": found.members, "nonmembers": found.non_members, "by_prior": found.by_prior}
     params |= {side: round(rate, 6) for side, rate in rates.items()}
-    if not audited.is_tested:
+    if not audited.is_tested or audited.recipe.target.is_external:  # guesses are not adjusted for sides that differ
         yield estimate("guessed_column", params, found.difference, n=found.units, interval=interval)
         return
     yield tested(

@@ -37,6 +37,11 @@ class Ranking:
     test: CoinTest | None  #: the test of the target's coins; None if they were not drawn at random.
     raw: Scores  #: (num_units,) the scores before they were adjusted.
 
+    @property
+    def both(self) -> tuple[Scores, ...]:
+        """The scores as they were tested and, if they were adjusted, as they were before."""
+        return (self.scores,) if self.raw is self.scores else (self.scores, self.raw)
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -58,6 +63,7 @@ class Rankings:
     #: (num_units,) how likely models that were not trained on a unit hold its true class (mean log odds), for which the
     #: target's scores are adjusted; None if they are not.
     difficulty: Scores | None = None
+    level: float = 0.05  #: level at which an attack is significant whatever other families show.
 
     @cached_property
     def slope(self) -> float:
@@ -105,10 +111,12 @@ class Rankings:
         tests: Sequence[CoinTest | None] = [None] * len(names)
         if self.is_drawn:
             seed = derive_seed(self.config.seed, "redraws")
-            tests = coin_tests(
-                scores, self.units.member, strata, redraws=self.config.redraws, seed=seed, level=self.config.level
-            )
-        return [Ranking(*each) for each in zip(names, scores, tests, raw, strict=True)]
+            tests = coin_tests(scores, self.units.member, strata, redraws=self.config.redraws, seed=seed, level=self.level)
+        before = scores if self.difficulty is None else raw
+        return [
+            Ranking(name, row, test, row if before is scores else was)
+            for name, row, test, was in zip(names, scores, tests, before, strict=True)
+        ]
 
     @property
     def head(self) -> Ranking:

@@ -47,8 +47,8 @@ _METHOD = (
     "trained on the example, with variances shrunk to their common value; RMIA (Zarifzadeh et al. 2024) divides its "
     "confidence by the mean confidence of all models, and ranks as that ratio does, like BASE (Lassila et al. 2025). "
     "Offline attacks use only models that were not trained on the example. Thresholds are order statistics of the "
-    "non-members, never quantiles of a fitted law. Tests redraw the target's coins within classes; all attacks share one "
-    "level (max-T, Westfall and Young 1993)."
+    "non-members, never quantiles of a fitted law. Tests redraw the target's coins within classes, small ones together where "
+    "each example had a coin of its own; all attacks share one level (max-T, Westfall and Young 1993)."
 )
 _OF_TEXTS = (
     "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the "
@@ -92,7 +92,7 @@ def compose(
             "well.",
         ),
         advice=_advice(word, findings, recipe),
-        limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings),
+        limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings, recipe),
         sections=[
             Section("How the verdict was reached", rest) if rest else None,
             _attacks_section(findings, tables["curves"], folder),
@@ -156,7 +156,12 @@ def _model(recipe: Recipe) -> str:
     return getattr(recipe.model, "architecture", recipe.model.kind)
 
 
-def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
+def as_declared(recipe: Recipe) -> str:
+    """Return a reservation about coins that memlib did not toss."""
+    return ", if the coins are as declared" if recipe.target.is_external else ""
+
+
+def _numbers(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]]:
     """Return the page's tiles (number, label, detail): AUC, true alarms and, if there is one, the bound of epsilon."""
     head = findings.head
     attack = head.params["attack"]
@@ -170,7 +175,7 @@ def _numbers(findings: Findings) -> list[tuple[str, str, str]]:
     bound = findings.get("epsilon_lower_bound")
     if bound is not None and bound.value > 0:
         most = f"at most {bound.params['ceiling']:.2f} could have been shown"
-        tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}", most))
+        tiles.append((f"{bound.value:.2f}", f"epsilon at least, per {bound.params['unit']}{as_declared(recipe)}", most))
     return tiles
 
 
@@ -352,7 +357,8 @@ def _privacy_section(findings: Findings, recipe: Recipe) -> Section | None:
     return Section(
         "Differential privacy",
         "A training procedure that is (epsilon, delta)-private lets nobody tell members better than epsilon allows. Each "
-        "bound holds with probability 95 %; the ceiling is what a perfect attack would have shown with as many examples.",
+        f"bound holds with probability 95 %{as_declared(recipe)}; the ceiling is what a perfect attack would have shown with "
+        "as many examples.",
         _claimed(claim, recipe, bound.params["ceiling"]),
         TableView(
             ("bound", "epsilon at least", "ceiling", "from"), rows, data=[row for row in (bound, many, gaussian) if row]

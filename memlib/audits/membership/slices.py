@@ -104,8 +104,9 @@ def _rows(part: Slice, audited: Audited) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield estimate("auc_of_slice", params, value, n=count, interval=interval)
-    rows = true_alarms(named, scores, member, audited.recipe.score.false_alarms, noun=noun, of="_of_slice")
-    yield next((row for row in rows if row.metric == "true_alarms_of_slice"), rows[0])
+    even = audited.even[part.units]
+    rows = true_alarms(named, scores[even], member[even], audited.recipe.score.false_alarms, noun=noun, of="_of_slice")
+    yield from [row for row in rows if row.metric == "true_alarms_of_slice"][:1] or rows[:1]
 
 
 def _p_value(part: Slice, audited: Audited) -> float:

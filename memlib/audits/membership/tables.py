@@ -8,8 +8,8 @@ UNITS = Table(
     name="units",
     version=2,
     meaning="One row per example or, with groups, per person: what each attack says of its membership in the target's "
-    "training set. Larger scores speak for membership. Where a random draw was declared, attacks' scores are normal scores "
-    "less what difficulty (log_odds_out) explains, which is what was tested.",
+    "training set. Larger scores speak for membership. Where a declared draw was tested beside enough shadow models, "
+    "attacks' scores are normal scores less what difficulty (log_odds_out) explains, which is what was tested.",
     columns=(
         Column("unit", TEXT, "", "id of the example, or of the first example of the person"),
         Column("examples", INT, "", "number of examples: 1, or a person's"),

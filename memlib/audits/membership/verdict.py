@@ -69,10 +69,11 @@ def limits(recipe: Recipe) -> Iterator[str]:
         yield from _text_limits(recipe)
     elif recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
-    if target.is_external and recipe.is_drawn and recipe.shadows.count < FEWEST_COMPARED:
+    without = recipe.shadows.count * (1 - recipe.shadows.share)
+    if target.is_external and recipe.is_drawn and min(recipe.shadows.count, 2 * without) < FEWEST_COMPARED:
         yield (
-            f"with fewer than {FEWEST_COMPARED} shadow models, nothing compares members with non-members by models that were "
-            "not trained on them, so the declared draw is only taken as declared: raise shadows.count"
+            f"an example has {without:.0f} shadow models that were not trained on it, too few to compare members with "
+            "non-members by, so the draw is only taken as declared: raise shadows.count"
         )
     if recipe.is_drawn and recipe.left_out:
         names = ", ".join(NAMES[name] for name in recipe.left_out)
@@ -139,7 +140,7 @@ def verdict(findings: Findings, recipe: Recipe) -> Verdict:
 
 
 def is_only_declared(findings: Findings) -> bool:
-    """Return whether a random draw was declared that could not be examined both without and by models."""
+    """Return whether a random draw was declared that could not be examined both without and by models like the target."""
     declared = findings.get("declared_draw")
     return declared is not None and not declared.params["examined"]
 
@@ -278,6 +279,12 @@ def _unbounded(findings: Findings, recipe: Recipe) -> Iterator[str]:
             f"Nothing is bounded either, as {int(unpaired.value):,} of {unpaired.n:,} {unpaired.params['over']} are of "
             "classes with members alone or non-members alone, which nothing compares."
         )
+    uneven = findings.get("uneven")
+    if uneven is not None and uneven.params["members"] > uneven.params["most"] * head.params["members"]:
+        yield (
+            f"Nothing is bounded either, as {uneven.params['members']:,} members are of classes with a larger share of "
+            "members than others, and are not counted."
+        )
     if copies is not None and copies.value > copies.params["most"] * copies.n:
         has = "has" if copies.value == 1 else "have"
         yield f"Nothing is bounded either, as {_copied(copies)} {has} a copy among the members."
@@ -378,6 +385,6 @@ def _unlike(findings: Findings) -> Iterator[str]:
         named = ", ".join(str(row.params["measure"]).replace(", ", " of ") for row in unlike[:NAMED])
         of = f"{len(unlike)} of {len(findings.all('likeness'))} numbers"
         yield (
-            f"The shadow models are unlike the target in {of} (such as the {named}): the test holds all the same, but "
-            "attacks with shadow models like it may find much more."
+            f"The shadow models are unlike the target in {of} (such as the {named}): the test holds all the same if members "
+            "were drawn at random, but attacks with shadow models like it may find much more."
         )

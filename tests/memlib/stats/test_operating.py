@@ -319,8 +319,13 @@ def test_even_shares_keep_as_many_units_as_have_the_same_share_in_every_stratum(
     ratio = member.sum() / (~member).sum()
     for stratum in (0, 1):
         inside, outside = (int((kept & side & (strata == stratum)).sum()) for side in (member, ~member))
-        assert abs(inside - ratio * outside) <= 0.5
+        assert abs(inside - ratio * outside) < 1
         assert outside in ((~member & (strata == stratum)).sum(), int((member & (strata == stratum)).sum() / ratio))
     assert not kept[strata == 2].any()  # members alone
     even = np.arange(400) % 2 == 0
     assert even_shares(even, np.arange(400) // 100, seed=1).all()
+    small = np.repeat(np.arange(1001), [2000, *[2] * 1000])  # a class with 30 % members, and pairs
+    of_small = np.concatenate([np.arange(2000) < 600, np.arange(2000) % 2 == 0])
+    pairs = even_shares(of_small, small, seed=0)[2000:]
+    ratio = of_small.sum() / (~of_small).sum()
+    assert abs(pairs[::2].sum() / pairs[1::2].sum() - ratio) < 0.06  # a fraction of a member by lot

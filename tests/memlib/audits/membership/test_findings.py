@@ -19,9 +19,10 @@ from memlib.audits.membership.report import COLOURS, _can
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Copies
 from memlib.audits.membership.verdict import limits, shows_alone
-from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings
+from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Findings, diagnostic
 from memlib.report.format import floored, percent
-from memlib.stats.operating import auc, rank_above
+from memlib.stats.blind import BlindBaseline
+from memlib.stats.operating import auc, most_alarms, rank_above
 from tests.memlib.audits.membership.worlds import recipe_of, world
 
 
@@ -364,10 +365,70 @@ def test_members_who_are_easier_for_other_models_contradict_the_declaration() ->
     checks = Checks(None, None, difficulty_p(audited))
     assert checks.contradicts
     assert "differ in how well models that were not trained on them know them" in checks.reason
-    few = replace(audited, shadows=audited.shadows, inside=audited.inside[:7])
+    few = replace(audited, shadows=replace(audited.shadows, odds=audited.shadows.odds[:7]), inside=audited.inside[:7])
     assert few.difficulty is None
     assert difficulty_p(few) is None
-    assert not Checks(None, 0.5, 0.5).is_examined
+    rare = replace(audited, inside=np.random.default_rng(0).random(audited.inside.shape) < 0.95)  # few models without a unit
+    assert rare.difficulty is None
+
+
+def test_a_declared_draw_is_examined_only_by_models_that_find_hard_what_the_target_does() -> None:
+    audited = declared_world(3)
+    blind = BlindBaseline(0.5, 0.4, 0.6, 0.7, {}, {})
+    assert (audited.agreement or 0.0) > 0.8
+    assert Checks(blind, None, 0.5, audited.agreement).is_examined
+    odds = np.random.default_rng(0).normal(size=audited.target.odds.shape).astype(np.float32)
+    other = replace(audited, target=replace(audited.target, odds=odds))
+    assert not Checks(blind, None, 0.5, other.agreement).is_examined
+    assert not Checks(None, None, 0.5, audited.agreement).is_examined
+    declared = diagnostic("declared_draw", {"drawn": "fixed", "contradicted": False, "examined": False}, 0.5, n=400)
+    found = Findings.read(summarize(declared_world(0, memory=2.0), [declared]))
+    assert found.verdict.sentence.startswith("If members were drawn at random, as declared: the model reveals who was in")
+    assert "As declared (target.drawn), it was drawn at random which examples were members" in found.verdict.explanation
+
+
+def test_opposite_differences_of_two_classes_accuse_nobody() -> None:
+    """Members are easier in one class and harder in the other, and the target is sharper in the first."""
+    accused = []
+    for seed in range(12):
+        plain = declared_world(seed, count=800)
+        rng, labels, member = np.random.default_rng(seed), np.arange(800) % 2, plain.member
+        ease = 2 * (rng.normal(size=800) + 0.4 * np.where(labels == 0, 1, -1) * member)
+        shadows = ease + rng.normal(size=plain.inside.shape) + 2.0 * plain.inside
+        target = np.where(labels == 0, 2.0, 0.5) * ease + rng.normal(size=(1, 800))
+        own, others = (
+            Answers(odds[:, None].astype(np.float32), odds > 0, np.zeros((len(odds), 0), dtype=bool))
+            for odds in (target, shadows)
+        )
+        audited = replace(of_classes(replace(plain, target=own, shadows=others), labels, drawn="fixed"), member=member)
+        fallen = Checks(None, None, difficulty_p(audited)).contradicts
+        accused.append(findings_of(audited).verdict.word == SHOWN and not fallen)
+    assert sum(accused) <= 4  # at a rate of .1, more in one of 250 cases
+
+
+def test_nothing_is_bounded_where_members_of_a_class_have_hardly_anybody_beside_them() -> None:
+    plain = world(6000, seed=4, score={"redraws": 999})
+    labels = np.where(np.arange(6000) < 1500, 1, 0)
+    member = np.where(labels == 1, np.arange(6000) > 0, np.arange(6000) % 2 == 0)  # one non-member among 1,500
+    odds = plain.target.odds + 10.0 * ((labels == 1) & member).astype(np.float32)
+    audited = replace(
+        of_classes(plain, labels, drawn="fixed"), member=member, target=replace(plain.target, odds=odds)
+    )  # fmt: skip
+    found = findings_of(audited)
+    assert found.verdict.word != BOUNDED
+    assert found.first("uneven").params["members"] > 1000
+
+
+def test_the_limits_of_a_declared_draw_are_those_of_raw_scores_too() -> None:
+    """Memory of the easiest members alone is partly taken away with difficulty."""
+    audited = declared_world(1, count=3000)
+    ease = audited.target.odds[0, 0] / 2
+    odds = audited.target.odds + 4.0 * (audited.member & (ease > 2)).astype(np.float32)
+    changed = replace(audited, target=replace(audited.target, odds=odds))
+    found = findings_of(changed)
+    for ranking in changed.rankings.all:
+        most = max(most_alarms(scores, changed.units.member, 0.01) for scores in (ranking.scores, ranking.raw))
+        assert found.first("true_alarms_limit", attack=ranking.attack).value == pytest.approx(most)
 
 
 def test_copies_of_members_are_left_out_of_the_limits_and_many_leave_nothing_bounded() -> None:
