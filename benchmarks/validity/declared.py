@@ -32,7 +32,7 @@ WORLDS, UNITS_OF_CELL = 10, 20
 
 @dataclass(frozen=True)
 class Cell:
-    """How the sides differ, and the target.
+    """A difference between the sides, and the target.
 
     Attributes:
         noise: share of the non-members' labels that are drawn anew.

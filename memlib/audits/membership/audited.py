@@ -95,7 +95,7 @@ class Audited:
 
     @cached_property
     def difficulty(self) -> Scores | None:
-        """How likely shadow models that were not trained on a unit hold its true class (mean log odds): (num_units,).
+        """The mean log odds of each unit in shadow models that were not trained on it: (num_units,).
 
         It is None where memlib drew the members itself, where no random draw was declared, and with too few shadow models
         that were not trained on most units.

@@ -160,7 +160,7 @@ def _sentence(word: Word, findings: Findings) -> str:
                 f"ranking (AUC {best.value:.2f} and top together, {p}).{also}"
             )
         return (
-            f"The model reveals who was in its training set: by {name}, members are told from non-members "
+            f"The model reveals who was in its training set: {name} can distinguish members from non-members "
             f"(AUC {best.value:.2f}, {p}).{also}"
         )
     if word == BOUNDED:

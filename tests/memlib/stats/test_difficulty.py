@@ -48,7 +48,7 @@ def test_members_of_another_spread_are_seen(wider: bool) -> None:
     assert difference_p(values, member, np.zeros(400, dtype=np.int64), redraws=199, seed=0) <= 0.01
 
 
-def test_what_difficulty_explains_is_taken_away_whatever_the_slope() -> None:
+def test_the_part_that_difficulty_explains_is_taken_away_whatever_the_slope() -> None:
     rng = np.random.default_rng(2)
     difficulty, noise = rng.normal(size=(2, 600))
     strata = np.arange(600) % 3
