@@ -185,7 +185,7 @@ def uniform_rule(given: NDArray[np.int64], references: NDArray[np.int64]) -> boo
 
 def file_report(rows: Sequence[Row]) -> Iterator[str]:
     """Report rejections of five unseen secrets by entropy, before and now, and how often planted ones are found."""
-    for name, field in (("rank / |R|, before", "before"), ("among unseen secrets, now", "wrong")):
+    for name, field in (("rank over all references, before", "before"), ("among unseen secrets, now", "wrong")):
         rejections = {
             f"{kind}, {bits} bits a digit": (sum(r[field] for r in chosen), sum(r["audits"] for r in chosen))
             for kind in FILE_MODELS

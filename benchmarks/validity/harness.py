@@ -133,7 +133,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[st
 
 
 def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float, hit: str = "rejected") -> Iterator[str]:
-    """Yield a table of rejections under nulls: does any lower limit (Bonferroni over the nulls) exceed alpha?
+    """Yield a table of rejections under nulls, each judged by one rule, see `by_rule`.
 
     Args:
         name: heading of the first column.
@@ -143,9 +143,8 @@ def level_lines(name: str, found: Mapping[str, tuple[int, int]], *, alpha: float
     """
     rows = []
     for null, (hits, count) in found.items():
-        low = lower_limit(hits, count, level=0.05 / len(found))
-        rows.append((null, rate(hits, count), f"{low:.4f}", "yes" if low <= alpha else "NO"))
-    yield from table((name, hit, f"lower limit at .05/{len(found)}", f"level {alpha:g} holds"), rows)
+        rows.append((null, rate(hits, count), by_rule(hits, count, alpha)))
+    yield from table((name, hit, f"level {alpha:g} by the rule"), rows)
 
 
 def made(rows: Sequence[Row]) -> str:
