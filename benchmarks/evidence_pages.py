@@ -5,6 +5,7 @@ Tables of many rows have a box that shows the rows with the words typed into it.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,14 +28,15 @@ AUDITS = {
 }
 PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "deja-vu": ("deja-vu", "persons", "reconstruction", "smoke"),
-    "captions": ("captions",),
+    "captions": ("captions", "declared-captions"),
     "unique-feature": ("unique-feature", "own-model"),
     "forgetting": ("forgetting",),
-    "membership": ("membership",),
+    "membership": ("membership", "declared-members"),
     "exposure": ("exposure",),
     "all": ("words", "gate", "declared-sets", "sweep-trends"),
 }
 FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word should find what explains it
+FORMER = re.compile(r"\bbefore\b|unadjusted|pooled")  # rates of former rules, which stand beside today's
 FILTER = '```{raw} html\n<input class="filter" type="search" placeholder="rows with these words" aria-label="rows with these words">\n```'
 
 
@@ -181,13 +183,24 @@ def _not_run() -> Iterator[str]:
 
 
 def _parts() -> Iterator[str]:
-    """Yield the table of all parts, each with its question and a link to what it printed."""
+    """Yield the table of all parts, each with its question, a link to what it printed, and its rates by the rule."""
     rows = []
     for page, names in PARTS.items():
         for name, part in validity().items():
             if name.startswith(names):
-                rows.append((f"[{name}](made/validity-{page}.md#{_anchor(name)})", part["question"]))
-    yield from _table(("part", "what it asks"), rows)
+                rows.append((f"[{name}](made/validity-{page}.md#{_anchor(name)})", part["question"], _ruled(part)))
+    yield from _table(("part", "what it asks", "rates of errors by the rule"), rows)
+
+
+def _ruled(part: Record) -> str:
+    """Return how many rates hold, are open, or fail, those of former rules left out."""
+    words: Counter[str] = Counter()
+    for block in part["shown"]:
+        table = block.get("table", {"columns": [], "rows": []})
+        if table["columns"] and str(table["columns"][-1]).endswith("by the rule"):
+            name = table["columns"][0]
+            words.update(str(row[-1]) for row in table["rows"] if row[-1] and not FORMER.search(f"{name} {row[0]}"))
+    return ", ".join(f"{count} {word.removesuffix('s')}" for word, count in words.most_common()) or "none"
 
 
 def _validity(parts: Mapping[str, Record]) -> Iterator[str]:
