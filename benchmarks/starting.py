@@ -4,7 +4,7 @@ python benchmarks/starting.py [--times N] [MEMLIB ...]
 
 Without a path, --help of this installation takes turns with Python that only imports the libraries of its command line, in CPU
 seconds. Each MEMLIB is the path of a `memlib` command. Each first runs the recipe `smoke` to fill its own store; then plan, a run of
-the finished audit, and --help are timed, the installations taking turns.
+the finished audit, a gate and --help are timed, the installations taking turns.
 """
 
 import argparse
@@ -46,11 +46,17 @@ def main() -> None:
         stores = [str(Path(folder) / f"store-{number}") for number in range(len(options.memlib))]
         for memlib, store in zip(options.memlib, stores, strict=True):
             _seconds([memlib, "run", "deja-vu", "--recipe", "smoke", "--quiet", "--store", store])
+        policy = Path(folder) / "policy.yaml"
+        policy.write_text("audits: [{audit: deja_vu, verdicts: [shown]}]\n")
         durations: dict[tuple[str, str], list[float]] = {}
         for _ in range(options.times):
             for memlib, store in zip(options.memlib, stores, strict=True):
                 audit = ["deja-vu", "--recipe", "smoke", "--store", store]
-                for name, command in {"plan": ["plan", *audit], "run": ["run", *audit], "--help": ["--help"]}.items():
+                commands = {
+                    "plan": ["plan", *audit], "run": ["run", *audit], "--help": ["--help"],
+                    "gate": ["gate", "--policy", str(policy), "--store", store],
+                }  # fmt: skip
+                for name, command in commands.items():
                     durations.setdefault((name, memlib), []).append(_seconds([memlib, *command]))
     print("| command | installation | median s | range s | times the last |")
     print("|---|---|---|---|---|")

@@ -61,8 +61,8 @@ _OF_TEXTS = (
 )
 _ADVICE = (
     "Treat the model's answers as personal data of its training examples: limit who can query it and how exact its answers "
-    "are, or retrain it (on more data, as a simpler model, for fewer epochs, or with differential privacy), and audit the new "
-    "model."
+    "are, or retrain it (on more data, as a simpler model, for fewer epochs, or with differential privacy), and audit the "
+    "new model."
 )
 
 
