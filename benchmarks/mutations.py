@@ -88,6 +88,12 @@ EQUIVALENT: dict[Mutation, str] = {
         "top[:, None] >= (observed[moves] - centre) / scale[moves] - 1e-09",
         "top[:, None] > (observed[moves] - centre) / scale[moves] - 1e-09",
     ): "only a difference of exactly the slack for rounding would tell",
+    Mutation(
+        "memlib.stats.membership", "_inverse_trigamma", "-step < 1e-12 * x", "-step <= 1e-12 * x"
+    ): "only a step of exactly the tolerance would tell",
+    Mutation(
+        "memlib.stats.totals", "_subsets", "256 * chosen / count", "256 * chosen"
+    ): "all units are included first, and surplus ones removed at random: slower, and equally likely",
     Mutation("memlib.stats.membership", "_inverse_trigamma", "50", "51"): "Newton's method ends before at its tolerance",
     Mutation(
         "memlib.stats.counterfactual", "_share", "np.asarray(counts) > 0", "np.asarray(counts) >= 0"

@@ -41,6 +41,23 @@ def test_a_difference_in_either_direction_is_seen(easier: float) -> None:
     assert difference_p(values, member, np.zeros(200, dtype=np.int64), redraws=199, seed=0) <= 0.01
 
 
+@pytest.mark.parametrize("most", [1, 20])
+def test_opposite_differences_of_two_strata_are_seen(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.stats.difficulty.MOST_WITHIN", most)
+    rng, strata = np.random.default_rng(0), np.arange(400) % 2
+    member = np.arange(400) // 2 % 2 == 0
+    values = rng.normal(size=400) + np.where(strata == 0, 1.0, -1.0) * member
+    assert difference_p(values, member, strata, redraws=199, seed=0) <= 0.01
+
+
+def test_slopes_of_large_strata_are_their_own() -> None:
+    rng, strata = np.random.default_rng(5), np.arange(600) % 2
+    ease = rng.normal(size=600)
+    left = adjusted((np.where(strata == 0, 2.0, 0.5) * ease)[None], ease, strata)[0]
+    for stratum in (0, 1):
+        assert np.std(left[strata == stratum]) < 0.35  # a common slope leaves .46 and .38
+
+
 @pytest.mark.parametrize("wider", [True, False])
 def test_members_of_another_spread_are_seen(wider: bool) -> None:
     member = np.arange(400) % 2 == 0

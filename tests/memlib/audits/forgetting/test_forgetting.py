@@ -143,6 +143,7 @@ def test_rounded_outputs_are_recognised_and_compared_as_rounded() -> None:
     p = np.array([0.12, 0.5, 1.0])
     assert decimals_of(p) == 2
     assert decimals_of(np.array([0.1234567891])) is None
+    assert decimals_of(np.array([1e-7])) is None  # a small probability is no rounded zero
     assert confidences(np.log(p[:2] / (1 - p[:2])), 1).tolist() == [0.1, 0.5]
     found = models()
     rounded = Observed(TARGET, "rounded", 0, found[4].log_odds, decimals=1)

@@ -175,7 +175,9 @@ def test_table_summary_and_page_give_the_utility_of_each_cell(tmp_path: Path) ->
     assert len(set(keys)) == len(keys)
     assert json.loads(rows[0]["params"]) == {"measure": "linear probe", "probe_layer": "backbone"}
     assert [row.metric for row in summarize(outcomes, useful)].count("utility") == 5
-    assert "at equal utility" in verdict(outcomes, remarks=remarks_on(along, changes)).explanation
+    said = verdict(outcomes, remarks=remarks_on(along, changes)).explanation
+    assert "at equal utility" in said
+    assert "Without a test, and without a bound" not in said  # all cells have one
     page = str(compose(outcomes, tmp_path, {}, along).sections)
     assert "0.6 (0.593 to 0.607)" in page
     assert "linear probe at backbone" in page
