@@ -91,6 +91,13 @@ EQUIVALENT: dict[Mutation, str] = {
     Mutation(
         "memlib.stats.membership", "_inverse_trigamma", "-step < 1e-12 * x", "-step <= 1e-12 * x"
     ): "only a step of exactly the tolerance would tell",
+    Mutation("memlib.stats.ranks", "Ranks._of_side", "1", "2"): "reshape(-2, 1) is reshape(-1, 1) to NumPy",
+    Mutation(
+        "memlib.stats.totals",
+        "_subsets",
+        "np.frombuffer(rng.bytes(draws * count), dtype=np.uint8).reshape(draws, count) < threshold",
+        "np.frombuffer(rng.bytes(draws * count), dtype=np.uint8).reshape(draws, count) <= threshold",
+    ): "surplus units are removed at random",
     Mutation(
         "memlib.stats.totals", "_subsets", "256 * chosen / count", "256 * chosen"
     ): "all units are included first, and surplus ones removed at random: slower, and equally likely",

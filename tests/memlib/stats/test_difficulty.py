@@ -50,6 +50,15 @@ def test_opposite_differences_of_two_strata_are_seen(most: int, monkeypatch: pyt
     assert difference_p(values, member, strata, redraws=199, seed=0) <= 0.01
 
 
+def test_strata_of_thirty_units_have_slopes_of_their_own() -> None:
+    rng, strata = np.random.default_rng(6), np.arange(60) % 2
+    ease = rng.normal(size=60)
+    scores = (np.where(strata == 0, 1.0, -1.0) * ease)[None]
+    assert np.std(adjusted(scores, ease, strata)[0]) < 0.3  # a common slope leaves 1
+    fewer = np.delete(np.arange(60), [0, 1])
+    assert np.std(adjusted(scores[:, fewer], ease[fewer], strata[fewer])[0]) > 0.8
+
+
 def test_slopes_of_large_strata_are_their_own() -> None:
     rng, strata = np.random.default_rng(5), np.arange(600) % 2
     ease = rng.normal(size=600)

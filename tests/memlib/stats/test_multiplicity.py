@@ -86,7 +86,7 @@ def test_a_constant_statistic_is_not_significant() -> None:
     assert max_t_p(np.zeros(2), np.zeros((9, 2))).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("level", [0.05, 0.011])
+@pytest.mark.parametrize("level", [0.05, 0.011, 0.005])
 def test_the_critical_deviation_separates_p_values_above_the_level_from_others(level: float) -> None:
     null = np.random.default_rng(0).normal(size=(199, 3)) * [1.0, 5.0, 0.2] + [0.0, 9.0, 1.0]
     needed = critical_deviation(null, level)

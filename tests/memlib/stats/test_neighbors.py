@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memlib.errors import UserError
 from memlib.stats import neighbors
-from memlib.stats.neighbors import nearest_neighbors, vote
+from memlib.stats.neighbors import _with_all, nearest_neighbors, vote
 
 
 def slow_neighbors(queries: np.ndarray, public: np.ndarray, ids: np.ndarray, k: int) -> np.ndarray:
@@ -186,3 +186,18 @@ def test_equal_votes_have_bitwise_equal_confidence() -> None:
     rows = np.array([rng.permutation(rng.permutation(6)[base]) for _ in range(200)])
     assert len(set(vote(rows)[1].tolist())) == 1
     assert vote(np.zeros((1, 5), dtype=int))[1][0] == 0
+
+
+def test_remaining_queries_are_compared_with_all_vectors() -> None:
+    class Plain:
+        def distances(self, queries: np.ndarray, columns: np.ndarray) -> np.ndarray:
+            return np.square(queries[:, None] - vectors[columns[0]][None]).sum(axis=2)
+
+    rng = np.random.default_rng(0)
+    vectors, queries = rng.normal(size=(200, 3)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
+    keys, left, ids = np.zeros((6, 5), dtype=np.uint64), np.array([1, 4]), np.arange(200, dtype=np.uint64)
+    found = _with_all(keys, left, queries, ids, 5, Plain())  # type: ignore[arg-type]
+    for row in left:
+        nearest = np.argsort(np.square(queries[row] - vectors).sum(axis=1))[:5]
+        assert (found[row] & np.uint64(2**32 - 1)).tolist() == nearest.tolist()
+    assert not found[[0, 2, 3, 5]].any()

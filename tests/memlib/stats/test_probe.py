@@ -50,6 +50,19 @@ def many_classes(count: int = 4000, classes: int = 200) -> tuple[Rows, Rows]:
     return Rows([vectors], labels, train), Rows([vectors], labels, ~train)
 
 
+def test_weights_that_are_fitted_in_batches_are_penalized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "BATCH", 2)
+    monkeypatch.setattr(probe, "LEARNING_RATE", 0.05)
+    rng, labels = np.random.default_rng(0), np.arange(256) % 2
+    vectors = rng.normal(size=(256, 4)).astype(np.float32) + 3 * labels[:, None].astype(np.float32)
+    rows, sizes = Rows([vectors], labels, np.ones(256, dtype=bool)), []
+    for weight_decay in (0.0, 1.0):
+        weight, bias = torch.full((2, 4), 5.0, requires_grad=True), torch.zeros(2, requires_grad=True)
+        probe._fit_in_batches(rows, torch.zeros(4), torch.ones(4), weight, bias, weight_decay)
+        sizes.append(float(weight.detach().square().sum()))
+    assert sizes[1] < 0.5 * sizes[0]
+
+
 def test_batches_come_close_to_the_full_batch_for_few_rows_of_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     full = probe_accuracies(*many_classes(), num_classes=200)
     monkeypatch.setattr(probe, "WHOLE", 0)

@@ -434,6 +434,13 @@ def test_distances_report_a_target_rounded_too_coarsely() -> None:
     assert "rounded to 1 decimals" in Distances([*sure, target], POOL, CONFIG).problems[1]
 
 
+def test_from_sixteen_models_on_variances_are_each_examples_own() -> None:
+    odds = np.random.default_rng(0).normal(size=(16, 2)) * [0.1, 5.0]
+    few, many = (Likelihoods(odds[:count], odds[:count]).variances[0] for count in (15, 16))
+    assert few[0] == few[1]
+    assert many[1] > 100 * many[0]
+
+
 def test_likelihood_ratio_equals_a_value_computed_by_hand() -> None:
     known = Likelihoods(np.array([[3.0], [5.0]]), np.array([[0.0], [2.0]]))  # means 4 and 1, variances 2 and 2
     assert known.ratio(np.array([4.0]))[0] == pytest.approx(9 / 4)
