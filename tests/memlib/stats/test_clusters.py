@@ -50,3 +50,8 @@ def test_intraclass_correlation_is_near_the_simulated_one(correlation: float) ->
 def test_intraclass_correlation_is_nan_without_variation_or_clusters(clusters: list[int]) -> None:
     assert math.isnan(intraclass_correlation(np.arange(4.0), np.array(clusters)))
     assert math.isnan(intraclass_correlation(np.zeros(4), np.array([0, 0, 1, 1])))
+
+
+def test_the_intraclass_correlation_does_not_depend_on_the_unit_of_values() -> None:
+    values, clusters = np.random.default_rng(0).normal(size=40) + np.repeat(np.arange(10), 4) / 3, np.repeat(np.arange(10), 4)
+    assert intraclass_correlation(1e-3 * values, clusters) == pytest.approx(intraclass_correlation(values, clusters))
