@@ -91,6 +91,15 @@ EQUIVALENT: dict[Mutation, str] = {
     Mutation(
         "memlib.stats.membership", "_inverse_trigamma", "-step < 1e-12 * x", "-step <= 1e-12 * x"
     ): "only a step of exactly the tolerance would tell",
+    Mutation(
+        "memlib.stats.noninferiority", "_away", "abs(value) > _TINY", "abs(value) >= _TINY"
+    ): "only a value of exactly the smallest size would tell",
+    Mutation(
+        "memlib.audits.exposure.scores",
+        "last_checkpoints",
+        "model.epoch >= last[training].epoch",
+        "model.epoch > last[training].epoch",
+    ): "a training has one checkpoint of an epoch",
     Mutation("memlib.stats.ranks", "Ranks._of_side", "1", "2"): "reshape(-2, 1) is reshape(-1, 1) to NumPy",
     Mutation(
         "memlib.stats.totals",
