@@ -70,7 +70,7 @@ def _attack_rows(ranking: Ranking, audited: Audited) -> Iterator[Finding]:
         yield tested(
             "auc", params, value, n=len(units), p_value=ranking.test.p_value, p_adjusted=ranking.test.adjusted_p,
             family=MEMBERS, null_value=0.5, interval=interval, either_direction=True,
-            smallest_p=max(1 / (1 + config.redraws), smallest_p(member, units.strata)),
+            smallest_p=_smallest_p(ranking, audited),
             detectable=_detectable(ranking.test.needed, audited),
             **_limits(ranking, audited, most),
         )  # fmt: skip
@@ -121,6 +121,13 @@ def _limits(ranking: Ranking, audited: Audited, most: float | None) -> dict[str,
         and (units.member & ~audited.even).sum() <= MOST_UNPAIRED * units.member.sum()
     )
     return limits | ({"bound": config.auc_bound} if is_small and is_whole else {})
+
+
+def _smallest_p(ranking: Ranking, audited: Audited) -> float:
+    """Return the smallest p-value that the design and the redraws allow, which is 1 where all scores are equal."""
+    if np.ptp(ranking.scores) == 0:
+        return 1.0
+    return max(1 / (1 + audited.recipe.score.redraws), smallest_p(audited.units.member, audited.units.strata))
 
 
 def _detectable(needed: float, audited: Audited) -> float | None:

@@ -288,8 +288,8 @@ def _unbounded(findings: Findings, recipe: Recipe) -> Iterator[str]:
     if copies is not None and copies.value > copies.params["most"] * copies.n:
         has = "has" if copies.value == 1 else "have"
         yield f"Nothing is bounded either, as {_copied(copies)} {has} a copy among the members."
-    if cannot_reject(head, families_of(findings, HEADLINES)):
-        yield "With so few examples or redraws, no result could have been significant."
+    if cannot_reject(head, families_of(findings, HEADLINES)) or head.detectable is None:
+        yield "With so few examples or redraws, or answers that are all alike, no result could have been significant."
     else:
         yield (
             f"An AUC of {head.detectable:.2f} would have been found by these attacks with a power of 80 % if all members "

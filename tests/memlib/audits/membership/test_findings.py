@@ -323,6 +323,15 @@ def of_classes(audited: Audited, labels: NDArray[np.int64], *, drawn: str | None
     return replace(audited, pool=pool, recipe=recipe, is_drawn=recipe.is_drawn)
 
 
+def test_answers_that_are_all_alike_can_show_nothing() -> None:
+    plain = world(200, score={"redraws": 999, "attacks": ["loss", "gap"], "headline": "loss"})
+    same = Answers(np.ones_like(plain.target.odds), np.ones_like(plain.target.correct), plain.target.held_out)
+    found = findings_of(replace(plain, target=same))
+    assert found.verdict.word == INCONCLUSIVE
+    assert (found.head.smallest_p, found.head.detectable) == (1.0, None)
+    assert "or answers that are all alike, no result could have been significant" in found.verdict.explanation
+
+
 def declared_world(seed: int, *, easier: float = 0.0, sharper: float = 1.0, memory: float = 0.0, count: int = 400) -> Audited:
     """Return a world of one class in which half of the examples are members, as declared.
 
