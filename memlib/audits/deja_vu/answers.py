@@ -1,6 +1,6 @@
 """Answers to other parts of memlib about a déjà vu audit: values by training, rankings of images, and limits for gates.
 
-The face of the audit names them; they load neither scipy nor torch, which are slow to load.
+The face of the audit names them; they load neither scipy nor torch, which are slow to load, before a limit is asked for.
 
 The tests of a run hold for the audited images: they take the images as given, and only the sides as random. A gate is about
 further images like the audited ones, so the number of memorized images that the redraws leave possible is taken as a sample:
@@ -18,15 +18,11 @@ from numpy.typing import NDArray
 
 from memlib.audits.base import Judgement, Trainings
 from memlib.audits.deja_vu.recipe import HEADLINE, Recipe
-from memlib.audits.deja_vu.units import Analysis, settings
-from memlib.audits.deja_vu.verdict import recognition
 from memlib.audits.ranking import EXAMPLE, Ranking
 from memlib.findings import Finding, Findings
 from memlib.identity import derive_seed
 from memlib.pipeline.tables import Tables
 from memlib.runs.run import Run
-from memlib.stats.inference import exact_interval
-from memlib.stats.randomization import attributable_bound, attributable_least
 
 SETTING = ("layer", "crop", "k")  # of another run; its last epoch may be another one
 
@@ -117,6 +113,8 @@ def judge(run: Run, row: Finding, limit: float) -> Judgement | None:
     """
     if row.metric != "share_excess" or row.family != HEADLINE:
         return None
+    from memlib.audits.deja_vu.verdict import recognition  # loads scipy
+
     recipe = Recipe.model_validate(run.recipe)
     recognized = recognition(Findings.read(run.summary))
     if recognized is not None and recognized.is_blind:
@@ -139,6 +137,10 @@ def shares(units: pa.Table, recipe: Recipe) -> tuple[float, float, int] | None:
     Returns:
         lower limit, upper limit, number; None if the answers contradict that sides can only add right answers.
     """
+    from memlib.audits.deja_vu.units import Analysis, settings  # these load scipy
+    from memlib.stats.inference import exact_interval
+    from memlib.stats.randomization import attributable_bound, attributable_least
+
     config = recipe.decode.model_copy(update={"replicates": 100})  # of a bootstrap that is not used here
     _, part = next(iter(settings(units)))
     analysis = Analysis(part, config, alone=recipe.reference is not None)
