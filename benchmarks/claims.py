@@ -1,17 +1,19 @@
 """Numbers of the papers' claims, read from the runs that they rest on: python benchmarks/claims.py --data DATA --store STORE.
 
-A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary; `ours` of a claim
-names numbers in braces. The runs are made, or reused if the store has them, and what their summaries say is written into the
+A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary, or by
+curve, series and x; `ours` of a claim names numbers in braces. The runs are made, or reused if the store has them, and what their summaries say is written into the
 file with the day and the run. DATA is the folder of data that settings name so.
 """
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 import memlib
@@ -35,6 +37,13 @@ def read(number: Mapping[str, Any], findings: Findings) -> Record:
     return dict(number) | {"value": round(found.value, 6), "interval": [round(end, 6) for end in interval]}
 
 
+def read_curve(number: Mapping[str, Any], curves: pa.Table) -> Record:
+    """Return a number with the value of a run's curve at its x."""
+    asked = {name: number[name] for name in ("curve", "series", "x")} | {"params": json.dumps(number.get("params", {}))}
+    (row,) = [row for row in curves.to_pylist() if {name: row[name] for name in asked} == asked]
+    return dict(number) | {"value": round(row["y"], 6), "interval": []}
+
+
 def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
     """Make or reuse the runs of a paper's claims, and write their numbers into the record."""
     for name, run in paper.get("runs", {}).items():
@@ -45,7 +54,9 @@ def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
         run |= {"id": made.id, "read": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
         for key, number in paper["numbers"].items():
             if number["run"] == name:
-                paper["numbers"][key] = read(number, findings)
+                paper["numbers"][key] = (
+                    read_curve(number, made.tables["curves"]) if "curve" in number else read(number, findings)
+                )
 
 
 def main() -> None:
