@@ -1,8 +1,8 @@
 """Numbers of the papers' claims, read from the runs that they rest on: python benchmarks/claims.py --data DATA --store STORE.
 
 A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary, or by
-curve, series and x; `ours` of a claim names numbers in braces. The runs are made, or reused if the store has them, and what their summaries say is written into the
-file with the day and the run. DATA is the folder of data that settings name so.
+curve, series and x; `ours` of a claim names numbers in braces. The runs are made, or reused if the store has them, and their
+numbers are written into the file with the day and the run. DATA is the folder of data that settings name so.
 """
 
 import argparse

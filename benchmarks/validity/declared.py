@@ -19,7 +19,7 @@ from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
 from memlib.audits.membership.controls import Checks, difficulty_p
 from memlib.data.subsets import toss
-from memlib.findings import SHOWN, Findings, settle
+from memlib.findings import SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec
 
@@ -178,8 +178,7 @@ def judge_captions(unit: str) -> Row:
         table_ = pairs(rng, *PAIR_CELLS[kind])
         raw, found = (Findings(summarize(table_, QUICK, epochs=(0,), chance=0.3, declared=each)) for each in (False, True))
         fallen = found.first("declared_draw").params["contradicted"]
-        said = verdict(settle(list(found), alpha=ALPHA)) if not fallen else None
-        counts += raw.head.verdict == SHOWN, fallen, said is not None and said.word == SHOWN
+        counts += raw.head.verdict == SHOWN, fallen, verdict(found).word == SHOWN
     raw_count, fallen_count, shown = counts.tolist()
     return {"kind": kind, "count": PAIR_WORLDS, "raw": raw_count, "withdrawn": fallen_count, "shown": shown}
 

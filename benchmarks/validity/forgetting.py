@@ -17,7 +17,6 @@ from memlib.audits.forgetting.trace import (
     Pool,
     estimate_effects,
     find_trace,
-    normal_scores,
     power_by_redraws,
     residuals,
     share_limit,
@@ -26,6 +25,7 @@ from memlib.audits.forgetting.trace import (
 )
 from memlib.identity import derive_seed
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
+from memlib.stats.difficulty import normal_scores
 from memlib.stats.likelihood import CLIP
 
 torch.set_num_threads(1)

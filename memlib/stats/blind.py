@@ -211,7 +211,7 @@ def _told(
     predicted = np.zeros((len(folds), len(tables)))
     agreement = []
     for number, sides in enumerate(_draws(design, redraws, seed)):
-        centred = _centred(sides.astype(np.float64).T, strata)
+        centred = centred_within(sides.astype(np.float64).T, strata)
         column = []
         for place, solver in enumerate(solvers):
             found = solver.predict(centred)
@@ -237,12 +237,12 @@ def _draws(design: Design, redraws: int, seed: int) -> Iterator[NDArray[np.bool_
     yield from design.redraws(redraws, seed=seed)
 
 
-def _centred(sides: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return sides (num_units, num_draws) less the means of their strata."""
+def centred_within(columns: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return columns (num_units, num_columns) less the means of their strata, which are numbered from 0."""
     units = np.arange(len(strata))
     membership = scipy.sparse.csr_array((np.ones(len(units)), (strata, units)), shape=(int(strata.max()) + 1, len(units)))
-    means = np.asarray(membership @ sides) / np.bincount(strata)[:, None]
-    return np.asarray(sides - means[strata])
+    means = np.asarray(membership @ columns) / np.bincount(strata)[:, None]
+    return np.asarray(columns - means[strata])
 
 
 class _Ridge:

@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from memlib.stats.blind import centred_within
 from memlib.stats.coins import ranks_within, statistics
 from memlib.stats.multiplicity import largest_p
 from memlib.stats.randomization import Design
@@ -85,16 +86,32 @@ def adjusted(
     """
     known = np.isfinite(difficulty)
     level = np.zeros(len(difficulty))
-    level[known] = _normal_scores(difficulty[known])
+    level[known] = normal_scores(difficulty[known])
     terms = np.stack([level, np.square(level)], axis=1)
-    outcomes = np.stack([_normal_scores(row) for row in scores], axis=1)
+    outcomes = np.stack([normal_scores(row) for row in scores], axis=1)
     large = _large(strata)
     rest = ~np.any(large, axis=0) if large else np.ones(len(strata), dtype=bool)
     for part in [*large, rest] if rest.any() else large:
-        here, own = terms[part], outcomes[part]
-        slopes = np.linalg.lstsq(_centred(here, strata[part]), _centred(own, strata[part]), rcond=None)[0]
-        outcomes[part] = own - (here - here.mean(axis=0)) @ slopes
+        outcomes[part] = unexplained(outcomes[part], terms[part], strata[part])
     return outcomes.T
+
+
+def unexplained(outcomes: NDArray[np.float64], terms: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return outcomes less their linear regression on terms within strata, around the means of the terms.
+
+    Args:
+        outcomes, terms: (num_units, num_outcomes) and (num_units, num_terms).
+        strata: (num_units,).
+
+    Example:
+        >>> import numpy as np
+        >>> unexplained(np.array([[5.0], [7.0]]), np.array([[0.0], [1.0]]), np.zeros(2, dtype=int)).round(6).tolist()
+        [[6.0], [6.0]]
+    """
+    place = np.unique(strata, return_inverse=True)[1]
+    slopes = np.linalg.lstsq(centred_within(terms, place), centred_within(outcomes, place), rcond=None)[0]
+    left: NDArray[np.float64] = outcomes - (terms - terms.mean(axis=0)) @ slopes
+    return left
 
 
 def _large(strata: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
@@ -112,14 +129,7 @@ def _within(ranks: NDArray[np.float64], part: NDArray[np.bool_]) -> NDArray[np.f
     return found
 
 
-def _normal_scores(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    return np.asarray(scipy.stats.norm.ppf((scipy.stats.rankdata(values) - 0.5) / len(values)))
-
-
-def _centred(columns: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return columns (num_units, num_columns) less the means of their strata."""
-    place = np.unique(strata, return_inverse=True)[1]
-    sums = np.zeros((int(place.max()) + 1, columns.shape[1]))
-    np.add.at(sums, place, columns)
-    means: NDArray[np.float64] = sums / np.bincount(place)[:, None]
-    return columns - means[place]
+def normal_scores(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Compute normal quantiles of ranks, with ties at their mean rank: (n,) -> (n,)."""
+    scores: NDArray[np.float64] = scipy.stats.norm.ppf((scipy.stats.rankdata(values) - 0.5) / len(values))
+    return scores

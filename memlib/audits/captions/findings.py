@@ -24,7 +24,7 @@ from memlib.audits.sides import Audited
 from memlib.data.splits import EXTRA, REFERENCE, TARGET
 from memlib.findings import Finding, diagnostic, estimate, settle, untested
 from memlib.identity import derive_seed
-from memlib.stats.difficulty import CONTRADICTED
+from memlib.stats.difficulty import CONTRADICTED, unexplained
 from memlib.stats.randomization import two_sided_p
 from memlib.tables import CURVES, point
 
@@ -93,9 +93,7 @@ class Setting:
         if self.has_reference:
             easy.append((_recall(self, "a") + _recall(self, "b")).mean(axis=0))
         terms = np.stack([power for one in easy for power in (one, np.square(one))], axis=1)
-        terms -= terms.mean(axis=0)
-        slopes = np.linalg.lstsq(terms, (gains - gains.mean(axis=1, keepdims=True)).T, rcond=None)[0]
-        return np.asarray(gains - (terms @ slopes).T)
+        return unexplained(gains.T, terms, np.zeros(len(terms), dtype=np.int64)).T
 
     def audited(self, config: Config, use: str) -> Audited:
         """Return the design of the rows; pairs held out from all models are on B's side."""

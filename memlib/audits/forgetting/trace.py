@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from memlib.specs.data import KNOWN, QUERY, WITHHELD
 from memlib.specs.level import ERROR
+from memlib.stats.difficulty import normal_scores
 from memlib.stats.randomization import Design, detectable, two_sided_p
 
 DEGREE = 3  # degree of the polynomial that predicts the target's scores
@@ -56,12 +57,6 @@ class Pool:
         """Return the rows of a role and of the withheld examples, and the design that drew the role among both."""
         rows = np.flatnonzero((self.roles == role) | (self.roles == WITHHELD))
         return rows, Design.of(self.roles[rows] == role, self.labels[rows], self.groups[rows])
-
-
-def normal_scores(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute normal quantiles of ranks, with ties at their mean rank: (n,) -> (n,)."""
-    scores: NDArray[np.float64] = scipy.stats.norm.ppf((scipy.stats.rankdata(values) - 0.5) / len(values))
-    return scores
 
 
 def residuals(odds: NDArray[np.float64], unseen: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -129,9 +129,10 @@ class Score(ScoresStage):
         target, shadows = comparable(target.of(listed), shadows.of(listed), self.target.facts.get("decimals"))
         if self.recipe.reads_losses:
             target, shadows = more_likely_right(target), more_likely_right(shadows)
+        pool = Pool.of(rows, listed)
         return Audited(
             recipe=self.recipe,
-            pool=Pool.of(rows, listed),
+            pool=pool,
             rows=rows.filter(pa.array(listed)),
             member=own[listed],
             target=target,
@@ -140,7 +141,7 @@ class Score(ScoresStage):
             held_out=self.data.members(HELD_OUT),
             is_drawn=self.recipe.is_drawn,
             norms=np.array([each.content for each in self.norms]) if self.norms else None,
-            copies=copies_of(self.data, rows.filter(pa.array(listed))["example_id"].to_pylist(), own[listed]),
+            copies=copies_of(self.data, pool.ids, own[listed]),
         )
 
 

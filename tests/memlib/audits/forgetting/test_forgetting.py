@@ -20,7 +20,6 @@ from memlib.audits.forgetting.trace import (
     estimate_effects,
     find_trace,
     follows,
-    normal_scores,
     power_by_redraws,
     residuals,
     share_interval,
@@ -31,6 +30,7 @@ from memlib.audits.forgetting.verdict import outcome as outcome_of
 from memlib.errors import RunError
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
+from memlib.stats.difficulty import normal_scores
 from memlib.stats.likelihood import Likelihoods, confidences, decimals_of, log_odds
 from memlib.tables import CURVES, SUMMARY
 from tests.chance import least_of, most_of
