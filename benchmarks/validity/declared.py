@@ -1,8 +1,9 @@
 """Random draws that are only declared: how often is an innocent model accused where the sides differ, and what does it cost?
 
 Membership: forests that saw other points of the members' law, and pools whose non-members have noisier labels, are wider or lie
-nearer to the other classes. Captions: pairs of which one side has easier captions, and a first model that is sharper than the
-second; recall of each pair is binomial.
+nearer to the other classes. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
+of which a part follows another law. Captions: pairs of which one side has easier captions, and a first model that is sharper
+than the second; recall of each pair is binomial.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,18 +11,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 
+from benchmarks.validity.documents import HOW, SYMBOLS, small_gpt, texts, train
 from benchmarks.validity.harness import Part, Row, by_rule, crossed, rate, table
 from benchmarks.validity.membership import CLASSES, SHADOWS, Sample, answers, audited, recipe, scores, seeds, total
 from memlib.audits.captions.findings import summarize
 from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
+from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import Checks, difficulty_p
+from memlib.audits.membership.documents.audited import DocumentsAudited
+from memlib.audits.membership.documents.recipe import ATTACKS, OF_SHADOWS, DocumentsRecipe
+from memlib.audits.membership.units import Pool
+from memlib.data.blind_features import BlindFeatures
 from memlib.data.subsets import toss
 from memlib.findings import SHOWN, Findings
 from memlib.identity import derive_seed
+from memlib.observe.token_scores import TokenScores, token_scores
 from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec
+from memlib.tables import SPLITS
 
 POINTS, DIM = 400, 8
 ALPHA, WORST = 0.05, 0.10  # level of the tests, and the rate that no cell of a grid may exceed
@@ -92,7 +103,11 @@ def world(cell: Cell, rng: np.random.Generator, seed: int) -> tuple[bool, bool, 
     models += [scores(FOREST, pool.of(own), pool, derive_seed(seed, place)) for place, own in enumerate(inside)]
     one_class = replace(pool, labels=np.zeros(POINTS, dtype=np.int64))  # labels are noisy, so nothing is drawn within them
     said = recipe(target={"outputs": {"path": "outputs.csv"}, "members": "members.csv", "drawn": "fixed"})
-    found = audited(said, one_class, member, answers(models[:1], pool.labels), answers(models[1:], pool.labels), inside)
+    return judge(audited(said, one_class, member, answers(models[:1], pool.labels), answers(models[1:], pool.labels), inside))
+
+
+def judge(found: Audited) -> tuple[bool, bool, bool]:
+    """Return whether raw scores would accuse a target, whether the declaration is contradicted, and whether it is accused."""
     p_values = [
         min(one.test.adjusted_p for one in rankings.all if one.test is not None)
         for rankings in (replace(found.rankings, difficulty=None), found.rankings)
@@ -136,6 +151,104 @@ def report_membership(rows: Sequence[Row]) -> Iterator[str]:
     yield f"model, which sees points and not labels, is left out). Innocents may be shown in {ALPHA:g} of cases without a difference, and in {WORST:g} with one."
     yield ""
     yield from report(rows, {kind: _nominal(kind) for kind in CELLS})
+
+
+# -- documents ------------------------------------------------------------------------------------------
+
+OF_EACH, ON_A_SIDE, DOCUMENT_SHADOWS = 160, 100, 8  # documents of a law, and of them those on a side of one audit
+DOCUMENT_WORLDS, DRAWS = 40, 10
+FIRST, PRETRAINED, TUNED, LONG = 2_000, 20, 6, 12  # documents and epochs of the first model, epochs of its fine-tuning
+OTHER = {"no difference": 0.0} | {
+    f"{share:.0%} of non-members' words of another source": share for share in (0.02, 0.05, 0.1, 0.2)
+}
+DOCUMENT_CELLS = {
+    **{f"innocent, {name}": ("innocent", place) for place, name in enumerate(OTHER)},
+    **{f"innocent, trained twice as long, {name}": ("longer", place) for place, name in enumerate(OTHER)},
+    "guilty, no difference": ("guilty", 0), "guilty, trained twice as long, no difference": ("guilty, longer", 0),
+}  # fmt: skip
+"""The target, and the place of the non-members' law among all others."""
+
+
+def judge_documents(unit: str) -> Row:
+    """Fine-tune the models of a world, and audit draws of its documents in every cell."""
+    ((rng, seed),) = seeds(f"documents/{unit}", 1)
+    own, foreign = (rng.dirichlet(np.full(SYMBOLS, 0.2), size=SYMBOLS) for _ in range(2))
+    laws = [own, *((1 - share) * own + share * foreign for share in OTHER.values())]  # of members and of non-members
+    pool = np.concatenate([texts(OF_EACH, law, rng) for law in laws])
+    elsewhere, first = texts(len(pool) // 2, own, rng), texts(FIRST, own, rng)
+    guilty = np.concatenate([pool[:OF_EACH], elsewhere[OF_EACH:]])
+    inside = toss(np.arange(len(pool)), range(DOCUMENT_SHADOWS), share=0.5, seed=seed)
+    model = small_gpt(seed)
+    train(model, first, PRETRAINED, seed)
+    start = {name: weights.clone() for name, weights in model.state_dict().items()}
+
+    def observed(rows: NDArray[np.int64], epochs: int) -> TokenScores:
+        """Return the scores of all documents under the first model, fine-tuned on some."""
+        model.load_state_dict(start)
+        if epochs:
+            train(model, rows, epochs, int(rng.integers(2**31)))
+        return token_scores(model.eval(), pool, np.ones(len(pool), np.int64), share=0.2, device=torch.device("cpu"))
+
+    base, shadows = observed(first, 0), [observed(pool[coins], TUNED) for coins in inside]
+    targets = {
+        "innocent": observed(elsewhere, TUNED), "longer": observed(elsewhere, LONG),
+        "guilty": observed(guilty, TUNED), "guilty, longer": observed(guilty, LONG),
+    }  # fmt: skip
+    counts = {kind: np.zeros(3, dtype=np.int64) for kind in DOCUMENT_CELLS}
+    for _ in range(DRAWS):
+        for kind, (target, place) in DOCUMENT_CELLS.items():
+            rows = sides(rng, place, is_true=kind.startswith("innocent") and not place)
+            counts[kind] += judge(of_documents(rows, inside, targets[target], shadows, base))
+    return {"cells": {kind: found.tolist() for kind, found in counts.items()}, "count": DRAWS}
+
+
+def sides(rng: np.random.Generator, place: int, *, is_true: bool) -> NDArray[np.int64]:
+    """Draw the rows of members, which come first, and of as many non-members, from the documents of a later law."""
+    if is_true:
+        return rng.permutation(2 * OF_EACH)[: 2 * ON_A_SIDE]
+    members, others = (rng.permutation(OF_EACH)[:ON_A_SIDE] for _ in range(2))
+    return np.concatenate([members, OF_EACH * (place + 1) + others])
+
+
+def of_documents(
+    rows: NDArray[np.int64], inside: NDArray[np.bool_], target: TokenScores, shadows: Sequence[TokenScores], base: TokenScores
+) -> DocumentsAudited:
+    """Return the audit of documents of one window each, of which the first half are members."""
+    said = DocumentsRecipe.model_validate(
+        {
+            "data": {"source": {"kind": "text", "path": "mail.txt"}, "unit": "token"},
+            "model": {"kind": "huggingface", "path": "base"}, "shadows": {"count": DOCUMENT_SHADOWS},
+            "training": {"objective": {"kind": "language"}, "epochs": TUNED, "augment": None},
+            "target": {"trained": {"kind": "huggingface", "path": "tuned"}, "members": "members.csv", "drawn": "fixed"},
+            "score": {"redraws": 999, "attacks": [*ATTACKS, *OF_SHADOWS]},
+        }
+    )  # fmt: skip
+    count, everything = len(rows), inside.shape[1]
+    member, listed = (np.isin(np.arange(everything), part) for part in (rows[: count // 2], rows))
+    ids, zeros = [f"document {row:08d}" for row in np.sort(rows)], np.zeros(count, dtype=np.int64)
+    described = pa.Table.from_pylist(
+        [{"example_id": one, "row": row, "role": "train", "label": 0, "class_name": "", "group": one} for row, one in enumerate(ids)],
+        schema=SPLITS.arrow,
+    )  # fmt: skip
+    return DocumentsAudited.of(
+        recipe=said, pool=Pool(ids, [""] * count, zeros, np.arange(count)), rows=described, member=member, listed=listed,
+        inside=inside, target=target, shadows=shadows, base=base, compressed=np.full(everything, HOW.prefix + HOW.suffix),
+        known=BlindFeatures(np.zeros((everything, 0)), (), ()), nobody=SPLITS.arrow.empty_table(),
+    )  # fmt: skip
+
+
+def report_documents(rows: Sequence[Row]) -> Iterator[str]:
+    """Report a grid of differences between the sides of documents."""
+    yield f"{len(rows)} worlds of small GPT-2 that were fine-tuned for {TUNED} epochs ({LONG} where trained twice as long), {DOCUMENT_SHADOWS} of them shadow models on halves of"
+    yield f"all documents, with {DRAWS} draws each of {ON_A_SIDE} members and {ON_A_SIDE} non-members, as declared (fixed); all eight attacks. Innocent targets saw other documents of the"
+    yield "members' law. Withdrawn: by the shadow models' scores alone."
+    yield ""
+    flat = [
+        {"kind": kind, "count": row["count"], "raw": raw, "withdrawn": withdrawn, "shown": shown}
+        for row in rows
+        for kind, (raw, withdrawn, shown) in row["cells"].items()
+    ]
+    yield from report(flat, {kind: _nominal(kind) for kind in DOCUMENT_CELLS})
 
 
 # -- captions -------------------------------------------------------------------------------------------
@@ -196,6 +309,11 @@ PARTS = (
         "declared-members",
         "Members that are declared to be drawn at random, but are easier than non-members: is an innocent model accused?",
         lambda: crossed(CELLS, UNITS_OF_CELL), judge_membership, report_membership,
+    ),
+    Part(
+        "declared-documents",
+        "Documents that are declared to be drawn at random, but come from several sources: is an innocent model accused?",
+        lambda: map(str, range(DOCUMENT_WORLDS)), judge_documents, report_documents,
     ),
     Part(
         "declared-captions",

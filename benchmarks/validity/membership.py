@@ -30,6 +30,7 @@ from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.models.estimators import fit_estimator
 from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec, NearestSpec
+from memlib.stats.difficulty import CONTRADICTED
 from memlib.stats.likelihood import CLIP, log_odds
 from memlib.tables import INDEX, SPLITS
 
@@ -618,7 +619,7 @@ def report_leaks(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     clean = {kind: mine for kind, mine in of_kind(rows).items() if kind in CLEAN}
     levels = {f"{kind}: withdrawn": (total(mine, "withdrawn"), total(mine, "count")) for kind, mine in clean.items()}
-    yield from level_lines("true declarations", levels, alpha=0.01, hit="withdrawn")
+    yield from level_lines("true declarations", levels, alpha=CONTRADICTED, hit="withdrawn")
 
 
 # -- rare and strong memory -----------------------------------------------------------------------------
@@ -682,6 +683,13 @@ def report_bounded(rows: Sequence[Row]) -> Iterator[str]:
             for kind, mine in of_kind(rows).items()
         ),
     )  # fmt: skip
+    yield ""
+    wrong = {
+        kind: (total(mine, "bounded"), total(mine, "count"))
+        for kind, mine in of_kind(rows).items()
+        if _exceeds(*BOUNDED[kind])
+    }
+    yield from level_lines("memory beyond the bound", wrong, alpha=LEVEL, hit="bounded")
 
 
 def _exceeds(source: str, share: float, bound: float) -> bool:
