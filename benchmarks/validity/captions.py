@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "training.batch_size": 50,
 }  # fmt: skip
 QUICK = Config(replicates=100, permutations=199)
-RUNS, REDRAWS = 4, 100  # audits of one kind; redraws of the sides for each
+RUNS, REDRAWS = 4, 500  # audits of one kind; redraws of the sides for each
 UNTRAINED, ELSEWHERE, UNEQUAL, OWN = (
     "untrained", "trained on other pairs", "trained on other pairs, one at a third of the rate", "trained on their sides"
 )  # fmt: skip

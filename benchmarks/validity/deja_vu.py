@@ -22,7 +22,7 @@ from memlib.stats.randomization import Design
 
 torch.set_num_threads(1)
 
-WORLDS, REDRAWS = 20, 20  # draws of data and nets; redraws of the sides per draw
+WORLDS, REDRAWS = 20, 100  # draws of data and nets; redraws of the sides per draw
 AUDITED, PUBLIC, K = 200, 2000, 20
 BASE = How(epochs=60, batch=40)
 CONFIG = Config(k=(K,), replicates=100, permutations=199)
@@ -242,11 +242,14 @@ def design_units() -> Iterator[str]:
     )
 
 
+DESIGNED = 2_000  # null audits of one design
+
+
 def judge_design(unit: str) -> Row:
-    """Run 400 null audits of simulated votes: whether an answer is right depends on the image, not on the side."""
+    """Run null audits of simulated votes: whether an answer is right depends on the image, not on the side."""
     rng = np.random.default_rng(derive_seed(0, unit) % 2**31)
     rejected = 0
-    for _ in range(400):
+    for _ in range(DESIGNED):
         count = {"200 images, few right": 200, "groups of 1 to 9": 120}.get(unit, 50 if unit.startswith("50") else 20)
         labels = np.arange(count) % (1 if "one class" in unit else 5)
         if "3 to 12" in unit:
@@ -260,7 +263,7 @@ def judge_design(unit: str) -> Row:
         gains = (persons[0] < ease[groups]).astype(np.int64) - (persons[1] < ease[groups])
         sides = drawn_sides(rng, labels, groups)
         rejected += Design.of(sides, labels, groups).tail_p(gains, permutations=99, seed=0) <= 0.05
-    return {"kind": unit, "rejected": rejected, "count": 400}
+    return {"kind": unit, "rejected": rejected, "count": DESIGNED}
 
 
 def report_design(rows: Sequence[Row]) -> Iterator[str]:

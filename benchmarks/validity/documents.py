@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.validity.harness import Part, Row, level_lines, rate, table
+from benchmarks.validity.harness import Part, Row, by_rule, level_lines, rate, table
 from memlib.audits.exposure import documents as documents_of_runs
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.recipe import DiscoverableSpec
@@ -103,8 +103,16 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{DOCUMENTS} documents, half of them held out at random; suffixes of {HOW.suffix} symbols, GPT-2 of 2 layers."
     yield ""
     of = {kind: [row for row in rows if row["kind"] == kind] for kind in EPOCHS}
-    nulls = {f"{kind}, net {place}": (row["hits"], row["count"]) for kind in NULLS for place, row in enumerate(of[kind])}
+    single = {kind: [(row["hits"], row["count"]) for row in of[kind]] for kind in NULLS if of[kind]}
+    nulls = {
+        f"{kind}, {len(each)} nets": (sum(hits for hits, _ in each), sum(count for _, count in each))
+        for kind, each in single.items()
+    }
     yield from level_lines("documents never seen", nulls, alpha=ALPHA, hit="shown")
+    yield ""
+    for kind, each in single.items():
+        fail = sum(by_rule(*one, ALPHA) == "fails" for one in each)
+        yield f"{kind}: {fail} of {len(each)} nets fail by themselves; the largest rate is {rate(*max(each))}."
     yield ""
     found = [
         (kind, f"{math.fsum(row['gap'] for row in of[kind]) / len(of[kind]):.1f}", rate(sum(r["hits"] for r in of[kind]), len(of[kind])))

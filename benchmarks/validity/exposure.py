@@ -89,7 +89,7 @@ def optimizer(rate_: float, name: str = "adamw") -> Row:
 # -- secrets that a text held -------------------------------------------------------------------------
 
 LAWS = (3.31, 3.2, 3.0, 2.86)  # bits a digit
-NETS, REDRAWS, GIVEN, UNSEEN = 4, 25, 5, 800
+NETS, REDRAWS, GIVEN, UNSEEN = 4, 500, 5, 800
 TIMES = (1, 4, 16)
 FILE_FORMAT = "call me at {d8}"
 FILE_MODELS = {
@@ -272,7 +272,7 @@ def single_report(rows: Sequence[Row]) -> Iterator[str]:
 
 # -- variants and nets that saw nothing ---------------------------------------------------------------
 
-VARIANT_UNITS, VARIANTS, VARIANT_REDRAWS, CANARIES = 6, 8, 30, 3
+VARIANT_UNITS, VARIANTS, VARIANT_REDRAWS, CANARIES = 6, 8, 334, 3
 VARIANT_FORMAT = "the code is {d5}"
 
 

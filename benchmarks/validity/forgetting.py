@@ -31,7 +31,7 @@ from memlib.stats.likelihood import CLIP
 torch.set_num_threads(1)
 
 WORLDS = 4  # draws of the pool U, of D_C and of the provider's other images
-INNOCENT, REDRAWS = 10, 10  # targets per kind and world; redraws of D_Q per target
+INNOCENT, REDRAWS = 10, 50  # targets per kind and world; redraws of D_Q per target
 GUILTY = 25  # targets per kind and world, each with its own draw of D_Q
 SIZE = 20  # examples per class of D_Q, of the known and of the withheld examples
 ALPHA, PERMUTATIONS = 0.05, 999

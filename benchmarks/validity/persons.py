@@ -21,7 +21,7 @@ from memlib.stats.randomization import Design, detectable, detectable_answers, t
 from memlib.stats.totals import grouped_interval, resampled_differences
 
 PERSONS, WORLDS, REDRAWS, CLASSES = 60, 6, 400, 3
-UNEQUAL_DRAWS = 200
+UNEQUAL_DRAWS, VIEW_DRAWS = 200, 2_000
 LAWS = {
     "3 images each": lambda rng, count: np.full(count, 3),
     "1 to 60 images": lambda rng, count: rng.integers(1, 61, count),
@@ -144,7 +144,7 @@ def judge_views(unit: str) -> Row:
     name, number = unit.rsplit("/", 1)
     rng = np.random.default_rng([int(number), derive_seed(6, name) % 2**31])
     now = before = 0
-    for draw in range(400):
+    for draw in range(VIEW_DRAWS):
         persons = np.repeat(np.arange(PERSONS), LAWS[name](rng, PERSONS))
         design = design_of(rng, (np.arange(PERSONS) % CLASSES)[persons], persons, 0.5)
         share = float(design.first.mean())
@@ -156,7 +156,7 @@ def judge_views(unit: str) -> Row:
         sums = np.append(design.redrawn_sums(gains, 199, seed=draw), gains[design.first].sum())
         means = sums / sizes[0] - (gains.sum() - sums) / sizes[1]
         before += permutation_p(float(means[-1]), means[:-1]) <= 0.05
-    return {"kind": name, "now": int(now), "before": int(before), "count": 400}
+    return {"kind": name, "now": int(now), "before": int(before), "count": VIEW_DRAWS}
 
 
 def report_views(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Trends of sweeps: is a trend shown along a key that changes nothing, also where every cell remembers as much?"""
+"""Trends of sweeps: is a trend shown along a key that changes nothing, also where every cell remembers as much, and found
+where memory rises from cell to cell?
+"""
 
 import hashlib
 import json
@@ -6,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.validity.harness import Part, Row, level_lines
+from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.audits.outcomes import Outcome
 from memlib.audits.sweep.trends import trends
 from memlib.findings import settle, tested
 from memlib.identity import derive_seed
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 
-MEMORY, CELLS, SWEEPS, ALPHA = (0.0, 0.05, 0.1), (5, 6, 8), 400, 0.05
+MEMORY, RISING, CELLS, SWEEPS, ALPHA = (0.0, 0.05, 0.1), (0.05, 0.1, 0.2), (5, 6, 8), 2_000, 0.05
 KEY, IMAGES, CHANCE = "training.epochs", 400, 0.2
 
 
@@ -36,25 +38,31 @@ def share_excess(rng: np.random.Generator, memory: float) -> float:
 
 
 def compute(unit: str) -> Row:
-    memory, cells = float(unit.split("/")[0]), int(unit.split("/")[1])
+    said, cells = unit.split("/")[0], int(unit.split("/")[1])
+    memory, is_rising = float(said.removeprefix("to ")), said.startswith("to ")
+    of_cells = [memory * (number / (cells - 1) if is_rising else 1) for number in range(cells)]
     rng, shown = np.random.default_rng(derive_seed(0, "trends", unit)), 0
     for _ in range(SWEEPS):
-        (found,) = trends([cell(number, share_excess(rng, memory)) for number in range(cells)], alpha=ALPHA)
+        (found,) = trends([cell(number, share_excess(rng, each)) for number, each in enumerate(of_cells)], alpha=ALPHA)
         assert found.row.is_test, "the trend is not tested"
         shown += found.row.verdict == "shown"
-    return {"memory": memory, "cells": cells, "shown": shown, "count": SWEEPS}
+    return {"memory": memory, "rising": is_rising, "cells": cells, "shown": shown, "count": SWEEPS}
 
 
 def report(rows: Sequence[Row]) -> Iterator[str]:
-    yield f"{SWEEPS} sweeps along `{KEY}`, which is tested; {IMAGES} images a cell, the same memory in every cell."
+    yield f"{SWEEPS} sweeps along `{KEY}`, which is tested; {IMAGES} images a cell, the same memory in every cell or memory that rises evenly from none."
     yield ""
-    found = {f"{row['cells']} cells, memory {row['memory']:g}": (row["shown"], row["count"]) for row in rows}
+    even, rising = ([row for row in rows if row["rising"] is is_rising] for is_rising in (False, True))
+    found = {f"{row['cells']} cells, memory {row['memory']:g}": (row["shown"], row["count"]) for row in even}
     yield from level_lines("sweep", found, alpha=ALPHA, hit="trend shown")
+    yield ""
+    named = ((f"{row['cells']} cells, memory rises to {row['memory']:g}", rate(row["shown"], row["count"])) for row in rising)
+    yield from table(("sweep", "trend found"), named)
 
 
 PARTS = (
     Part(
-        "sweep-trends", "Is a trend shown along a key that changes nothing, also where all cells remember as much?",
-        lambda: [f"{memory:g}/{cells}" for memory in MEMORY for cells in CELLS], compute, report,
+        "sweep-trends", "Is a trend shown along a key that changes nothing, also where all cells remember as much, and found where memory rises?",
+        lambda: [f"{memory}/{cells}" for memory in (*(f"{m:g}" for m in MEMORY), *(f"to {m:g}" for m in RISING)) for cells in CELLS], compute, report,
     ),
 )  # fmt: skip
