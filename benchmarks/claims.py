@@ -1,7 +1,8 @@
 """Numbers of the papers' claims, read from the runs that they rest on: python benchmarks/claims.py --data DATA --store STORE.
 
-A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary, or by
-curve, series and x; `ours` of a claim names numbers in braces. The runs are made, or reused if the store has them, and their
+A file of evidence/claims names runs, by recipe and settings, and numbers, by metric and parameters of a run's summary, by
+curve, series and x, or by table, column and statistic over the rows that a query of pandas finds; `ours` of a claim names numbers
+in braces. The runs are made, or reused if the store has them, and their
 numbers are written into the file with the day and the run. DATA is the folder of data that settings name so.
 """
 
@@ -13,11 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import scipy
 import yaml
 
 import memlib
 from benchmarks.evidence import EVIDENCE, Record, as_yaml
+from benchmarks.validity.harness import clopper_pearson
 from memlib.findings import Findings
 
 
@@ -44,6 +48,40 @@ def read_curve(number: Mapping[str, Any], curves: pa.Table) -> Record:
     return dict(number) | {"value": round(row["y"], 6), "interval": []}
 
 
+def read_table(number: Mapping[str, Any], rows: pa.Table) -> Record:
+    """Return a number with a statistic of a column of some rows, and its 95 % interval.
+
+    Statistics are the mean (interval by the normal law); the largest value (no interval); the share of values of `least` or
+    more (Clopper-Pearson); and the rank correlation (Fisher) with the same column of the rows that the query `other` finds,
+    matched by the column `by`.
+    """
+    frame, column = rows.to_pandas(), number["column"]
+    chosen = frame.query(number["where"])
+    values, count = chosen[column].to_numpy(), len(chosen)
+    interval: tuple[float, ...] = ()
+    match number["statistic"]:
+        case "largest":
+            value = values.max()
+        case "mean":
+            value, half = values.mean(), 1.96 * values.std(ddof=1) / np.sqrt(count)
+            interval = value - half, value + half
+        case "share":
+            hits = int((values >= number["least"]).sum())
+            value, interval = hits / count, clopper_pearson(hits, count)
+        case "rank correlation":
+            both = chosen.merge(frame.query(number["other"]), on=number["by"])
+            value = scipy.stats.spearmanr(both[f"{column}_x"], both[f"{column}_y"]).statistic
+            ends = np.arctanh(value) + np.array([-1.96, 1.96]) * np.sqrt(1.06 / (len(both) - 3))
+            interval = tuple(np.tanh(ends))
+        case other:
+            raise SystemExit(f"{other} is no statistic")
+    return dict(number) | {
+        "value": round(float(value), 6),
+        "interval": [round(float(end), 6) for end in interval],
+        "of": count,
+    }
+
+
 def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
     """Make or reuse the runs of a paper's claims, and write their numbers into the record."""
     for name, run in paper.get("runs", {}).items():
@@ -54,9 +92,12 @@ def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
         run |= {"id": made.id, "read": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
         for key, number in paper["numbers"].items():
             if number["run"] == name:
-                paper["numbers"][key] = (
-                    read_curve(number, made.tables["curves"]) if "curve" in number else read(number, findings)
-                )
+                if "table" in number:
+                    paper["numbers"][key] = read_table(number, made.tables[number["table"]])
+                else:
+                    paper["numbers"][key] = (
+                        read_curve(number, made.tables["curves"]) if "curve" in number else read(number, findings)
+                    )
 
 
 def main() -> None:

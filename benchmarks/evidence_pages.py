@@ -4,6 +4,7 @@ Tables of many rows have a box that shows the rows with the words typed into it.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,9 +53,11 @@ def claims() -> dict[str, Record]:
 
 
 def _in_words(number: Mapping[str, Any]) -> str:
-    """Return a number that a command has read, with its interval."""
+    """Return a number that a command has read, with its interval: three decimals, of small numbers two digits."""
+    size = abs(number["value"])
+    decimals = 3 if size == 0 or size >= 0.01 else 1 - math.floor(math.log10(size))
     found = [
-        f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+        f"{value:.{decimals}f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.{decimals}f}"
         for value in (number["value"], *number["interval"])
     ]
     return found[0] if len(found) == 1 else f"{found[0]} ({found[1]} to {found[2]})"

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from benchmarks import claims, evidence_pages
@@ -28,3 +29,25 @@ def test_numbers_and_their_run_are_written_into_the_record(monkeypatch: pytest.M
     assert evidence_pages._in_words(paper["numbers"]["rho"]) == ".500 (.250 to 1.500)"
     with pytest.raises(SystemExit, match="the run has no ks"):
         claims.update({**paper, "numbers": {"ks": {"run": "T1", "metric": "ks"}}}, [], data="here", store="s")
+
+
+@pytest.mark.parametrize(
+    ("asked", "value", "interval"),
+    [
+        ({"statistic": "largest"}, 0.9, ()),
+        ({"statistic": "mean"}, 0.525, (0.2012, 0.8488)),
+        ({"statistic": "share", "least": 0.5}, 0.75, (0.1941, 0.9937)),
+        ({"statistic": "rank correlation", "by": "net", "other": "metric == 'b'"}, 0.4, (-0.9208, 0.985)),
+    ],
+)
+def test_numbers_are_read_from_a_table(asked: dict[str, Any], value: float, interval: tuple[float, ...]) -> None:
+    nets = {"net": [0, 1, 2, 3, 4] * 2, "metric": ["a"] * 5 + ["b"] * 5, "value": [0, 0.1, 0.5, 0.6, 0.9, 0, 8, 5, 7, 9]}
+    number = {"table": "units", "column": "value", "where": "metric == 'a' and net > 0", **asked}
+    found = claims.read_table(number, pa.table(nets))
+    assert found["value"] == pytest.approx(value, abs=1e-4)
+    assert found["of"] == 4
+    assert found["interval"] == pytest.approx(interval, abs=1e-4)
+
+
+def test_small_numbers_are_written_with_two_digits() -> None:
+    assert evidence_pages._in_words({"value": 0.000192, "interval": [0.00014, 0.000244]}) == ".00019 (.00014 to .00024)"
