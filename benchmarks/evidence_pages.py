@@ -34,7 +34,7 @@ PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "forgetting": ("forgetting",),
     "membership": ("membership", "declared-members", "declared-documents"),
     "exposure": ("exposure",),
-    "all": ("words", "gate", "declared-sets", "sweep-trends"),
+    "all": ("words", "gate", "declared-sets", "sweep-trends", "stated-power"),
 }
 FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word should find what explains it
 FORMER = re.compile(r"\bbefore\b|unadjusted|pooled")  # rates of former rules, which stand beside today's

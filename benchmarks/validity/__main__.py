@@ -21,6 +21,7 @@ MODULES = (
     "documents",
     "sweeps",
     "words",
+    "power",
     "forests",
     "membership",
     "declared",
