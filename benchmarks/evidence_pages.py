@@ -32,7 +32,7 @@ PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "captions": ("captions", "declared-captions"),
     "unique-feature": ("unique-feature", "own-model"),
     "forgetting": ("forgetting",),
-    "membership": ("membership", "declared-members", "declared-documents"),
+    "membership": ("membership", "declared-members", "declared-coins", "declared-documents"),
     "exposure": ("exposure",),
     "all": ("words", "gate", "declared-sets", "sweep-trends", "stated-power"),
 }

@@ -1,7 +1,7 @@
 """Random draws that are only declared: how often is an innocent model accused where the sides differ, and what does it cost?
 
 Membership: forests that saw other points of the members' law, and pools whose non-members have noisier labels, are wider or lie
-nearer to the other classes. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
+nearer to the other classes; coins that depend on class or difficulty, and a claim of privacy. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
 of which a part follows another law. Captions: pairs of which one side has easier captions, and a first model that is sharper
 than the second; recall of each pair is binomial.
 """
@@ -25,6 +25,8 @@ from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import Checks, difficulty_p
 from memlib.audits.membership.documents.audited import DocumentsAudited
 from memlib.audits.membership.documents.recipe import ATTACKS, OF_SHADOWS, DocumentsRecipe
+from memlib.audits.membership.findings import summarize as summarize_members
+from memlib.audits.membership.privacy import guesses_of
 from memlib.audits.membership.units import Pool
 from memlib.data.blind_features import BlindFeatures
 from memlib.data.subsets import toss
@@ -32,6 +34,7 @@ from memlib.findings import SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.observe.token_scores import TokenScores, token_scores
 from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec
+from memlib.stats.epsilon import audit_one_run, exceeds
 from memlib.tables import SPLITS
 
 POINTS, DIM = 400, 8
@@ -151,6 +154,80 @@ def report_membership(rows: Sequence[Row]) -> Iterator[str]:
     yield f"model, which sees points and not labels, is left out). Innocents may be shown in {ALPHA:g} of cases without a difference, and in {WORST:g} with one."
     yield ""
     yield from report(rows, {kind: _nominal(kind) for kind in CELLS})
+
+
+# -- coins and epsilon ----------------------------------------------------------------------------------
+
+APART = (2.2, 1.5, 0.8)  # how far the classes lie from the origin, the easiest first
+CLAIM = 0.1  # epsilon
+COIN_CELLS: dict[str, tuple[tuple[float, ...], float, EstimatorSpec]] = {
+    "innocent, no difference": ((0.5, 0.5, 0.5), 0.0, FOREST),
+    "innocent, coins of .6, .5, .4 by class": ((0.6, 0.5, 0.4), 0.0, FOREST),
+    "innocent, coins of .7, .5, .3 by class": ((0.7, 0.5, 0.3), 0.0, FOREST),
+    "innocent, coins of .9, .5, .1 by class": ((0.9, 0.5, 0.1), 0.0, FOREST),
+    "innocent, coins of .55 or .45 by difficulty": ((0.5, 0.5, 0.5), 0.05, FOREST),
+    "innocent, coins of .6 or .4 by difficulty": ((0.5, 0.5, 0.5), 0.1, FOREST),
+    "innocent, coins of .75 or .25 by difficulty": ((0.5, 0.5, 0.5), 0.25, FOREST),
+    "innocent sharper forest, coins of .6 or .4 by difficulty": ((0.5, 0.5, 0.5), 0.1, SHARP),
+    "innocent sharper forest, coins of .7, .5, .3 by class": ((0.7, 0.5, 0.3), 0.0, SHARP),
+    "innocent, half of every class": ((), 0.0, FOREST),
+    "guilty, no difference": ((0.5, 0.5, 0.5), 0.0, FOREST),
+}
+"""Probability of members by class (none: exactly half), how much higher it is for the easier half of a class, and the target."""
+
+
+def coined(rng: np.random.Generator, of_class: Sequence[float], by_difficulty: float) -> tuple[Sample, NDArray[np.bool_]]:
+    """Draw points of three classes of unequal difficulty, and coins that depend on what a model finds easy."""
+    labels = rng.integers(0, CLASSES, POINTS)
+    values = rng.normal(size=(POINTS, DIM))
+    values[np.arange(POINTS), labels] += np.array(APART)[labels]
+    own = values[np.arange(POINTS), labels] - np.delete(values, range(CLASSES), axis=1).mean(axis=1)
+    if not of_class:
+        order = np.argsort(labels + rng.random(POINTS), kind="stable")
+        member = np.zeros(POINTS, dtype=bool)
+        member[order[::2]] = True
+    else:
+        is_easy = own > np.array([np.median(own[labels == label]) for label in range(CLASSES)])[labels]
+        chances = np.array(of_class)[labels] + np.where(is_easy, by_difficulty, -by_difficulty)
+        member = rng.random(POINTS) < chances
+    return Sample(values, labels, np.arange(POINTS)), member
+
+
+def judge_coins(unit: str) -> Row:
+    """Audit the claim of targets of one cell whose members are declared to be drawn by fair coins."""
+    kind = unit.rsplit("/", 1)[0]
+    of_class, by_difficulty, spec = COIN_CELLS[kind]
+    said = recipe(privacy={"epsilon": CLAIM})
+    counts = np.zeros(3, dtype=np.int64)
+    for rng, seed in seeds(f"coins/{unit}", WORLDS):
+        (pool, member), (other, theirs) = (coined(rng, of_class, by_difficulty) for _ in range(2))
+        inside = toss(pool.persons, range(SHADOWS), share=0.5, seed=seed)
+        training = pool.of(member) if kind.startswith("guilty") else other.of(theirs)
+        models = [scores(spec, training, pool, derive_seed(seed, "target"))]
+        models += [scores(FOREST, pool.of(own), pool, derive_seed(seed, place)) for place, own in enumerate(inside)]
+        found = audited(said, pool, member, answers(models[:1], pool.labels), answers(models[1:], pool.labels), inside)
+        claim = Findings.read(summarize_members(found, [])).get("privacy_claim")
+        fallen = Checks(None, found.counts_p, difficulty_p(found)).contradicts
+        refuted = claim is not None and (claim.p_adjusted or 1.0) <= ALPHA
+        counts += without_classes(found), fallen, refuted and not fallen
+    raw, withdrawn, shown = counts.tolist()
+    return {"kind": kind, "count": WORLDS, "raw": raw, "withdrawn": withdrawn, "shown": shown}
+
+
+def without_classes(found: Audited) -> bool:
+    """Return whether guesses about the highest and the lowest scores refute the claim, as they did before."""
+    values = replace(found.rankings, difficulty=None).head.scores
+    bound = audit_one_run(values, found.units.member, guesses=guesses_of(POINTS), delta=0.0, level=ALPHA, seed=0)
+    return exceeds(bound, CLAIM).p_value <= ALPHA
+
+
+def report_coins(rows: Sequence[Row]) -> Iterator[str]:
+    """Report how often a claim is refuted by coins that were not fair."""
+    yield f"{POINTS} points of three classes of unequal difficulty, members as declared by fair coins; {SHADOWS} shadow models (forests). The claim is epsilon {CLAIM:g}, and innocent"
+    yield "targets saw none of the points, but others of the members' law. The second column is the rule before: guesses about the highest and the lowest"
+    yield "scores of all classes together, every declaration believed. Shown: the claim is refuted, and the declaration not withdrawn by counts or difficulty."
+    yield ""
+    yield from report(rows, {kind: _nominal(kind) for kind in COIN_CELLS})
 
 
 # -- documents ------------------------------------------------------------------------------------------
@@ -309,6 +386,11 @@ PARTS = (
         "declared-members",
         "Members that are declared to be drawn at random, but are easier than non-members: is an innocent model accused?",
         lambda: crossed(CELLS, UNITS_OF_CELL), judge_membership, report_membership,
+    ),
+    Part(
+        "declared-coins",
+        "Members that are declared to be drawn by fair coins, but were not: is a true claim of privacy refuted?",
+        lambda: crossed(COIN_CELLS, UNITS_OF_CELL), judge_coins, report_coins,
     ),
     Part(
         "declared-documents",
