@@ -28,13 +28,13 @@ AUDITS = {
     "exposure": "Exposure",
 }
 PARTS = {  # beginnings of the names of parts of `make validity`, by page
-    "deja-vu": ("deja-vu", "persons", "reconstruction", "smoke"),
+    "deja-vu": ("deja-vu", "persons", "reconstruction", "smoke", "declared-sets"),
     "captions": ("captions", "declared-captions"),
     "unique-feature": ("unique-feature", "own-model"),
-    "forgetting": ("forgetting",),
+    "forgetting": ("forgetting", "declared-data-sets"),
     "membership": ("membership", "declared-members", "declared-coins", "declared-documents"),
     "exposure": ("exposure",),
-    "all": ("words", "gate", "declared-sets", "sweep-trends", "stated-power"),
+    "all": ("words", "gate", "sweep-trends", "stated-power"),
 }
 FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word should find what explains it
 FORMER = re.compile(r"\bbefore\b|unadjusted|pooled")  # rates of former rules, which stand beside today's

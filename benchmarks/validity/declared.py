@@ -1,7 +1,7 @@
 """Random draws that are only declared: how often is an innocent model accused where the sides differ, and what does it cost?
 
 Membership: forests that saw other points of the members' law, and pools whose non-members have noisier labels, are wider or lie
-nearer to the other classes; coins that depend on class or difficulty, and a claim of privacy. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
+nearer to the other classes; coins that depend on class or difficulty, and a claim of privacy. Data sets: the same of D_Q and withheld points. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
 of which a part follows another law. Captions: pairs of which one side has easier captions, and a first model that is sharper
 than the second; recall of each pair is binomial.
 """
@@ -21,6 +21,8 @@ from memlib.audits.captions.findings import summarize
 from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
+from memlib.audits.forgetting.trace import Pool as Sides
+from memlib.audits.forgetting.trace import find_trace, residuals
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import Checks, difficulty_p
 from memlib.audits.membership.documents.audited import DocumentsAudited
@@ -34,7 +36,10 @@ from memlib.findings import SHOWN, Findings
 from memlib.identity import derive_seed
 from memlib.observe.token_scores import TokenScores, token_scores
 from memlib.specs import EstimatorSpec, ForestSpec, LogisticSpec
+from memlib.specs.data import QUERY, WITHHELD
+from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.epsilon import audit_one_run, exceeds
+from memlib.stats.likelihood import log_odds
 from memlib.tables import SPLITS
 
 POINTS, DIM = 400, 8
@@ -93,13 +98,17 @@ def points(rng: np.random.Generator, count: int, *, noise: float, wider: float, 
     return Sample(values, drawn, np.arange(count))
 
 
-def world(cell: Cell, rng: np.random.Generator, seed: int) -> tuple[bool, bool, bool]:
-    """Audit one target: would its raw scores accuse it, is the declaration contradicted, and is it accused?"""
+def drawn(cell: Cell, rng: np.random.Generator) -> tuple[Sample, Sample]:
+    """Draw members, and the pool of members and non-members of a cell."""
     members = points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
     others = points(rng, POINTS // 2, noise=cell.noise, wider=cell.wider, nearer=cell.nearer)
-    pool = Sample(
-        np.concatenate([members.points, others.points]), np.concatenate([members.labels, others.labels]), np.arange(POINTS)
-    )
+    both = members.points, others.points
+    return members, Sample(np.concatenate(both), np.concatenate([members.labels, others.labels]), np.arange(POINTS))
+
+
+def world(cell: Cell, rng: np.random.Generator, seed: int) -> tuple[bool, bool, bool]:
+    """Audit one target: would its raw scores accuse it, is the declaration contradicted, and is it accused?"""
+    members, pool = drawn(cell, rng)
     member, inside = np.arange(POINTS) < POINTS // 2, toss(pool.persons, range(SHADOWS), share=0.5, seed=seed)
     training = members if cell.remembers else points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
     models = [scores(cell.target, training, pool, derive_seed(seed, "target"))]
@@ -228,6 +237,45 @@ def report_coins(rows: Sequence[Row]) -> Iterator[str]:
     yield "scores of all classes together, every declaration believed. Shown: the claim is refuted, and the declaration not withdrawn by counts or difficulty."
     yield ""
     yield from report(rows, {kind: _nominal(kind) for kind in COIN_CELLS})
+
+
+# -- data sets ------------------------------------------------------------------------------------------
+
+NULL_MODELS = 10
+SET_CELLS = {name.replace("non-members", "the withheld").replace("members", "D_Q"): cell for name, cell in CELLS.items()}
+"""Differences between D_Q, which is easier, and the withheld examples; guilty targets were trained on D_Q."""
+
+
+def judge_sets(unit: str) -> Row:
+    """Look for a trace of D_Q in targets of one cell, where its draw among the withheld examples is declared."""
+    kind = unit.rsplit("/", 1)[0]
+    cell, counts = SET_CELLS[kind], np.zeros(3, dtype=np.int64)
+    for rng, seed in seeds(f"sets/{unit}", WORLDS):
+        query, pool = drawn(cell, rng)
+        training = query if cell.remembers else points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0)
+        others = [points(rng, POINTS // 2, noise=0.0, wider=0.0, nearer=0.0) for _ in range(NULL_MODELS)]
+        target = log_odds(scores(cell.target, training, pool, derive_seed(seed, "target")), pool.labels)
+        unseen = np.stack([
+            log_odds(scores(FOREST, one, pool, derive_seed(seed, place)), pool.labels) for place, one in enumerate(others)
+        ])  # fmt: skip
+        roles = np.where(np.arange(POINTS) < POINTS // 2, QUERY, WITHHELD)
+        sides = Sides(roles, np.zeros(POINTS, dtype=np.int64), np.arange(POINTS))
+        raw, found = (
+            find_trace(values, sides, permutations=499, seed=seed).p_value <= ALPHA
+            for values in (target, residuals(target, unseen))
+        )
+        design = difference_p(unseen.mean(axis=0), sides.query, sides.labels, redraws=499, seed=seed)
+        counts += raw, design <= CONTRADICTED, found and design > CONTRADICTED
+    raw_count, withdrawn, shown = counts.tolist()
+    return {"kind": kind, "count": WORLDS, "raw": raw_count, "withdrawn": withdrawn, "shown": shown}
+
+
+def report_sets(rows: Sequence[Row]) -> Iterator[str]:
+    """Report a grid of differences between D_Q and withheld examples."""
+    yield f"{POINTS} points of three Gaussian classes, half of them D_Q, which an owner declares to have drawn (verdict.drawn_elsewhere). {NULL_MODELS} null models (forests) and"
+    yield "innocent targets saw other points of the law of D_Q. The second column is the target's log odds alone. Withdrawn: by the null models' answers."
+    yield ""
+    yield from report(rows, {kind: _nominal(kind) for kind in SET_CELLS})
 
 
 # -- documents ------------------------------------------------------------------------------------------
@@ -391,6 +439,11 @@ PARTS = (
         "declared-coins",
         "Members that are declared to be drawn by fair coins, but were not: is a true claim of privacy refuted?",
         lambda: crossed(COIN_CELLS, UNITS_OF_CELL), judge_coins, report_coins,
+    ),
+    Part(
+        "declared-data-sets",
+        "A data set that an owner declares to have drawn at random, but that is easier: is it said to have been used?",
+        lambda: crossed(SET_CELLS, UNITS_OF_CELL), judge_sets, report_sets,
     ),
     Part(
         "declared-documents",

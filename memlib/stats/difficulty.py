@@ -11,7 +11,7 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.stats.blind import centred_within
-from memlib.stats.coins import ranks_within, statistics
+from memlib.stats.coins import cuts, ranks_within, statistics
 from memlib.stats.multiplicity import largest_p
 from memlib.stats.randomization import Design
 
@@ -51,13 +51,22 @@ def difference_p(
         0.005
     """
     ranks = ranks_within(values, strata)
-    parts = [np.ones(len(ranks), dtype=bool), *_large(strata)]
-    columns = np.concatenate([_within(ranks, part) for part in parts[: MOST_WITHIN + 1]], axis=1)
+    columns = np.concatenate([_within(ranks, part) for part in _parts(strata)], axis=1)
     design = (
         Design(member, strata, np.arange(len(member)), given=given) if groups is None else Design.of(member, strata, groups)
     )
     sums = np.concatenate([columns[member].sum(axis=0)[None], design.redrawn_sums(columns, redraws, seed=seed)])
     return largest_p(np.concatenate([sums, -sums], axis=1))
+
+
+def num_statistics(strata: NDArray[np.int64]) -> int:
+    """Return the number of statistics of `difference_p`, by which a test of one of them may be adjusted at most.
+
+    Example:
+        >>> num_statistics(np.zeros(400, dtype=int))  # the rank, and 10, 20 and 40 of either end
+        7
+    """
+    return sum(1 + 2 * len(cuts(int(part.sum()))) for part in _parts(strata))
 
 
 def adjusted(
@@ -112,6 +121,11 @@ def unexplained(outcomes: NDArray[np.float64], terms: NDArray[np.float64], strat
     slopes = np.linalg.lstsq(centred_within(terms, place), centred_within(outcomes, place), rcond=None)[0]
     left: NDArray[np.float64] = outcomes - (terms - terms.mean(axis=0)) @ slopes
     return left
+
+
+def _parts(strata: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
+    """Return the masks of the units that are compared: all, and those of each of the largest strata."""
+    return [np.ones(len(strata), dtype=bool), *_large(strata)][: MOST_WITHIN + 1]
 
 
 def _large(strata: NDArray[np.int64]) -> list[NDArray[np.bool_]]:

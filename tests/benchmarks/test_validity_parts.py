@@ -40,7 +40,7 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
     "deja-vu-null": {"deja_vu.REDRAWS": 3}, "deja-vu-alone-null": {"deja_vu_alone.REDRAWS": 2},
     "deja-vu-alone-plant": {"deja_vu_alone.GUILTY": 2}, "deja-vu-looks": {"persons.LOOK_DRAWS": 20},
     "persons-alone": {"persons.REDRAWS": 20}, "persons-intervals": {"persons.REDRAWS": 20}, "gate": {"gate.REPEATS": 20},
-    "declared-coins": {"declared.WORLDS": 2},
+    "declared-coins": {"declared.WORLDS": 2}, "declared-data-sets": {"declared.WORLDS": 2}, "declared-sets": {"persons.SET_DRAWS": 20},
     "declared-documents": {
         "declared.FIRST": 60, "declared.PRETRAINED": 1, "declared.TUNED": 1, "declared.LONG": 1, "declared.DRAWS": 1,
         "declared.OF_EACH": 30, "declared.ON_A_SIDE": 20,

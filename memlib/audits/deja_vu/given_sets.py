@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.backgrounds import Backgrounds
 from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.recipe import SETS
+from memlib.audits.deja_vu.scores import Answers
 from memlib.audits.sides import numbers_of_groups
 from memlib.data.splits import TARGET
 from memlib.data.stages import Shard
@@ -28,7 +30,8 @@ from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs.backgrounds import Folds
-from memlib.stats.randomization import Design, detectable, two_sided_p
+from memlib.stats.difficulty import difference_p, num_statistics
+from memlib.stats.randomization import Design, detectable
 from memlib.store import Attempt
 from memlib.tables import read_table
 
@@ -46,7 +49,7 @@ MOST_CELLS = 2**26  # largest number of redrawn sides
 class CompareSets(Stage[pa.Table]):
     """Compare the images of A with those of B, without the audited model: checks.parquet."""
 
-    declared: ClassVar[Declared] = Declared("compare_sets", 1)
+    declared: ClassVar[Declared] = Declared("compare_sets", 2)
     title: ClassVar[str] = "compare the given sets"
     place: ClassVar[Place] = "cores"
 
@@ -81,7 +84,8 @@ class CompareSets(Stage[pa.Table]):
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write one row per check: by, value, n, p_value and detectable.
 
-        `detectable` is the difference that is found with a power of 80 %; null for pixels, whose value is an AUC.
+        Backgrounds are compared by how easy they are, see `ease`, as in `difference_p`; `value` is the difference in right
+        answers, and `detectable` one that is found with a power of 80 % or more; null for pixels, whose value is an AUC.
         """
         from memlib.observe.backgrounds import folds_of
         from memlib.stats.blind import tell_sides
@@ -91,11 +95,14 @@ class CompareSets(Stage[pa.Table]):
         groups = numbers_of_groups(members)
         design = Design.of(pc.equal(members["role"], TARGET).to_numpy(), labels, groups)
         seed = derive_seed(self.seed, "sets")
-        right = (self.backgrounds.answers(ids).prediction == labels).astype(np.float64)
+        answers = self.backgrounds.answers(ids)
+        right = (answers.prediction == labels).astype(np.float64)
         null = design.redrawn_differences(right, self.permutations, seed=seed)
-        value = design.difference(right)
-        missed = detectable(float(null.std()), LEVEL, two_sided=True)
-        rows = [{"by": "backgrounds", "value": value, "p_value": two_sided_p(value, null), "detectable": missed}]
+        p = difference_p(
+            ease(answers, labels), design.first, labels, redraws=self.permutations, seed=seed, groups=groups
+        )  # fmt: skip
+        missed = detectable(float(null.std()), LEVEL / num_statistics(labels), two_sided=True)
+        rows = [{"by": "backgrounds", "value": design.difference(right), "p_value": p, "detectable": missed}]
         folds = folds_of(ids.to_pylist(), labels, groups, self.folds.folds, self.folds.seed)
         redraws = max(99, min(self.permutations, MOST_CELLS // len(labels)))
         blind = tell_sides(
@@ -109,6 +116,23 @@ class CompareSets(Stage[pa.Table]):
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return by, value, p_value, detectable and n."""
         return read_table(artifact.path(CHECKS))
+
+
+def ease(answers: Answers, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how easy images are for a classifier: the surest wrong answers first, the surest right ones last.
+
+    Args:
+        answers: of the classifier, (num_images,).
+        labels: (num_images,) classes.
+
+    Example:
+        >>> import numpy as np
+        >>> answers = Answers(np.array([0, 0, 1, 1]), np.array([-0.1, -0.9, -0.2, -0.8]))
+        >>> ease(answers, np.array([0, 0, 0, 0])).tolist()
+        [4.0, 1.0, -3.0, -2.0]
+    """
+    sure: NDArray[np.float64] = scipy.stats.rankdata(answers.confidence)
+    return np.where(answers.prediction == labels, sure, -sure)
 
 
 def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """The verdict of a déjà vu audit in plain words."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memlib.audits.deja_vu.recipe import BEYOND, HEADLINE, HEADLINES, SETS, STABILITY, Recipe
 from memlib.findings import (
@@ -73,10 +73,13 @@ def recognition(rows: Findings) -> Recognition | None:
 def verdict(rows: Findings) -> Verdict:
     """Return the run's verdict on naming objects, SSLMem and memory beyond the class; each alone can show memory."""
     found, tests = _of_objects(rows), rows.tests(BEYOND)
-    if not tests:
+    if tests:
+        explanation = f"{found.explanation} {said_beyond(tests)}"
+        found = Verdict(word_of(rows, HEADLINES), _with_beyond(found, tests.shown()), explanation)
+    if found.word == DESCRIPTIVE or not rows.all(SETS):
         return found
-    explanation = f"{found.explanation} {said_beyond(tests)}"
-    return Verdict(word_of(rows, HEADLINES), _with_beyond(found, tests.shown()), explanation)
+    said = f"{found.sentence[0].lower()}{found.sentence[1:]}"  # nothing about a single model can prove who drew its sets
+    return replace(found, sentence=f"If the sets were drawn at random, as declared: {said}")
 
 
 def said_beyond(tests: Findings) -> str:
@@ -169,7 +172,7 @@ def _of_names(rows: Findings) -> Verdict:
     )
     given = (
         "All this is given that the sets were drawn at random, as declared. Compared without the model, they were not found "
-        f"to differ{limit}."
+        f"to differ{limit}. Held-out images that are harder by less than that can look like memory."
     )
     return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
 

@@ -213,6 +213,7 @@ def test_the_verdict_on_a_single_model_with_given_sets_is_conditional_on_a_rando
     assert run.verdict is not None
     if not checks.all(differs=True):  # as in 95 of 100 draws
         assert run.findings[0].role == "test"
+        assert run.verdict.sentence.startswith("If the sets were drawn at random, as declared: ")
         assert "given that the sets were drawn at random, as declared" in run.verdict.explanation
 
 
