@@ -94,6 +94,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     whole = Score(
         searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
         earlier_probes=probes, beyond=observations.beyond(attributes), judged=judged,
+        declared_sets=recipe.reference is None and recipe.split.drawn_at_random,
     )  # fmt: skip
     scores = _score(runner, whole)
 

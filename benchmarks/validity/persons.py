@@ -12,11 +12,12 @@ from benchmarks.validity.deja_vu_alone import NETWORK, backgrounds, units_alone
 from benchmarks.validity.harness import Part, Row, by_rule, crossed, level_lines, rate, table
 from benchmarks.validity.nets import How, images, train
 from memlib.audits.deja_vu.given_sets import LEVEL, thumbnails
+from memlib.audits.deja_vu.scores import ease
 from memlib.audits.deja_vu.units import Analysis
 from memlib.identity import derive_seed
 from memlib.observe.backgrounds import folds_of
 from memlib.stats.blind import tell_sides
-from memlib.stats.difficulty import difference_p
+from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.inference import percentile_interval, permutation_p
 from memlib.stats.randomization import Design, detectable, detectable_answers
 from memlib.stats.totals import grouped_interval, resampled_differences
@@ -385,9 +386,9 @@ def judge_declared(unit: str) -> Row:
         labels = labels_of(rows)
         design = design_of(rng, labels, np.arange(count), 0.5)
         grey = np.clip((x[rows] - low) / (high - low) * 255, 0, 255) * np.where(design.first, 1.0, darker)[:, None]
-        ease = rng.random(count) - harder * ~design.first
-        chance = 1 / (1 + np.exp(3 * (0.7 - ease) - rng.normal(size=count)))  # that the background gives the object away
-        known, model = rng.random(count) < chance, rng.random(count) < 0.3 + 0.6 * sharper * (ease - 0.5) + 0.3
+        easiness = rng.random(count) - harder * ~design.first
+        chance = 1 / (1 + np.exp(3 * (0.7 - easiness) - rng.normal(size=count)))  # that the background gives the object away
+        known, model = rng.random(count) < chance, rng.random(count) < 0.3 + 0.6 * sharper * (easiness - 0.5) + 0.3
         gains = model.astype(np.int64) - known
         sure = np.where(known, chance, 1 - chance).clip(0.3)  # of wrong answers, of which there are several
         first = difference_p(np.where(known, sure, -sure), design.first, labels, redraws=199, seed=draw)
@@ -403,6 +404,47 @@ def judge_declared(unit: str) -> Row:
     }  # fmt: skip
 
 
+PAIRS = {  # how much easier images of A are, how much sharper their model is, and memory of both models in log odds
+    "two models, drawn at random": (0.0, 1.0, 0.0), "two models, A easier by .2 sd, a sharper first model": (0.2, 1.5, 0.0),
+    "two models, A easier by .4 sd, a sharper first model": (0.4, 1.5, 0.0),
+    "two models, A easier by .8 sd, a sharper first model": (0.8, 1.5, 0.0), "two models that remember": (0.0, 1.0, 0.5),
+}  # fmt: skip
+
+
+def judge_pairs(unit: str) -> Row:
+    """Give two models sets as drawn at random: they were, or A is easier. Their votes of 20 neighbours are drawn."""
+    kind, size = unit.rsplit("/", 1)
+    count, (easier, sharper, memory) = int(size), PAIRS[kind]
+    rng, found = np.random.default_rng(derive_seed(5, unit) % 2**31), np.zeros(3, dtype=np.int64)
+    for draw in range(SET_DRAWS):
+        labels = rng.integers(0, 10, count)
+        design = design_of(rng, labels, np.arange(count), 0.5)
+        of_a = design.first
+        easiness = rng.normal(size=count) + easier * of_a - 1
+        odds = sharper * easiness + memory * of_a, easiness + memory * ~of_a
+        votes = [rng.binomial(20, 1 / (1 + np.exp(-each))) / 20 for each in odds]
+        right = [share > 0.5 for share in votes]
+        easy = [ease(own, np.where(own, share, 0.6 - 0.6 * share)) for own, share in zip(right, votes, strict=True)]
+        differs = max(
+            difference_p(values, of_a, labels, redraws=199, seed=draw) for values in (easy[0] + easy[1], easy[1])
+        ) <= CONTRADICTED  # fmt: skip
+        shown = design.tail_p(right[0].astype(np.int64) - right[1], permutations=199, seed=draw) <= 0.05
+        found += differs, shown and not differs, shown
+    descriptive, accused, before = found.tolist()
+    return {
+        "kind": f"{kind}, {size} images",
+        "descriptive": descriptive,
+        "accused": accused,
+        "shown": before,
+        "count": SET_DRAWS,
+    }
+
+
+def judge_given(unit: str) -> Row:
+    """Give one or two models sets as drawn at random."""
+    return judge_pairs(unit) if unit.startswith("two models") else judge_declared(unit)
+
+
 def report_declared(rows: Sequence[Row]) -> Iterator[str]:
     yield "Innocent models (simulated answers; real images for the check of pixels). Before: every declaration was believed. Accused may be .05 of cases"
     yield "without a difference, and .1 with one."
@@ -410,9 +452,9 @@ def report_declared(rows: Sequence[Row]) -> Iterator[str]:
     headings = ("held-out images", "descriptive: the sets differ", "accused before", "accused", "by the rule")
     cells = []
     for r in rows:
-        nominal = 0.05 if r["kind"].startswith("drawn at random") else 0.1
+        nominal = 0.05 if "drawn at random" in r["kind"] else 0.1
         rates = [rate(r[name], r["count"]) for name in ("descriptive", "shown", "accused")]
-        cells.append((r["kind"], *rates, by_rule(r["accused"], r["count"], nominal)))
+        cells.append((r["kind"], *rates, "" if "remember" in r["kind"] else by_rule(r["accused"], r["count"], nominal)))
     yield from table(headings, cells)
 
 
@@ -454,7 +496,7 @@ PARTS = (
     ),
     Part(
         "declared-sets",
-        "One model alone and sets that are declared to be drawn at random: what if they were not?",
-        lambda: (f"{kind}/{size}" for kind in SETS for size in (400, 2000)), judge_declared, report_declared,
+        "Sets that are declared to be drawn at random, with one model alone or two: what if they were not?",
+        lambda: (f"{kind}/{size}" for kind in (*SETS, *PAIRS) for size in (400, 2000)), judge_given, report_declared,
     ),
 )  # fmt: skip

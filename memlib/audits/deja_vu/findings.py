@@ -15,11 +15,12 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, Config
-from memlib.audits.deja_vu.scores import CATEGORIES
-from memlib.audits.deja_vu.units import Analysis, settings, split_by
+from memlib.audits.deja_vu.scores import CATEGORIES, ease
+from memlib.audits.deja_vu.units import SIDES, Analysis, settings, split_by
 from memlib.audits.deja_vu.verdict import recognition, verdict
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
+from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.inference import (
     accuracy_curve,
     difference_interval,
@@ -77,6 +78,7 @@ def rows_of(
     headline: bool = True,
     reference: str | None = None,
     beyond: bool = False,
+    declared: bool = False,
 ) -> list[Finding]:
     """Return the findings of some settings, not yet settled; see `summarize`.
 
@@ -84,6 +86,7 @@ def rows_of(
         units, config, num_classes, reference: as in `summarize`.
         headline: whether the first setting is the headline's.
         beyond: whether memory beyond the class is tested, too.
+        declared: whether the images of two models were only declared to be assigned at random.
     """
     rows: list[Finding] = []
     for number, (setting, part) in enumerate(settings(units)):
@@ -93,6 +96,8 @@ def rows_of(
         level = config.headline_level(beyond=beyond) if family == HEADLINE else config.level
         rows += _rows_of_setting(analysis, setting, config, num_classes, family=family, level=level)
         rows += _class_rows(analysis, setting, config, headline=headline and number == 0)
+        if declared and family == HEADLINE:
+            rows.append(_draw_row(analysis, config))
     return rows
 
 
@@ -142,6 +147,26 @@ def _rows_of_setting(
         yield row("deja_vu_score", direction, p=config.p)
         for side in () if analysis.alone else ("target", "reference"):
             yield row(f"accuracy_{side}", direction, p=config.p, chance=1 / num_classes)
+
+
+def _draw_row(analysis: Analysis, config: Config) -> Finding:
+    """Return the test, two-sided, of a declared draw by what the models of A and B find easy.
+
+    Memory of both alike leaves no difference in the sum, and memory of the first alone leaves none in the second. Only where
+    the sides differ in both are the images of one side easier.
+    """
+    answers = {side: zip(analysis.right[side], analysis.confidence[side], strict=True) for side in SIDES}
+    own, other = (np.mean([ease(*of_pair) for of_pair in answers[side]], axis=0) for side in SIDES)
+    of_b, seed = np.where(analysis.of_a, other, own), derive_seed(config.seed, "declared draw")
+    p = max(
+        difference_p(
+            values, analysis.of_a, analysis.label, redraws=config.permutations, seed=seed, groups=analysis.groups
+        )
+        for values in (own + other, of_b)
+    )  # fmt: skip
+    named = np.mean([analysis.right[side].mean(axis=0) for side in SIDES], axis=0)
+    params = {"by": "models", "p": p, "differs": p <= CONTRADICTED, "detectable": None}
+    return diagnostic(SETS, params, analysis.design.difference(named), n=analysis.num_units)
 
 
 def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str, level: float) -> Finding:

@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.backgrounds import Backgrounds
 from memlib.audits.deja_vu.embedding import ShownRows, View, shown_rows
 from memlib.audits.deja_vu.recipe import SETS
-from memlib.audits.deja_vu.scores import Answers
+from memlib.audits.deja_vu.scores import ease
 from memlib.audits.sides import numbers_of_groups
 from memlib.data.splits import TARGET
 from memlib.data.stages import Shard
@@ -99,7 +98,7 @@ class CompareSets(Stage[pa.Table]):
         right = (answers.prediction == labels).astype(np.float64)
         null = design.redrawn_differences(right, self.permutations, seed=seed)
         p = difference_p(
-            ease(answers, labels), design.first, labels, redraws=self.permutations, seed=seed, groups=groups
+            ease(right > 0, answers.confidence), design.first, labels, redraws=self.permutations, seed=seed, groups=groups
         )  # fmt: skip
         missed = detectable(float(null.std()), LEVEL / num_statistics(labels), two_sided=True)
         rows = [{"by": "backgrounds", "value": design.difference(right), "p_value": p, "detectable": missed}]
@@ -116,23 +115,6 @@ class CompareSets(Stage[pa.Table]):
     def open(cls, artifact: Artifact[pa.Table]) -> pa.Table:
         """Return by, value, p_value, detectable and n."""
         return read_table(artifact.path(CHECKS))
-
-
-def ease(answers: Answers, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how easy images are for a classifier: the surest wrong answers first, the surest right ones last.
-
-    Args:
-        answers: of the classifier, (num_images,).
-        labels: (num_images,) classes.
-
-    Example:
-        >>> import numpy as np
-        >>> answers = Answers(np.array([0, 0, 1, 1]), np.array([-0.1, -0.9, -0.2, -0.8]))
-        >>> ease(answers, np.array([0, 0, 0, 0])).tolist()
-        [4.0, 1.0, -3.0, -2.0]
-    """
-    sure: NDArray[np.float64] = scipy.stats.rankdata(answers.confidence)
-    return np.where(answers.prediction == labels, sure, -sure)
 
 
 def thumbnails(images: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import scipy
 from numpy.typing import NDArray
 
 from memlib.audits.deja_vu.recipe import Config, Direction
@@ -23,6 +24,22 @@ class Answers(NamedTuple):
     def of(self, rows: NDArray[np.int64]) -> "Answers":
         """Return the answers for some of the examples."""
         return Answers(self.prediction[rows], self.confidence[rows])
+
+
+def ease(right: NDArray[np.bool_], confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how easy examples are for a model: the surest wrong answers first, the surest right ones last.
+
+    Args:
+        right: (num_examples,) whether the model's answer is right.
+        confidence: (num_examples,).
+
+    Example:
+        >>> import numpy as np
+        >>> ease(np.array([True, True, False, False]), np.array([-0.1, -0.9, -0.2, -0.8])).tolist()
+        [4.0, 1.0, -3.0, -2.0]
+    """
+    sure: NDArray[np.float64] = scipy.stats.rankdata(confidence)
+    return np.where(right, sure, -sure)
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,13 @@ class ScoreSetting(ScoresStage):
     config: Config  #: the configuration with this k only.
     headline: bool  #: whether this is the run's first setting.
     beyond: bool = False  #: whether memory beyond the class is tested, too.
+    declared_sets: bool = False  #: as in `Score`.
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Decoding, and the setting."""
-        return _scored(self) | {"headline": self.headline} | ({"beyond": True} if self.beyond else {})
+        flags = ({"beyond": True} if self.beyond else {}) | ({"declared_sets": True} if self.declared_sets else {})
+        return _scored(self) | {"headline": self.headline} | flags
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -100,7 +102,7 @@ class ScoreSetting(ScoresStage):
         """Write units, the rows of the summary, and curves."""
         units, classes = score(_decodings(self), self.class_names, self.config), len(self.class_names)
         reference = _stands(self)
-        how: Any = {"headline": self.headline, "reference": reference, "beyond": self.beyond}
+        how: Any = {"headline": self.headline, "reference": reference, "beyond": self.beyond, "declared": self.declared_sets}
         rows = rows_of(units, self.config, num_classes=classes, **how)
         summary = pa.Table.from_pylist([row.row() for row in rows], schema=SUMMARY.arrow)
         write_table(units, UNITS, attempt.path(UNITS_FILE))
@@ -133,6 +135,7 @@ class Score(ScoresStage):
     #: attributes, neighbours and ranks within the class; None if the recipe does not ask for them.
     beyond: Beyond | None = None
     judged: Sequence[Artifact[pa.Table]] = ()  #: measures of reconstructions, by pair of models; see `reconstruction`.
+    declared_sets: bool = False  #: whether the images of two models were only declared to be assigned at random.
 
     def in_parts(self) -> list[ScoreSetting]:
         """Return one stage per setting; none for a small audit."""
@@ -150,6 +153,7 @@ class Score(ScoresStage):
                 self.config.model_copy(update={"k": (k,)}),
                 number == place == 0,
                 self.beyond is not None,
+                self.declared_sets,
             )
             for number, searches in enumerate(settings.values())
             for place, k in enumerate(self.config.k)
@@ -158,7 +162,8 @@ class Score(ScoresStage):
     @property
     def spec(self) -> Mapping[str, Any]:
         """Decoding, and the settings."""
-        flags = ({"fine_tuned": True} if self.fine_tuned else {}) | ({} if self.by_chance else {"by_chance": False})
+        flags = {"fine_tuned": True} if self.fine_tuned else {}
+        flags |= ({} if self.by_chance else {"by_chance": False}) | ({"declared_sets": True} if self.declared_sets else {})
         return _scored(self) | flags
 
     @property
@@ -191,7 +196,7 @@ class Score(ScoresStage):
             units = score(_decodings(self), self.class_names, self.config)
             write_table(units, UNITS, attempt.path(UNITS_FILE))
             reference = _stands(self)
-            how: Any = {"reference": reference, "beyond": self.beyond is not None}
+            how: Any = {"reference": reference, "beyond": self.beyond is not None, "declared": self.declared_sets}
             rows += rows_of(units, self.config, num_classes=len(self.class_names), **how)
             points = curves(units, alone=reference is not None)
         if self.fine_tuned or self.earlier_probes:

@@ -19,6 +19,7 @@ from memlib.findings import (
 from memlib.report.format import format_interval, percent, say_p
 from memlib.stats.randomization import smallest_two_class_p
 
+DIFFERENT = "Nothing was tested: the sets differ, although they were declared to be drawn at random."
 UPSIDE_DOWN = "The difference points in the opposite direction to memorization."
 
 
@@ -76,7 +77,7 @@ def verdict(rows: Findings) -> Verdict:
     if tests:
         explanation = f"{found.explanation} {said_beyond(tests)}"
         found = Verdict(word_of(rows, HEADLINES), _with_beyond(found, tests.shown()), explanation)
-    if found.word == DESCRIPTIVE or not rows.all(SETS):
+    if found.word == DESCRIPTIVE or not rows.all(SETS, by="backgrounds"):
         return found
     said = f"{found.sentence[0].lower()}{found.sentence[1:]}"  # nothing about a single model can prove who drew its sets
     return replace(found, sentence=f"If the sets were drawn at random, as declared: {said}")
@@ -161,6 +162,13 @@ def _of_views(row: Finding) -> str:
 def _of_names(rows: Findings) -> Verdict:
     """Return the verdict on naming objects; for sets declared to be drawn at random, also how far this was checked."""
     found, check = _of_excess(rows), rows.get(SETS, by="backgrounds")
+    by_models = rows.get(SETS, by="models")
+    if found.word != DESCRIPTIVE and by_models is not None:
+        given = (
+            "That the sets were drawn at random is as declared; what the models of both find easy does not contradict it "
+            f"({say_p(by_models.params['p'])})."
+        )
+        return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
     if found.word == DESCRIPTIVE or check is None:
         return found
     missed = check.params["detectable"]
@@ -178,6 +186,16 @@ def _of_names(rows: Findings) -> Verdict:
 
 
 def _differing(numbers: str, checks: Findings) -> Verdict:
+    models = checks.get(SETS, by="models")
+    if models is not None:
+        more = "more" if models.value > 0 else "fewer"
+        text = (
+            f"{_sentence(numbers)}. But the models of both sets find the same one easier: together they name {more} objects "
+            f"in A than in B, by {percent(abs(models.value))} of the images, or with another confidence "
+            f"({say_p(models.params['p'])}). Sets drawn at random seldom differ like this. Give sets that were drawn from "
+            "the same images."
+        )
+        return Verdict(DESCRIPTIVE, DIFFERENT, text)
     said = [
         f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in training than in held-out images, by "
         f"{percent(abs(check.value))}"
@@ -190,9 +208,7 @@ def _differing(numbers: str, checks: Findings) -> Verdict:
         f"{_sentence(numbers)}. Without the model, {' and '.join(said)} ({p}): sets drawn at random seldom differ "
         "like this. Use held-out images that were drawn from the same images as the training images."
     )
-    return Verdict(
-        DESCRIPTIVE, "Nothing was tested: the sets differ, although they were declared to be drawn at random.", text
-    )
+    return Verdict(DESCRIPTIVE, DIFFERENT, text)
 
 
 def _of_excess(rows: Findings) -> Verdict:

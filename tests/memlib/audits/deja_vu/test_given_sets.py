@@ -11,7 +11,9 @@ import pytest
 from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.deja_vu.recipe import SETS
+from memlib.audits.deja_vu.findings import rows_of, settled
+from memlib.audits.deja_vu.recipe import SETS, Config
+from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
@@ -74,7 +76,10 @@ def test_giving_the_drawn_sets_reproduces_the_audit(drawn: dict[str, str], store
     first, units = audited(store, *DRAWN)
     again, found = audited(store, *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
     assert found.equals(units)
-    assert [row.p_value for row in again.findings] == [row.p_value for row in first.findings]
+    drew = Findings.of_run(again).first(SETS)  # the draw was declared, and is examined by both models
+    assert drew.params["by"] == "models"
+    tests = [[(row.metric, row.p_value) for row in run.findings if row.metric != SETS] for run in (again, first)]
+    assert tests[0] == tests[1]
     assert again.artifacts["model A0"] == first.artifacts["model A0"]  # the same images, the same model
     moved = written(tmp_path / "elsewhere.csv", drawn)
     same, _ = audited(store, *GIVEN, f"split.sets={moved}", "split.drawn_at_random=true")
@@ -198,6 +203,35 @@ def test_sets_without_a_common_class_are_refused(drawn: dict[str, str], store: P
     sets = {name: which for name, which in drawn.items() if which not in "AB" or (labels[name] < 5) == (which == "A")}
     with pytest.raises(UserError, match="puts no class in both A and B"):
         roles(store, *GIVEN, f"split.sets={written(tmp_path / 'sets.csv', sets)}")
+
+
+def units_of_two_models(easier: float) -> pa.Table:
+    """The votes of two models that remember nothing; objects of A are easier by some standard deviations."""
+    rng, count, decodings = np.random.default_rng(0), 200, []
+    for direction in ("A", "B"):
+        labels, ease = np.arange(count) % 2, rng.normal(size=count) + easier * (direction == "A")
+        votes = [np.where(rng.random((count, 9)) < 1 / (1 + np.exp(-ease))[:, None], labels[:, None], 2) for _ in range(2)]
+        names = [f"{direction}{place:03d}" for place in range(count)]
+        decodings.append(Decoding(direction, 0, "last", 9, "maximal", names, labels, *votes))  # type: ignore[arg-type]
+    return score(decodings, ["cat", "dog", "hen"], CONFIG)
+
+
+CONFIG = Config(k=(9,), permutations=399, replicates=100)
+
+
+@pytest.mark.parametrize(("easier", "word"), [(0.0, "inconclusive"), (0.8, "descriptive")])
+def test_sets_of_two_models_that_were_declared_are_compared_by_both(easier: float, word: str) -> None:
+    rows = rows_of(units_of_two_models(easier), CONFIG, num_classes=3, declared=True)
+    found = Findings.read(settled(rows, CONFIG))
+    check = found.first(SETS, by="models")
+    assert check.params["differs"] == (word == "descriptive")
+    assert found.verdict.word == word
+    if word == "descriptive":
+        assert found.verdict.sentence.startswith("Nothing was tested: the sets differ, although they were declared")
+        assert "the models of both sets find the same one easier" in found.verdict.explanation
+        assert not found.tests()
+    else:
+        assert "does not contradict it" in found.verdict.explanation
 
 
 ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
