@@ -72,8 +72,8 @@ def feature(rng: np.random.Generator, seed: int, *, pairs: int, skewed: bool) ->
         (lambda n: rng.gamma(0.5, 1.0, n) - rng.gamma(0.5, 1.0, n)) if skewed else rng.standard_normal
     )
     gains = draw(pairs)
-    enough = detectable(float(gains.std() / np.sqrt(pairs)), ALPHA)
-    signs = exchanges(pairs, 999, seed=seed)
+    signs, spread = exchanges(pairs, 999, seed=seed), float(gains.std(ddof=1) / np.sqrt(pairs))
+    enough = detectable(spread, ALPHA, freedom=pairs - 1, smallest_p=1 / (1 + len(signs)))
     planted = draw(pairs) + (enough or 0.0)
     return enough, permutation_p(float(planted.mean()), signs @ planted / pairs) <= ALPHA
 

@@ -604,23 +604,34 @@ def two_sided_p(observed: float, null: NDArray[np.float64]) -> float:
     return min(1.0, 2 * min(above, below))
 
 
-def detectable(deviation: float, alpha: float, *, two_sided: bool = False) -> float | None:
+def detectable(
+    deviation: float, alpha: float, *, two_sided: bool = False, freedom: int | None = None, smallest_p: float = 0.0
+) -> float | None:
     """Return the effect, in units of the statistic, that a test detects with a power of 80 %; None if nothing varies.
 
-    It depends only on the null distribution, never on the observed effect.
+    It depends only on the null distribution, never on the observed effect. If the deviation is estimated from few units, it
+    is by chance too small as often as too large, here and in the test that is to find the effect: quantiles are Student's t,
+    and that of the power is wider by what the other estimate adds.
 
     Args:
         deviation: standard deviation of the statistic under the null.
         two_sided: whether the test is two-sided.
+        freedom: degrees of freedom of the deviation; None: it is known.
+        smallest_p: the step of the test's p-values, of which `alpha` may hold a few only.
 
     Example:
         >>> round(detectable(deviation=2.0, alpha=0.05), 2)  # (1.645 + 0.842) standard deviations
         4.97
+        >>> round(detectable(deviation=2.0, alpha=0.05, freedom=4, smallest_p=1 / 32), 2)  # five pairs; a level of 1/32
+        8.18
     """
-    if deviation <= 0:
+    if deviation <= 0 or freedom == 0:
         return None
-    quantile = scipy.stats.norm.isf(alpha / 2 if two_sided else alpha) + scipy.stats.norm.ppf(POWER)
-    return float(quantile * deviation)
+    level = math.floor(alpha / smallest_p * (1 + 1e-12)) * smallest_p if smallest_p else alpha
+    law = scipy.stats.norm() if freedom is None else scipy.stats.t(freedom)
+    needed = law.isf(level / 2 if two_sided else level)
+    wider = 1.0 if freedom is None else math.sqrt(1 + needed**2 / freedom)
+    return float((needed + law.ppf(POWER) * wider) * deviation)
 
 
 def smallest_two_class_p(first: int, second: int) -> float:

@@ -152,7 +152,9 @@ def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: st
     yield tested(
         row.metric, at, row.value, n=row.n, interval=found.interval, p_value=found.p, smallest_p=found.smallest_p,
         family=" ".join(["change of M," if group == LEVEL else "change of memory,", *_name(ours)]), either_direction=True,
-        detectable=detectable(found.deviation, level, two_sided=True) if found.smallest_p <= level else None,
+        detectable=None if found.smallest_p > level else detectable(
+            found.deviation, level, two_sided=True, freedom=found.freedom, smallest_p=found.smallest_p
+        ),
     )  # fmt: skip
 
 
@@ -180,6 +182,7 @@ class _Test:
     p: float  #: p, smallest_p: its p-value, and the smallest one that data of this size can give.
     smallest_p: float
     deviation: float  #: standard error of the change.
+    freedom: int  #: its degrees of freedom.
 
 
 def _paired(score: VariantScore, changes: NDArray[np.float64], over: str) -> _Test:
@@ -187,7 +190,9 @@ def _paired(score: VariantScore, changes: NDArray[np.float64], over: str) -> _Te
     permutations = score.config.permutations
     p = flipped_p(changes, permutations=permutations, seed=derive_seed(score.config.seed, "flips"))
     least = max(2.0 ** (1 - len(changes)), 2 / (1 + permutations))
-    return _Test(score.interval(changes, over), p, least, float(changes.std(ddof=1)) / math.sqrt(len(changes)))
+    return _Test(
+        score.interval(changes, over), p, least, float(changes.std(ddof=1)) / math.sqrt(len(changes)), len(changes) - 1
+    )
 
 
 def _unpaired(score: VariantScore, a: NDArray[np.float64], b: NDArray[np.float64], over: str) -> _Test:
@@ -199,4 +204,5 @@ def _unpaired(score: VariantScore, a: NDArray[np.float64], b: NDArray[np.float64
     if np.ptp(a) + np.ptp(b):
         t = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
         interval = Interval(float(t.low), float(t.high), over)
-    return _Test(interval, p, least, math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
+    error = math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    return _Test(interval, p, least, error, len(a) + len(b) - 2)

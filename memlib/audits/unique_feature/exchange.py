@@ -16,6 +16,7 @@ from memlib.audits.unique_feature.calibrated_maxima import ByLabel, exchanged_ma
 from memlib.identity import derive_seed
 from memlib.stats.inference import exchanges, permutation_p
 from memlib.stats.multiplicity import max_t_p
+from memlib.stats.randomization import detectable
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class Exchanged:
     deviations: NDArray[np.float64]
     smallest_p: float  #: smallest p-value that data of this size can give.
     over: str  #: the units that were exchanged: nets or data.
+    num_units: int  #: their number.
+
+    def detectable(self, place: int, level: float) -> float | None:
+        """Return the mean difference of a score that is found at a level with a power of 80 %; None if none can be."""
+        if self.smallest_p > level:
+            return None
+        return detectable(
+            float(self.deviations[place]), level, freedom=self.num_units - 1, smallest_p=self.smallest_p
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ def exchange(
     if sum(counts) < 2 or min(counts) == 0 or all(draw.one_seed for draw in first):
         return None
     whole = len(counts) > 1 and 2.0 ** -len(counts) <= alpha
-    signs = exchanges(len(counts) if whole else sum(counts), permutations, seed=derive_seed(seed, "exchange"))
+    num_units = len(counts) if whole else sum(counts)
+    signs = exchanges(num_units, permutations, seed=derive_seed(seed, "exchange"))
     smallest = 1 / (1 + len(signs))
     if whole:
         signs = np.repeat(signs, counts, axis=1)
@@ -69,7 +80,7 @@ def exchange(
     null = np.stack([_null(score, by_label, signs, weights) for score in scores], axis=1)
     p = np.array([permutation_p(float(value), column) for value, column in zip(observed, null.T, strict=True)])
     deviations = np.array([_deviation(score, weights, whole=whole) for score in scores])
-    return Exchanged(p, max_t_p(observed, null), deviations, smallest, "data" if whole else "nets")
+    return Exchanged(p, max_t_p(observed, null), deviations, smallest, "data" if whole else "nets", num_units)
 
 
 def _deviation(score: Score, weights: NDArray[np.float64], *, whole: bool) -> float:

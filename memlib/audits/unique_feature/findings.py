@@ -20,7 +20,7 @@ from memlib.audits.unique_feature.verdict import verdict
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.stats.inference import exact_interval, exceedance_p, largest_mean
 from memlib.stats.operating import most_alarms
-from memlib.stats.randomization import POWER, detectable
+from memlib.stats.randomization import POWER
 
 Cells = Mapping[tuple[str, int], ByLabel]
 Influence = Mapping[tuple[str, int, str], float]
@@ -119,7 +119,7 @@ def _tested_difference(
         p_value=float(found.p_values[place]), family=family,
         p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
         upper_bound=RANGE * largest_mean(gains / RANGE, level=scored.config.error) if is_bounded else None, bound=bound,
-        detectable=detectable(float(found.deviations[place]), level) if found.smallest_p <= level else None,
+        detectable=found.detectable(place, level),
         smallest_p=found.smallest_p,
     )  # fmt: skip
 

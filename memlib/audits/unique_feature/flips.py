@@ -51,7 +51,9 @@ def _difference(score: VariantScore, found: Exchanged | None, count: int) -> Fin
         FLIPS, at | {"pairs": pairs, "exchanged": found.over}, row.value, n=row.n, interval=row.interval, family=FLIPS,
         p_value=float(found.p_values[0]), smallest_p=found.smallest_p,
         upper_bound=largest_mean(gains, level=score.config.error),
-        detectable=detectable(_deviation(gains, float(found.deviations[0])), level) if found.smallest_p <= level else None,
+        detectable=None if found.smallest_p > level else detectable(
+            _deviation(gains, float(found.deviations[0])), level, freedom=found.num_units - 1, smallest_p=found.smallest_p
+        ),
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def influence_by_example(influence: Artifact[Tables]) -> Mapping[str, float]:
 class Score(ScoresStage):
     """Calibrate the scores of nets against their controls and summarize the findings."""
 
-    declared: ClassVar[Declared] = Declared("score", 11)
+    declared: ClassVar[Declared] = Declared("score", 12)
     title: ClassVar[str] = "score unique features"
 
     cells: Sequence[Scored]  #: the nets, by variant and data seed.
