@@ -10,7 +10,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ import yaml
 import memlib
 from benchmarks.evidence import EVIDENCE, Record, as_yaml
 from benchmarks.validity.harness import clopper_pearson
+from memlib.audits import AUDITS
 from memlib.findings import Findings
+from memlib.store import Store
 
 
 def filled_in(value: Any, data: str) -> Any:
@@ -82,6 +85,39 @@ def read_table(number: Mapping[str, Any], rows: pa.Table) -> Record:
     }
 
 
+def read_found(number: Mapping[str, Any], secrets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
+    """Return a number about the likeliest candidates of each model whose canary is the likeliest of all.
+
+    Numbers are the share of the next candidates that differ from the canary by two edits or fewer (Clopper-Pearson), and
+    the gap in bits to the next candidate of the model whose canary was inserted so many `times`.
+
+    Args:
+        secrets: inserted canaries and found candidates, as `memlib show --reveal` prints them.
+    """
+    rows = [row for row in secrets["found by shortest path"] if not row["known"]]
+    starts = [place for place, row in enumerate(rows) if row["place"] == 1]
+    models = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    named = {model[0]["text"]: model for model in models}
+    first = {row["insertions"]: named[end] for row in secrets["inserted"] if (end := row["text"].split()[-1]) in named}
+    if number["found"] == "gap":
+        likeliest, second, *_ = first[number["times"]]
+        return dict(number) | {"value": round(float(second["bits"]) - float(likeliest["bits"]), 6), "interval": []}
+    edits = [edit_distance(row["text"], model[0]["text"]) for model in first.values() for row in model[1:]]
+    hits = sum(count <= 2 for count in edits)
+    ends = [round(end, 6) for end in clopper_pearson(hits, len(edits))]
+    return dict(number) | {"value": round(hits / len(edits), 6), "interval": ends, "of": len(edits)}
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Return the number of insertions, deletions and substitutions that make one text the other (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for place, symbol in enumerate(one, 1):
+        before, row = row, [place]
+        for at, another in enumerate(other, 1):
+            row.append(min(before[at] + 1, row[-1] + 1, before[at - 1] + (symbol != another)))
+    return row[-1]
+
+
 def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
     """Make or reuse the runs of a paper's claims, and write their numbers into the record."""
     for name, run in paper.get("runs", {}).items():
@@ -92,7 +128,10 @@ def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
         run |= {"id": made.id, "read": time.strftime("%Y-%m-%d"), "cores": os.cpu_count()}
         for key, number in paper["numbers"].items():
             if number["run"] == name:
-                if "table" in number:
+                if "found" in number:
+                    secrets = AUDITS[made.audit].revealed(Store(store), made.record.recipe, made.record.artifacts)  # type: ignore[misc]
+                    paper["numbers"][key] = read_found(number, secrets)
+                elif "table" in number:
                     paper["numbers"][key] = read_table(number, made.tables[number["table"]])
                 else:
                     paper["numbers"][key] = (

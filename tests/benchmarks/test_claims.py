@@ -51,3 +51,18 @@ def test_numbers_are_read_from_a_table(asked: dict[str, Any], value: float, inte
 
 def test_small_numbers_are_written_with_two_digits() -> None:
     assert evidence_pages._in_words({"value": 0.000192, "interval": [0.00014, 0.000244]}) == ".00019 (.00014 to .00024)"
+
+
+def test_numbers_of_found_candidates_are_about_canaries_of_rank_1() -> None:
+    texts = ["1234", "1235", "1243", "9999", "5678", "5679", "1111", "2222"]  # the second model found another text first
+    found = [
+        {"known": 0, "place": 1 + place % 4, "bits": f"{10 + place:.2f}", "text": text} for place, text in enumerate(texts)
+    ]  # fmt: skip
+    inserted = [{"insertions": times, "text": f"the number is {text}"} for times, text in ((4, "1234"), (1, "5670"))]
+    secrets = {
+        "inserted": inserted,
+        "found by shortest path": [*found, {"known": 2, "place": 1, "bits": "1", "text": "5670"}],
+    }
+    assert claims.read_found({"found": "edits"}, secrets)["value"] == pytest.approx(2 / 3)
+    assert claims.read_found({"found": "gap", "times": 4}, secrets)["value"] == 1
+    assert [claims.edit_distance("760312943", text) for text in ("760031294", "760312944", "")] == [2, 1, 9]
