@@ -1,4 +1,4 @@
-"""Where nothing was found, is the effect that a run says it would have found four times out of five found so often?
+"""Where nothing was found, is the effect that a run states with a power of 80 % found so often?
 
 Each unit draws audits without memory, reads the effect that they state, plants it in the same audit, drawn again, and tests.
 Effects are alike in all examples, as the pages say; those that differ between examples are found less often.
