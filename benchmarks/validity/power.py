@@ -1,4 +1,4 @@
-"""Where nothing was found, is the effect that a run states with a power of 80 % found so often?
+"""If a run found nothing: is the effect that it states with a power of 80 % found so often?
 
 Each unit draws audits without memory, reads the effect that they state, plants it in the same audit, drawn again, and tests.
 Effects are alike in all examples, as the pages say; those that differ between examples are found less often.
