@@ -83,6 +83,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield MADE / f"results-{audit}.md", _joined(f"Results: {AUDITS[audit]}", _results(records))
     yield MADE / "not-run.md", _joined("Recipes without results", _not_run())
     yield MADE / "validity-parts.md", "\n".join(_parts())
+    yield MADE / "validity-words.md", "\n".join(_words())
     for page, names in PARTS.items():
         parts = {name: part for name, part in validity().items() if name.startswith(names)}
         title = f"Validity: {AUDITS.get(page, 'all audits')}"
@@ -193,6 +194,56 @@ def _parts() -> Iterator[str]:
             if name.startswith(names):
                 rows.append((f"[{name}](made/validity-{page}.md#{_anchor(name)})", part["question"], _ruled(part)))
     yield from _table(("part", "what it asks", "rates of errors by the rule"), rows)
+
+
+def _words() -> Iterator[str]:
+    """Yield the table of words by audits: the worst rate of each part that stands behind a word, or a sentence."""
+    said = _read(EVIDENCE / "words.yaml")
+    columns = said["columns"]
+    rows = [
+        [audit, *(cells[name] if isinstance(cells[name], str) else _cell(cells[name], of["worst"]) for name, of in columns.items())]
+        for audit, cells in said["audits"].items()
+    ]  # fmt: skip
+    yield from _table(["audit", *(of["title"] for of in columns.values())], rows)
+
+
+def _cell(references: Sequence[Record], worst: str) -> str:
+    return "; ".join(_rate(each, "largest" if each.get("wrong") else worst) for each in references)
+
+
+def _rate(reference: Record, worst: str) -> str:
+    """Return the worst of the rates that a reference names, with its numbers and a link to the part."""
+    name = reference["part"]
+    found = sorted(rates_of(reference), key=lambda rate: rate[0] / rate[1])
+    hits, count = found[-1 if worst == "largest" else 0]
+    (page,) = [page for page, names in PARTS.items() if name.startswith(names)]
+    several = f", {len(found)} rates" if len(found) > 1 else ""
+    bound = "" if not several else "at most " if worst == "largest" else "at least "
+    return f"{bound}{hits / count:.3f} ({hits:,} of {count:,}{several}) [{name}](made/validity-{page}.md#{_anchor(name)})"
+
+
+def rates_of(reference: Record) -> list[tuple[int, int]]:
+    """Return the hits and counts of all rates that a reference names: those of today's rules, at least one.
+
+    Args:
+        reference: `part`, and patterns of `columns` (whole names), `rows` (cells joined by " / ") and `within` (first headings).
+    """
+    found = []
+    for block in validity()[reference["part"]]["shown"]:
+        table = block.get("table", {"columns": [""], "rows": []})
+        head = str(table["columns"][0])
+        chosen = [place for place, name in enumerate(table["columns"]) if re.fullmatch(reference["columns"], str(name))]
+        for row in table["rows"]:
+            is_today = not FORMER.search(f"{head} {row[0]}")
+            if (
+                is_today
+                and re.search(reference.get("rows", ""), " / ".join(map(str, row)))
+                and re.search(reference.get("within", ""), head)
+            ):
+                cells = [re.match(r"(\d+) of (\d+)\b", str(row[place])) for place in chosen]
+                found += [(int(cell[1]), int(cell[2])) for cell in cells if cell]
+    assert found, f"no rate of {reference}"
+    return found
 
 
 def _ruled(part: Record) -> str:

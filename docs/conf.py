@@ -11,7 +11,7 @@ copyright = "the memlib authors, Apache License 2.0"
 version = release = memlib.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-INCLUDED = ("counts", "decided", "faults-matrix", "validity-parts")  # in other pages
+INCLUDED = ("counts", "decided", "faults-matrix", "validity-parts", "validity-words")  # in other pages
 exclude_patterns = ["_build", *(f"evidence/made/{name}.md" for name in INCLUDED)]
 html_static_path = ["filter.js"]
 html_js_files = ["filter.js"]

@@ -51,10 +51,14 @@ class Audited:
         """The examples, or persons, whose membership is audited."""
         combined = self.recipe.score.persons
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, combined)
-        copied = None if self.copies is None else np.bincount(self.pool.groups, weights=self.copies.found) > 0
         word = self.recipe.group_noun if found.are_persons else ""
         had_coins = not self.recipe.target.is_external or (self.counts_p or 0.0) > CONTRADICTED
-        return replace(found, word=word, merges=had_coins, copied=copied)
+        return replace(found, word=word, merges=had_coins, copied=self.copied)
+
+    @property
+    def copied(self) -> NDArray[np.bool_] | None:
+        """The units with an example that is a copy of a member, (num_units,); None if none was looked for."""
+        return None if self.copies is None else np.bincount(self.pool.groups, weights=self.copies.found) > 0
 
     @cached_property
     def counts_p(self) -> float | None:

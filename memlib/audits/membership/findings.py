@@ -163,6 +163,7 @@ def _copies(audited: Audited) -> Iterator[Finding]:
     number, outside = int((~units.apart).sum()), int((~units.member).sum())
     if audited.copies is not None and number:
         params = {"near": audited.copies.near, "most": MOST_COPIED, "over": units.noun}
+        params |= {"shared": audited.copies.shared} if audited.copies.shared else {}
         yield diagnostic("copied_nonmembers", params, number, n=outside)
 
 

@@ -54,7 +54,10 @@ class Copies:
     """Non-members that have a copy among the members, by the rule of `memlib overlap`."""
 
     found: NDArray[np.bool_]  #: (num_examples,) whether the example is one.
-    near: float  #: largest distance of small versions of images, in grey levels, that count as alike; 0: only equal content.
+    #: largest distance of small versions of images, in grey levels, that count as alike; 0: they were not compared.
+    near: float = 0.0
+    #: smallest share of common runs of four words of documents that count as alike; 0: they were not compared.
+    shared: float = 0.0
 
 
 @dataclass(frozen=True)

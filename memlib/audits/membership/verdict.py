@@ -323,6 +323,8 @@ def _drawn(findings: Findings) -> str:
 def _copied(copies: Finding) -> str:
     near = copies.params["near"]
     alike = f", or images whose small versions differ by at most {near:g} grey levels" if near else ""
+    if shared := copies.params.get("shared"):
+        alike = f", or documents that have {percent(shared, 0)} of their runs of four words in common"
     return f"{int(copies.value):,} of {copies.n:,} non-members (equal content{alike})"
 
 

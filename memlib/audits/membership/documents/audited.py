@@ -13,7 +13,7 @@ from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.rankings import Scores, Signal
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.units import Pool, Units, units_of
+from memlib.audits.membership.units import Copies, Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
 from memlib.observe.token_scores import TokenScores, zlib_ratio
 from memlib.stats.shadows import by_person
@@ -49,6 +49,7 @@ class DocumentsAudited(Audited):
         compressed: NDArray[np.int64],
         known: BlindFeatures,
         nobody: pa.Table,
+        copies: Copies | None = None,
     ) -> Self:
         """Return the listed documents with their scores.
 
@@ -60,6 +61,7 @@ class DocumentsAudited(Audited):
             base: the scores of the pretrained model; None without one.
             compressed: (num_documents,) bytes of the compressed texts.
             nobody: table without rows, with the columns of tables.SPLITS.
+            copies: copies of members among the listed documents.
         """
         signals = {
             name: Signal(score[0][listed], score[1:][:, listed])
@@ -68,14 +70,14 @@ class DocumentsAudited(Audited):
         return cls(
             recipe=recipe, pool=pool, rows=rows, member=member[listed], target=answers_of([target]).of(listed),
             shadows=answers_of(shadows, len(listed)).of(listed), inside=inside[:, listed], held_out=nobody,
-            is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]),
+            is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]), copies=copies,
         )  # fmt: skip
 
     @cached_property
     def units(self) -> Units:
         """The documents, or persons, whose membership is audited."""
         found = units_of(self.pool, self.target, self.shadows, self.member, self.inside, self.recipe.score.persons)
-        return replace(found, word="documents" if self.recipe.split.group is None else "persons")
+        return replace(found, word="documents" if self.recipe.split.group is None else "persons", copied=self.copied)
 
     @property
     def signals(self) -> Mapping[str, Signal]:

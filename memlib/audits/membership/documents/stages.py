@@ -18,11 +18,12 @@ from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.shadows import TrainSubset
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import UNLISTED, ReadMembers
-from memlib.audits.membership.units import Pool
+from memlib.audits.membership.units import Copies, Pool
 from memlib.data.blind_features import BlindFeatures, id_features, joined
 from memlib.data.groups import groups_digest
 from memlib.data.images.shards import WINDOWS
 from memlib.data.images.stored import read_images
+from memlib.data.overlap import alike_captions
 from memlib.data.splits import HELD_OUT, SPLITS_FILE, TRAIN
 from memlib.data.stages import Decode, Split, TrainingData, described_data
 from memlib.data.subsets import TARGET, Subsets
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES = (
     "vocabulary.json", "documents.parquet", "sizes.npy", "features.npy", "features.json",
 )  # fmt: skip
+
+
+SHARED = 0.5  # of the runs of four words of documents that count as alike, as in `memlib overlap`
+MOST_COMPARED = 2**26  # characters of documents among which alike ones are looked for
 
 
 class StoredDocuments:
@@ -178,7 +183,7 @@ class ScoreDocuments(Score):
         shadows: the training sets of the shadow models.
     """
 
-    declared: ClassVar[Declared] = Declared("score_documents", 4)
+    declared: ClassVar[Declared] = Declared("score_documents", 5)
     title: ClassVar[str] = "score membership of documents"
 
     recipe: DocumentsRecipe  #: attacks, tests and claim.
@@ -209,6 +214,7 @@ class ScoreDocuments(Score):
             target=self.target.content, shadows=[answers.content for answers in self.answers],
             base=None if self.base is None else self.base.content, compressed=content.sizes.compressed,
             known=content.features, nobody=self.data.members(HELD_OUT),
+            copies=copies_of(content, self.recipe.data.unit, listed, own[listed]),
         )  # fmt: skip
 
     def _inside(self, subsets: Sequence[Subsets]) -> Any:
@@ -219,6 +225,32 @@ class ScoreDocuments(Score):
         first = self.corpus.content.sizes.first
         parts = [each.inside[:, first] for each in subsets]
         return np.concatenate([np.zeros((0, len(first)), dtype=bool), *parts])
+
+
+def copies_of(content: StoredDocuments, unit: str, listed: NDArray[np.bool_], member: NDArray[np.bool_]) -> Copies:
+    """Return the non-members that have a copy among the members; of much text, only equal documents are looked for.
+
+    Args:
+        unit: unit of the symbols: character, word or token.
+        listed: (num_documents,) whether the document is audited.
+        member: (num_listed,) whether the target was trained on it.
+    """
+    rows = np.split(content.windows, np.cumsum(content.sizes.windows)[:-1])
+    texts = [_text(rows[place], content.vocabulary, unit) for place in np.flatnonzero(listed).tolist()]
+    outside, inside = np.flatnonzero(~member), [text for text, is_member in zip(texts, member, strict=True) if is_member]
+    known, found = set(inside), np.zeros(len(texts), dtype=bool)
+    found[outside] = [texts[place] in known for place in outside.tolist()]
+    if sum(map(len, texts)) > MOST_COMPARED:
+        return Copies(found)
+    for row, _, _ in alike_captions([texts[place] for place in outside.tolist()], inside, SHARED):
+        found[outside[row]] = True
+    return Copies(found, shared=SHARED)
+
+
+def _text(windows: NDArray[Any], vocabulary: Sequence[str], unit: str) -> str:
+    """Return a document as words: those of its characters, or its symbols' numbers."""
+    symbols = windows[windows >= 0].tolist()
+    return "".join(vocabulary[symbol] for symbol in symbols) if unit == "character" else " ".join(map(str, symbols))
 
 
 @dataclass(frozen=True)

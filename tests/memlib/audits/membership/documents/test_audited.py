@@ -1,14 +1,19 @@
 """Documents as units of the membership audit: a null of fresh coins, plants, persons, and each score by hand."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from memlib.audits.membership.documents import stages
 from memlib.audits.membership.documents.audited import DocumentsAudited, answers_of, signals_of
 from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
+from memlib.audits.membership.documents.stages import copies_of
 from memlib.audits.membership.findings import summarize
-from memlib.audits.membership.units import Pool
+from memlib.audits.membership.units import Copies, Pool
 from memlib.data.blind_features import id_features
 from memlib.data.subsets import TARGET, toss
 from memlib.data.text.rows import pool_rows
@@ -121,3 +126,41 @@ def test_log_p_of_the_log_odds_is_the_mean_log_probability() -> None:
     means = np.array([-7.0, -0.3, -1e-4, 0.0])
     answers = answers_of([TokenScores(np.full(4, 2.0), 2 * means, means, means)])
     np.testing.assert_allclose(log_p(answers.odds[0, 0]), means, rtol=1e-5, atol=1e-11)
+
+
+def test_nothing_is_bounded_where_many_documents_have_a_copy_among_the_members() -> None:
+    audited = world(0.0, seed=0, shadows=8)
+    copied = np.flatnonzero(~audited.member)[:15]
+    found = Copies(np.isin(np.arange(160), copied), shared=0.5)
+    read = Findings.read(summarize(replace(audited, copies=found), []))
+    row = read.first("copied_nonmembers")
+    assert (row.value, row.params["shared"]) == (15, 0.5)
+    alike = "(equal content, or documents that have 50 % of their runs of four words in common) have a copy among the members"
+    assert f"Nothing is bounded either, as 15 of {row.n} non-members {alike}." in read.verdict.explanation
+
+
+@pytest.mark.parametrize("unit", ["character", "word"])
+def test_copies_of_members_are_equal_documents_and_those_with_common_runs_of_words(unit: str) -> None:
+    texts = [
+        "one two three four five six",
+        "seven eight nine ten one two",
+        "one two three four five six",
+        "one two three four five ten",
+    ]
+    texts += ["ten nine eight seven six five", "not listed not listed not listed"]
+    symbols = [list(text) if unit == "character" else text.split() for text in texts]
+    vocabulary = sorted({symbol for text in symbols for symbol in text})
+    windows = np.full((2 * len(texts), 64), -1)  # a second window of each document is empty
+    for place, text in enumerate(symbols):
+        windows[2 * place, : len(text)] = [vocabulary.index(symbol) for symbol in text]
+    content: Any = SimpleNamespace(
+        windows=windows, vocabulary=vocabulary, sizes=SimpleNamespace(windows=np.full(len(texts), 2))
+    )  # fmt: skip
+    listed, member = np.arange(len(texts)) < 5, np.array([True, True, False, False, False])
+    found = copies_of(content, unit, listed, member)
+    assert found.found.tolist() == [False, False, True, True, False]  # two of four runs of the fourth are the first's
+    assert found.shared == 0.5
+    with patch.object(stages, "MOST_COMPARED", 10):
+        found = copies_of(content, unit, listed, member)
+    assert found.found.tolist() == [False, False, True, False, False]
+    assert not found.shared
