@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from commands import settings_of
 
+from benchmarks import evidence_pages
 from benchmarks.evidence import EVIDENCE, blocks, markdown, write
 from benchmarks.evidence_pages import MADE, WORDS, claims, validity
 from benchmarks.evidence_pages import pages as made_pages
@@ -118,6 +120,22 @@ def test_every_part_of_the_validity_study_has_its_record_and_its_page() -> None:
     for name in validity():
         assert f"[{name}]" in listed, "add the beginning of its name to PARTS of benchmarks/evidence_pages.py"
     assert set(validity()) <= set(parts())
+
+
+def test_every_word_of_every_audit_has_a_rate_or_a_reason() -> None:
+    listed = dict(made_pages())[MADE / "validity-words.md"].splitlines()[2:]  # without the heading
+    assert len(listed) > 10
+    assert all(all(cell.strip() for cell in line.strip("|").split("|")) for line in listed if line)
+
+
+def test_rates_of_a_table_are_those_of_todays_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["a", "3 of 10 = 0.300 (...)", "9 of 10"], ["b, before", "8 of 10 = 0.800", ""], ["c", "1 of 20 = 0.050", ""]]
+    shown = [{"text": "x"}, {"table": {"columns": ["kind", "shown", "shown before"], "rows": rows}}]
+    monkeypatch.setattr(evidence_pages, "validity", lambda: {"part": {"shown": shown}})
+    assert evidence_pages.rates_of({"part": "part", "columns": "shown"}) == [(3, 10), (1, 20)]
+    assert evidence_pages.rates_of({"part": "part", "columns": "shown", "rows": "^c"}) == [(1, 20)]
+    with pytest.raises(AssertionError, match="no rate"):
+        evidence_pages.rates_of({"part": "part", "columns": "shown", "within": "other"})
 
 
 def test_pages_written_by_hand_are_short_and_do_not_repeat_one_another() -> None:

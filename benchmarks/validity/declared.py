@@ -8,6 +8,7 @@ than the second; recall of each pair is binomial.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +25,14 @@ from memlib.audits.captions.verdict import verdict
 from memlib.audits.forgetting.trace import Pool as Sides
 from memlib.audits.forgetting.trace import find_trace, residuals
 from memlib.audits.membership.audited import Audited
-from memlib.audits.membership.controls import Checks, difficulty_p
+from memlib.audits.membership.controls import Checks, blind_baseline, difficulty_p
 from memlib.audits.membership.documents.audited import DocumentsAudited
 from memlib.audits.membership.documents.recipe import ATTACKS, OF_SHADOWS, DocumentsRecipe
 from memlib.audits.membership.findings import summarize as summarize_members
 from memlib.audits.membership.privacy import guesses_of
 from memlib.audits.membership.units import Pool
-from memlib.data.blind_features import BlindFeatures
+from memlib.data.blind_features import BlindFeatures, text_features
+from memlib.data.stages import TrainingData
 from memlib.data.subsets import toss
 from memlib.findings import SHOWN, Findings
 from memlib.identity import derive_seed
@@ -124,7 +126,8 @@ def judge(found: Audited) -> tuple[bool, bool, bool]:
         min(one.test.adjusted_p for one in rankings.all if one.test is not None)
         for rankings in (replace(found.rankings, difficulty=None), found.rankings)
     ]
-    fallen = Checks(None, None, difficulty_p(found)).contradicts
+    blind = None if found.features is None else blind_baseline(found, cast("TrainingData", None))
+    fallen = Checks(blind, None, difficulty_p(found)).contradicts
     return p_values[0] <= ALPHA, fallen, p_values[1] <= ALPHA and not fallen
 
 
@@ -281,7 +284,7 @@ def report_sets(rows: Sequence[Row]) -> Iterator[str]:
 # -- documents ------------------------------------------------------------------------------------------
 
 OF_EACH, ON_A_SIDE, DOCUMENT_SHADOWS = 160, 100, 8  # documents of a law, and of them those on a side of one audit
-DOCUMENT_WORLDS, DRAWS = 40, 10
+DOCUMENT_WORLDS, DRAWS = 20, 10
 FIRST, PRETRAINED, TUNED, LONG = 2_000, 20, 6, 12  # documents and epochs of the first model, epochs of its fine-tuning
 OTHER = {"no difference": 0.0} | {
     f"{share:.0%} of non-members' words of another source": share for share in (0.02, 0.05, 0.1, 0.2)
@@ -298,45 +301,51 @@ def judge_documents(unit: str) -> Row:
     """Fine-tune the models of a world, and audit draws of its documents in every cell."""
     ((rng, seed),) = seeds(f"documents/{unit}", 1)
     own, foreign = (rng.dirichlet(np.full(SYMBOLS, 0.2), size=SYMBOLS) for _ in range(2))
-    laws = [own, *((1 - share) * own + share * foreign for share in OTHER.values())]  # of members and of non-members
-    pool = np.concatenate([texts(OF_EACH, law, rng) for law in laws])
-    elsewhere, first = texts(len(pool) // 2, own, rng), texts(FIRST, own, rng)
-    guilty = np.concatenate([pool[:OF_EACH], elsewhere[OF_EACH:]])
-    inside = toss(np.arange(len(pool)), range(DOCUMENT_SHADOWS), share=0.5, seed=seed)
+    first = np.concatenate([texts(FIRST // 2, law, rng) for law in (own, foreign)])
+    members, elsewhere = texts(OF_EACH, own, rng), texts(OF_EACH, own, rng)
     model = small_gpt(seed)
     train(model, first, PRETRAINED, seed)
     start = {name: weights.clone() for name, weights in model.state_dict().items()}
 
-    def observed(rows: NDArray[np.int64], epochs: int) -> TokenScores:
-        """Return the scores of all documents under the first model, fine-tuned on some."""
+    def observed(rows: NDArray[np.int64], epochs: int, pool: NDArray[np.int64]) -> TokenScores:
+        """Return the scores of a pool of documents under the first model, fine-tuned on some."""
         model.load_state_dict(start)
         if epochs:
             train(model, rows, epochs, int(rng.integers(2**31)))
         return token_scores(model.eval(), pool, np.ones(len(pool), np.int64), share=0.2, device=torch.device("cpu"))
 
-    base, shadows = observed(first, 0), [observed(pool[coins], TUNED) for coins in inside]
-    targets = {
-        "innocent": observed(elsewhere, TUNED), "longer": observed(elsewhere, LONG),
-        "guilty": observed(guilty, TUNED), "guilty, longer": observed(guilty, LONG),
-    }  # fmt: skip
     counts = {kind: np.zeros(3, dtype=np.int64) for kind in DOCUMENT_CELLS}
-    for _ in range(DRAWS):
-        for kind, (target, place) in DOCUMENT_CELLS.items():
-            rows = sides(rng, place, is_true=kind.startswith("innocent") and not place)
-            counts[kind] += judge(of_documents(rows, inside, targets[target], shadows, base))
+    for place, share in enumerate(OTHER.values()):
+        pool = np.concatenate([members, texts(OF_EACH, (1 - share) * own + share * foreign, rng)])
+        inside = toss(np.arange(len(pool)), range(DOCUMENT_SHADOWS), share=0.5, seed=derive_seed(seed, place) % 2**31)
+        base, shadows = observed(first, 0, pool), [observed(pool[coins], TUNED, pool) for coins in inside]
+        known = text_features(" ".join(f"w{symbol}" for symbol in row) for row in pool.tolist())
+        for kind, (target, at) in DOCUMENT_CELLS.items():
+            if at != place:
+                continue
+            seen = members if target.startswith("guilty") else elsewhere
+            scored = observed(seen, LONG if target.endswith("longer") else TUNED, pool)
+            for _ in range(DRAWS):
+                rows = sides(rng, is_true=kind.startswith("innocent") and not share)
+                counts[kind] += judge(of_documents(rows, inside, scored, shadows, base, known))
     return {"cells": {kind: found.tolist() for kind, found in counts.items()}, "count": DRAWS}
 
 
-def sides(rng: np.random.Generator, place: int, *, is_true: bool) -> NDArray[np.int64]:
-    """Draw the rows of members, which come first, and of as many non-members, from the documents of a later law."""
+def sides(rng: np.random.Generator, *, is_true: bool) -> NDArray[np.int64]:
+    """Draw the rows of members, which come first, and of as many non-members: at random, or from either half of the pool."""
     if is_true:
         return rng.permutation(2 * OF_EACH)[: 2 * ON_A_SIDE]
     members, others = (rng.permutation(OF_EACH)[:ON_A_SIDE] for _ in range(2))
-    return np.concatenate([members, OF_EACH * (place + 1) + others])
+    return np.concatenate([members, OF_EACH + others])
 
 
 def of_documents(
-    rows: NDArray[np.int64], inside: NDArray[np.bool_], target: TokenScores, shadows: Sequence[TokenScores], base: TokenScores
+    rows: NDArray[np.int64],
+    inside: NDArray[np.bool_],
+    target: TokenScores,
+    shadows: Sequence[TokenScores],
+    base: TokenScores,
+    known: BlindFeatures,
 ) -> DocumentsAudited:
     """Return the audit of documents of one window each, of which the first half are members."""
     said = DocumentsRecipe.model_validate(
@@ -358,15 +367,15 @@ def of_documents(
     return DocumentsAudited.of(
         recipe=said, pool=Pool(ids, [""] * count, zeros, np.arange(count)), rows=described, member=member, listed=listed,
         inside=inside, target=target, shadows=shadows, base=base, compressed=np.full(everything, HOW.prefix + HOW.suffix),
-        known=BlindFeatures(np.zeros((everything, 0)), (), ()), nobody=SPLITS.arrow.empty_table(),
+        known=known, nobody=SPLITS.arrow.empty_table(),
     )  # fmt: skip
 
 
 def report_documents(rows: Sequence[Row]) -> Iterator[str]:
     """Report a grid of differences between the sides of documents."""
-    yield f"{len(rows)} worlds of small GPT-2 that were fine-tuned for {TUNED} epochs ({LONG} where trained twice as long), {DOCUMENT_SHADOWS} of them shadow models on halves of"
-    yield f"all documents, with {DRAWS} draws each of {ON_A_SIDE} members and {ON_A_SIDE} non-members, as declared (fixed); all eight attacks. Innocent targets saw other documents of the"
-    yield "members' law. Withdrawn: by the shadow models' scores alone."
+    yield f"{len(rows)} worlds of small GPT-2, pretrained on both sources and fine-tuned for {TUNED} epochs ({LONG} where trained twice as long) on {OF_EACH} documents; {DOCUMENT_SHADOWS} shadow models on"
+    yield f"halves of the pool; {DRAWS} draws each of {ON_A_SIDE} members and {ON_A_SIDE} non-members, as declared (fixed); all eight attacks. Innocent targets saw other documents of the"
+    yield "members' law. Withdrawn: by the scores of models that did not see them, or by their words."
     yield ""
     flat = [
         {"kind": kind, "count": row["count"], "raw": raw, "withdrawn": withdrawn, "shown": shown}

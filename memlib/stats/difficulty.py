@@ -80,7 +80,7 @@ def adjusted(
 
     Args:
         scores: (num_attacks, num_units).
-        difficulty: (num_units,), missing (NaN) for units that are taken as of medium difficulty.
+        difficulty: (num_measures, num_units) or (num_units,), missing (NaN) for units that are taken as of medium difficulty.
         strata: (num_units,).
 
     Returns:
@@ -93,16 +93,21 @@ def adjusted(
         >>> float(np.abs(left).max()) < 1e-9
         True
     """
-    known = np.isfinite(difficulty)
-    level = np.zeros(len(difficulty))
-    level[known] = normal_scores(difficulty[known])
-    terms = np.stack([level, np.square(level)], axis=1)
+    levels = [_level(measure) for measure in np.atleast_2d(difficulty)]
+    terms = np.stack([power for level in levels for power in (level, np.square(level))], axis=1)
     outcomes = np.stack([normal_scores(row) for row in scores], axis=1)
     large = _large(strata)
     rest = ~np.any(large, axis=0) if large else np.ones(len(strata), dtype=bool)
     for part in [*large, rest] if rest.any() else large:
         outcomes[part] = unexplained(outcomes[part], terms[part], strata[part])
     return outcomes.T
+
+
+def _level(measure: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return normal scores, 0 where missing: (num_units,)."""
+    known, level = np.isfinite(measure), np.zeros(len(measure))
+    level[known] = normal_scores(measure[known])
+    return level
 
 
 def unexplained(outcomes: NDArray[np.float64], terms: NDArray[np.float64], strata: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Everything that an audit computes before it writes tables: the pool, its units, the attacks, and all models in turn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -99,7 +99,9 @@ class Audited:
 
     @cached_property
     def difficulty(self) -> Scores | None:
-        """The mean log odds of each unit in shadow models that were not trained on it: (num_units,).
+        """How likely models that were not trained on a unit hold its true class, (num_measures, num_units).
+
+        The first measure is the mean log odds in shadow models.
 
         It is None where memlib drew the members itself, where no random draw was declared, and with too few shadow models
         that were not trained on most units.
@@ -108,7 +110,14 @@ class Audited:
         without = (~shadows.inside).sum(axis=0)
         is_declared = self.recipe.target.is_external and self.recipe.is_drawn
         enough = without.mean() >= FEWEST_COMPARED / 2 - 0.5 and (without >= 2).mean() >= 0.9
-        return mean_odds(shadows)[1] if is_declared and len(self.inside) >= FEWEST_COMPARED and enough else None
+        if not (is_declared and len(self.inside) >= FEWEST_COMPARED and enough):
+            return None
+        return np.stack([mean_odds(shadows)[1], *self.others])
+
+    @property
+    def others(self) -> Sequence[Scores]:
+        """Further measures of difficulty, (num_units,) each: of models that were trained on no unit."""
+        return []
 
     @cached_property
     def agreement(self) -> float | None:
@@ -119,11 +128,12 @@ class Audited:
         units = self.units
         if self.difficulty is None:
             return None
-        chosen = ~units.member & np.isfinite(self.difficulty)
+        of_shadows = self.difficulty[0]
+        chosen = ~units.member & np.isfinite(of_shadows)
         odds = units.odds.mean(axis=0)[chosen]
-        if np.ptp(odds) == 0 or np.ptp(self.difficulty[chosen]) == 0:
+        if np.ptp(odds) == 0 or np.ptp(of_shadows[chosen]) == 0:
             return 0.0
-        return float(scipy.stats.spearmanr(odds, self.difficulty[chosen]).statistic)
+        return float(scipy.stats.spearmanr(odds, of_shadows[chosen]).statistic)
 
     @cached_property
     def row_scores(self) -> Scores:

@@ -96,9 +96,12 @@ def difficulty_p(audited: Audited) -> float | None:
     """Test, by models not trained on them, if the sides of a declared draw differ; None if they are not compared."""
     if audited.difficulty is None:
         return None
-    known = np.nan_to_num(audited.difficulty, nan=float(np.nanmedian(audited.difficulty)))
-    seed = derive_seed(audited.recipe.score.seed, "difficulty")
-    return difference_p(known, audited.units.member, audited.units.strata, redraws=REDRAWS, seed=seed)
+    seed, units = derive_seed(audited.recipe.score.seed, "difficulty"), audited.units
+    found = [
+        difference_p(np.nan_to_num(one, nan=float(np.nanmedian(one))), units.member, units.strata, redraws=REDRAWS, seed=seed)
+        for one in audited.difficulty
+    ]
+    return min(1.0, len(found) * min(found))
 
 
 def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None:

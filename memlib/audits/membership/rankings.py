@@ -60,8 +60,8 @@ class Rankings:
     is_drawn: bool  #: whether the target's members were drawn at random.
     #: scores of attacks that do not follow from log odds, by attack.
     signals: Mapping[str, Signal] = field(default_factory=dict)
-    #: (num_units,) how likely models that were not trained on a unit hold its true class (mean log odds), for which the
-    #: target's scores are adjusted; None if they are not.
+    #: (num_measures, num_units) how likely models that were not trained on a unit hold its true class, for which the target's
+    #: scores are adjusted; None if they are not.
     difficulty: Scores | None = None
     level: float = 0.05  #: level at which an attack is significant whatever other families show.
 

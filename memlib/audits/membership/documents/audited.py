@@ -32,6 +32,9 @@ class DocumentsAudited(Audited):
     #: (num_documents,) of the target and (num_models, num_documents) of the shadow models, by attack.
     scores: Mapping[str, Signal]
     known: BlindFeatures  #: features of the documents that are known without a model.
+    base: NDArray[np.float64] | None = (
+        None  #: (num_documents,) mean log probability under the pretrained model, if there is one.
+    )
 
     @classmethod
     def of(
@@ -71,6 +74,7 @@ class DocumentsAudited(Audited):
             recipe=recipe, pool=pool, rows=rows, member=member[listed], target=answers_of([target]).of(listed),
             shadows=answers_of(shadows, len(listed)).of(listed), inside=inside[:, listed], held_out=nobody,
             is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]), copies=copies,
+            base=None if base is None else base.mean_log_p[listed],
         )  # fmt: skip
 
     @cached_property
@@ -90,6 +94,13 @@ class DocumentsAudited(Audited):
     def row_signals(self) -> Mapping[str, Signal]:
         """The scores of single documents."""
         return self.scores
+
+    @property
+    def others(self) -> Sequence[Scores]:
+        """The mean log probability of each unit under the pretrained model, which was trained on none."""
+        if self.base is None:
+            return []
+        return [np.bincount(self.pool.groups, weights=self.base) / np.bincount(self.pool.groups)]
 
     @property
     def features(self) -> BlindFeatures:

@@ -111,6 +111,11 @@ def test_a_declared_draw_contradicted_by_the_order_of_ids_is_not_tested(folder: 
     with pytest.warns(UserWarning, match="members differ from non-members even without the model"):
         run = memlib.run({**RECIPE, **with_target(drawn="fixed")}, quiet=True)
     assert run.verdict.word == DESCRIPTIVE
+    policy = folder / "policy.yaml"
+    for rules in ("verdicts: [bounded, inconclusive]", "ceilings: [auc=0.99]", "verdicts: [inconclusive], detectable: 0.99"):
+        policy.write_text(f"title: t\naudits: [{{audit: membership, {rules}}}]\n")
+        assert memlib.gate(policy, runs=[run]).outcome == "undecided"  # what was withdrawn passes nothing
+    assert memlib.check(run, fail_on="shown").outcome == "undecided"
 
 
 def test_counts_of_a_stratified_split_contradict_declared_coins(folder: Path) -> None:
