@@ -43,7 +43,7 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
     "declared-coins": {"declared.WORLDS": 2}, "declared-data-sets": {"declared.WORLDS": 2}, "declared-sets": {"persons.SET_DRAWS": 20},
     "declared-documents": {
         "declared.FIRST": 60, "declared.PRETRAINED": 1, "declared.TUNED": 1, "declared.LONG": 1, "declared.DRAWS": 1,
-        "declared.OF_EACH": 30, "declared.ON_A_SIDE": 20,
+        "declared.OF_EACH": 60, "declared.ON_A_SIDE": 20,
     },
     "sweep-trends": {"sweeps.SWEEPS": 20}, "stated-power": {"power.WORLDS": 4}, "deja-vu-designs": {"deja_vu.DESIGNED": 400}, "persons-views": {"persons.VIEW_DRAWS": 400}, "forgetting-forests": {"forests.FORESTS": 1}, "forgetting-innocent": {"forgetting.REDRAWS": 10},
 }  # fmt: skip

@@ -96,6 +96,15 @@ class DocumentsAudited(Audited):
         return self.scores
 
     @property
+    def agreement(self) -> None:
+        """None: no model stands for what the target finds hard, so that a declared draw stays declared.
+
+        A model that was fine-tuned on other documents of the members' source knows this source. Models that saw neither side
+        do not, and shadow models know both sides', so that a difference of sources can look like memory to all of them.
+        """
+        return None
+
+    @property
     def others(self) -> Sequence[Scores]:
         """The mean log probability of each unit under the pretrained model, which was trained on none."""
         if self.base is None:

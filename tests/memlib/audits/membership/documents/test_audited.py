@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from memlib.audits.membership.controls import Checks, difficulty_p
 from memlib.audits.membership.documents import stages
 from memlib.audits.membership.documents.audited import DocumentsAudited, answers_of, signals_of
 from memlib.audits.membership.documents.recipe import ATTACKS, DocumentsRecipe
@@ -164,3 +165,20 @@ def test_copies_of_members_are_equal_documents_and_those_with_common_runs_of_wor
         found = copies_of(content, unit, listed, member)
     assert found.found.tolist() == [False, False, True, False, False]
     assert not found.shared
+
+
+def test_a_declared_draw_of_documents_is_compared_by_the_pretrained_model_too_and_stays_declared() -> None:
+    """A pretrained model that knows the members' source tells the sides, although shadow models know both alike."""
+    sides = {"trained": {"kind": "huggingface", "path": "tuned"}, "members": "members.csv", "drawn": "fixed"}
+    changes = {"model": {"kind": "huggingface", "path": "base"}, "target": sides}
+    changes |= {"data": {"source": {"kind": "topics"}, "unit": "token"}}
+    audited = world(0.0, seed=0, shadows=8, **changes)
+    assert audited.difficulty is not None
+    assert audited.difficulty.shape == (1, 160)
+    rng, member = np.random.default_rng(0), audited.member
+    for known, is_told in ((0.0, False), (2.0, True)):
+        with_base = replace(audited, base=rng.normal(size=160) + known * member)
+        assert with_base.difficulty.shape == (2, 160)
+        checks = Checks(None, None, difficulty_p(with_base), with_base.agreement)
+        assert checks.contradicts == is_told
+        assert not checks.is_examined
