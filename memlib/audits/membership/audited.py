@@ -98,8 +98,8 @@ class Audited:
         return self.is_drawn and bool(self.units.paired.any())
 
     @cached_property
+    def difficulty(self) -> Scores | None:
         """The true class of each unit in models that were not trained on it, as log odds: (num_measures, num_units).
-        """How likely models that were not trained on a unit hold its true class, (num_measures, num_units).
 
         The first measure is the mean log odds in shadow models.
 
