@@ -133,10 +133,10 @@ def update(paper: Record, names: list[str], *, data: str, store: str) -> None:
                     paper["numbers"][key] = read_found(number, secrets)
                 elif "table" in number:
                     paper["numbers"][key] = read_table(number, made.tables[number["table"]])
+                elif "curve" in number:
+                    paper["numbers"][key] = read_curve(number, made.tables["curves"])
                 else:
-                    paper["numbers"][key] = (
-                        read_curve(number, made.tables["curves"]) if "curve" in number else read(number, findings)
-                    )
+                    paper["numbers"][key] = read(number, findings)
 
 
 def main() -> None:

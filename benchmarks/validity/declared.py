@@ -1,9 +1,10 @@
 """Random draws that are only declared: how often is an innocent model accused where the sides differ, and what does it cost?
 
 Membership: forests that saw other points of the members' law, and pools whose non-members have noisier labels, are wider or lie
-nearer to the other classes; coins that depend on class or difficulty, and a claim of privacy. Data sets: the same of D_Q and withheld points. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members
-of which a part follows another law. Captions: pairs of which one side has easier captions, and a first model that is sharper
-than the second; recall of each pair is binomial.
+nearer to the other classes; coins that depend on class or difficulty, and a claim of privacy. Data sets: the same of D_Q and
+withheld points. Documents: small GPT-2 that were fine-tuned on other documents of the members' law, and non-members of which a
+part follows another law. Captions: pairs of which one side has easier captions, and a first model that is sharper than the
+second; recall of each pair is binomial.
 """
 
 from collections.abc import Iterator, Sequence
@@ -134,9 +135,13 @@ def judge(found: Audited) -> tuple[bool, bool, bool]:
 def judge_membership(unit: str) -> Row:
     """Audit targets of one cell."""
     kind = unit.rsplit("/", 1)[0]
-    found = np.array([world(CELLS[kind], rng, seed) for rng, seed in seeds(unit, WORLDS)])
-    raw, fallen, accused = (int(count) for count in found.sum(axis=0))
-    return {"kind": kind, "count": WORLDS, "raw": raw, "withdrawn": fallen, "shown": accused}
+    return tally(kind, np.array([world(CELLS[kind], rng, seed) for rng, seed in seeds(unit, WORLDS)]).sum(axis=0), WORLDS)
+
+
+def tally(kind: str, counts: NDArray[np.int64], count: int) -> Row:
+    """Return the row of a cell: how many raw scores accuse, how many declarations fall, and how many targets are accused."""
+    raw, withdrawn, shown = counts.tolist()
+    return {"kind": kind, "count": count, "raw": raw, "withdrawn": withdrawn, "shown": shown}
 
 
 def report(rows: Sequence[Row], nominal: dict[str, float | None]) -> Iterator[str]:
@@ -222,8 +227,7 @@ def judge_coins(unit: str) -> Row:
         fallen = Checks(None, found.counts_p, difficulty_p(found)).contradicts
         refuted = claim is not None and (claim.p_adjusted or 1.0) <= ALPHA
         counts += without_classes(found), fallen, refuted and not fallen
-    raw, withdrawn, shown = counts.tolist()
-    return {"kind": kind, "count": WORLDS, "raw": raw, "withdrawn": withdrawn, "shown": shown}
+    return tally(kind, counts, WORLDS)
 
 
 def without_classes(found: Audited) -> bool:
@@ -269,8 +273,7 @@ def judge_sets(unit: str) -> Row:
         )
         design = difference_p(unseen.mean(axis=0), sides.query, sides.labels, redraws=499, seed=seed)
         counts += raw, design <= CONTRADICTED, found and design > CONTRADICTED
-    raw_count, withdrawn, shown = counts.tolist()
-    return {"kind": kind, "count": WORLDS, "raw": raw_count, "withdrawn": withdrawn, "shown": shown}
+    return tally(kind, counts, WORLDS)
 
 
 def report_sets(rows: Sequence[Row]) -> Iterator[str]:
@@ -426,8 +429,7 @@ def judge_captions(unit: str) -> Row:
         raw, found = (Findings(summarize(table_, QUICK, epochs=(0,), chance=0.3, declared=each)) for each in (False, True))
         fallen = found.first("declared_draw").params["contradicted"]
         counts += raw.head.verdict == SHOWN, fallen, verdict(found).word == SHOWN
-    raw_count, fallen_count, shown = counts.tolist()
-    return {"kind": kind, "count": PAIR_WORLDS, "raw": raw_count, "withdrawn": fallen_count, "shown": shown}
+    return tally(kind, counts, PAIR_WORLDS)
 
 
 def report_captions(rows: Sequence[Row]) -> Iterator[str]:

@@ -59,20 +59,24 @@ def train(model: Causal, rows: NDArray[np.int64], epochs: int, seed: int) -> Non
     Training(model.float().train(), build_objective(spec.objective), data, spec, input_size=rows.shape[1]).run()
 
 
-def is_shown(bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> bool:
-    """Return whether the audit concludes that the documents are remembered that were not held out."""
+def units_of(bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> pa.Table:
+    """Return documents as an audit of one model stores them."""
     count = len(bits)
-    rows = pa.table(
+    return pa.table(
         {
             "variant": [""] * count, "seed": [0] * count, "document": np.arange(count), "held_out": held_out,
             "copies": [1] * count, "bits": bits, "scheme_bits": bits, "greedy": [False] * count, "near": [0] * count,
         }
     )  # fmt: skip
+
+
+def is_shown(bits: NDArray[np.float64], held_out: NDArray[np.bool_]) -> bool:
+    """Return whether the audit concludes that the documents are remembered that were not held out."""
     with (
         patch.object(documents_of_runs, "PERMUTATIONS", PERMUTATIONS),
         patch.object(documents_of_runs, "detectable_shift", lambda *_, **__: None),  # the power, on which no word rests
     ):
-        found = settle(document_rows(rows, HOW, alpha=ALPHA), alpha=ALPHA)
+        found = settle(document_rows(units_of(bits, held_out), HOW, alpha=ALPHA), alpha=ALPHA)
     return bool(found.shown())
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from benchmarks.validity.documents import HOW, units_of
 from benchmarks.validity.harness import Part, Row, clopper_pearson, crossed, rate, table
 from benchmarks.validity.membership import answers_of_odds, audited, mixture, recipe
 from benchmarks.validity.persons import CLASSES, LAWS, PERSONS, design_of
 from memlib.audits.exposure.documents import document_rows
-from memlib.audits.exposure.recipe import DiscoverableSpec
-from memlib.audits.exposure.tables import DOCUMENTS
 from memlib.audits.forgetting.trace import Pool, find_trace
 from memlib.audits.membership.findings import summarize
 from memlib.data.subsets import TARGET, toss
@@ -49,16 +48,7 @@ def documents(rng: np.random.Generator, seed: int) -> Found:
     bits = rng.gamma(3.0, 8.0, 100)
 
     def row(values: Floats, held_out: NDArray[np.bool_]) -> tuple[float | None, float]:
-        columns = {
-            "variant": [""] * 100,
-            "seed": [0] * 100,
-            "document": np.arange(100),
-            "held_out": held_out,
-            "copies": [1] * 100,
-        }
-        columns |= {"bits": values, "scheme_bits": values, "greedy": [False] * 100, "near": [0] * 100}
-        rows = DOCUMENTS.arrow.empty_table().from_pydict(columns)
-        head = next(iter(document_rows(rows, DiscoverableSpec(prefix=8, suffix=16, tries=(1,)), alpha=ALPHA)))
+        head = next(iter(document_rows(units_of(values, held_out), HOW, alpha=ALPHA)))
         assert head.p_value is not None
         return head.detectable, head.p_value
 
@@ -106,9 +96,8 @@ def members(rng: np.random.Generator, seed: int, *, classes: int, count: int) ->
     enough = run(ease + noise[0]).head.detectable
     if enough is None or enough >= 1:
         return None, False
-    shift = np.sqrt(2 * (1 + 1 / shadows)) * scipy.stats.norm.ppf(
-        enough
-    )  # gives an attack that knows ease and noise this AUC
+    # an attack that knows ease and noise has this AUC
+    shift = np.sqrt(2 * (1 + 1 / shadows)) * scipy.stats.norm.ppf(enough)
     return enough - 0.5, run(ease + noise[1] + shift * inside).verdict.word == SHOWN
 
 

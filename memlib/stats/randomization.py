@@ -607,7 +607,7 @@ def two_sided_p(observed: float, null: NDArray[np.float64]) -> float:
 def detectable(
     deviation: float, alpha: float, *, two_sided: bool = False, freedom: int | None = None, smallest_p: float = 0.0
 ) -> float | None:
-    """Return the effect, in units of the statistic, that a test detects with a power of 80 %; None if nothing varies.
+    """Return the effect, in units of the statistic, that a test detects with a power of 80 %; None if it can detect none.
 
     It depends only on the null distribution, never on the observed effect. If the deviation is estimated from few units, it
     is by chance too small as often as too large, here and in the test that is to find the effect: quantiles are Student's t,
@@ -625,7 +625,7 @@ def detectable(
         >>> round(detectable(deviation=2.0, alpha=0.05, freedom=4, smallest_p=1 / 32), 2)  # five pairs; a level of 1/32
         8.18
     """
-    if deviation <= 0 or freedom == 0:
+    if deviation <= 0 or freedom == 0 or smallest_p > alpha:
         return None
     level = math.floor(alpha / smallest_p * (1 + 1e-12)) * smallest_p if smallest_p else alpha
     law = scipy.stats.norm() if freedom is None else scipy.stats.t(freedom)

@@ -152,7 +152,7 @@ def _change(one: Comparison, ours: VariantScore, theirs: VariantScore, group: st
     yield tested(
         row.metric, at, row.value, n=row.n, interval=found.interval, p_value=found.p, smallest_p=found.smallest_p,
         family=" ".join(["change of M," if group == LEVEL else "change of memory,", *_name(ours)]), either_direction=True,
-        detectable=None if found.smallest_p > level else detectable(
+        detectable=detectable(
             found.deviation, level, two_sided=True, freedom=found.freedom, smallest_p=found.smallest_p
         ),
     )  # fmt: skip

@@ -31,13 +31,9 @@ class Exchanged:
     over: str  #: the units that were exchanged: nets or data.
     num_units: int  #: their number.
 
-    def detectable(self, place: int, level: float) -> float | None:
-        """Return the mean difference of a score that is found at a level with a power of 80 %; None if none can be."""
-        if self.smallest_p > level:
-            return None
-        return detectable(
-            float(self.deviations[place]), level, freedom=self.num_units - 1, smallest_p=self.smallest_p
-        )  # fmt: skip
+    def detectable(self, deviation: float, level: float) -> float | None:
+        """Return the mean difference that is found at a level with a power of 80 %; None if none can be."""
+        return detectable(deviation, level, freedom=self.num_units - 1, smallest_p=self.smallest_p)
 
 
 @dataclass(frozen=True)

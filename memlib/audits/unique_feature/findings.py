@@ -119,7 +119,7 @@ def _tested_difference(
         p_value=float(found.p_values[place]), family=family,
         p_adjusted=None if family == HEADLINE else float(found.adjusted[place]),
         upper_bound=RANGE * largest_mean(gains / RANGE, level=scored.config.error) if is_bounded else None, bound=bound,
-        detectable=found.detectable(place, level),
+        detectable=found.detectable(float(found.deviations[place]), level),
         smallest_p=found.smallest_p,
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from memlib.audits.unique_feature.exchange import Exchanged, exchange
 from memlib.audits.unique_feature.recipe import FLIPS, Config
 from memlib.findings import Finding, Interval, estimate, tested
 from memlib.stats.inference import exact_interval, largest_mean, paired_interval
-from memlib.stats.randomization import detectable
 
 
 def flip_rows(units: pa.Table, config: Config) -> Iterator[Finding]:
@@ -51,9 +50,7 @@ def _difference(score: VariantScore, found: Exchanged | None, count: int) -> Fin
         FLIPS, at | {"pairs": pairs, "exchanged": found.over}, row.value, n=row.n, interval=row.interval, family=FLIPS,
         p_value=float(found.p_values[0]), smallest_p=found.smallest_p,
         upper_bound=largest_mean(gains, level=score.config.error),
-        detectable=None if found.smallest_p > level else detectable(
-            _deviation(gains, float(found.deviations[0])), level, freedom=found.num_units - 1, smallest_p=found.smallest_p
-        ),
+        detectable=found.detectable(_deviation(gains, float(found.deviations[0])), level),
     )  # fmt: skip
 
 
