@@ -96,11 +96,11 @@ class CompareSets(Stage[pa.Table]):
         seed = derive_seed(self.seed, "sets")
         answers = self.backgrounds.answers(ids)
         right = (answers.prediction == labels).astype(np.float64)
-        null = design.redrawn_differences(right, self.permutations, seed=seed)
         p = difference_p(
             ease(right > 0, answers.confidence), design.first, labels, redraws=self.permutations, seed=seed, groups=groups
         )  # fmt: skip
-        missed = detectable(float(null.std()), LEVEL / num_statistics(labels), two_sided=True)
+        deviation = design.null_deviation(right) / design.balance
+        missed = detectable(deviation, LEVEL / num_statistics(labels), two_sided=True)
         rows = [{"by": "backgrounds", "value": design.difference(right), "p_value": p, "detectable": missed}]
         folds = folds_of(ids.to_pylist(), labels, groups, self.folds.folds, self.folds.seed)
         redraws = max(99, min(self.permutations, MOST_CELLS // len(labels)))
