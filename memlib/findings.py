@@ -16,12 +16,15 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import pyarrow as pa
 
 from memlib.stats.multiplicity import ADJUSTMENTS, holm_over_families
 from memlib.tables import SUMMARY
+
+if TYPE_CHECKING:
+    from memlib.runs.records import RunRecord
 
 Word = Literal["shown", "bounded", "inconclusive", "descriptive"]
 SHOWN: Word = "shown"
@@ -29,15 +32,6 @@ BOUNDED: Word = "bounded"
 INCONCLUSIVE: Word = "inconclusive"
 DESCRIPTIVE: Word = "descriptive"
 TEST, ESTIMATE, DIAGNOSTIC = "test", "estimate", "diagnostic"
-
-
-class Reported(Protocol):
-    """A run, as far as its manifest repeats its findings."""
-
-    @property
-    def findings(self) -> Sequence[Any]:
-        """Its findings, without their verdict."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -166,7 +160,7 @@ class Findings(Sequence[Finding]):
         return cls(map(Finding.of, summary.to_pylist()), verdict_of(summary))
 
     @classmethod
-    def of_run(cls, run: Reported) -> "Findings":
+    def of_run(cls, run: "RunRecord") -> "Findings":
         """Return the findings that a run's manifest repeats, without its verdict."""
         return cls(Finding.of(record.model_dump()) for record in run.findings)
 

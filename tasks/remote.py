@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.running.precision import exact
 from memlib.runs.journal import log, log_as_asked
-from memlib.store import Attempt, Ref, Store
+from memlib.store import Attempt, Making, Ref, Store
 from memlib.store.logs import recorded, recording
-from memlib.training.fit import Train, train_into_store
+from memlib.training.fit import Train
 from memlib.training.loop import Worker
 from tasks.news import Told
 
@@ -28,7 +27,7 @@ def compute_there(
     store: Store,
     ref: Ref,
     record: Mapping[str, Any],
-    compute: Callable[[Attempt, torch.device], None],
+    compute: Callable[[Attempt, torch.device, int], None],
     told: Told,
     threads: int,
 ) -> tuple[list[str], float]:
@@ -41,14 +40,13 @@ def compute_there(
     if store.artifacts.has(ref):
         return warnings, 0.0  # computed meanwhile by another driver, or by a worker that was lost before it could report
     started = time.monotonic()
-    with exact(threads), telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
+    with telling(ref), log_kept(store, ref), store.artifacts.write(ref, **record) as attempt:
         attempt.facts["worker"], attempt.warn, attempt.progress = whereabouts(), warnings.append, told.reporter()
-        attempt.facts["threads"] = threads
-        compute(attempt, granted_device())
+        compute(attempt, granted_device(), threads)
     return warnings, time.monotonic() - started
 
 
-def train_there(job: Train, resume_seconds: float, told: Told, threads: int) -> tuple[list[str], float]:
+def train_there(job: Train, making: Making, resume_seconds: float, told: Told, threads: int) -> tuple[list[str], float]:
     """Train a model that the store lacks with this worker alone; it resumes where an earlier worker left it.
 
     Returns:
@@ -60,9 +58,11 @@ def train_there(job: Train, resume_seconds: float, told: Told, threads: int) -> 
         tell(news["epoch"], epochs, in_words(news))
 
     try:
-        with exact(threads), telling(job.identity.ref), log_kept(job.store, job.identity.ref):
+        with telling(job.identity.ref), log_kept(job.store, job.identity.ref):
             worker = Worker(device=granted_device())
-            train_into_store(job, worker=worker, resume_seconds=resume_seconds, progress=progress, where=whereabouts())
+            job.into_store(
+                making, worker=worker, threads=threads, resume_seconds=resume_seconds, progress=progress, where=whereabouts()
+            )
     except OSError as error:
         if is_full(error):
             raise RunError(f"OSError: {error}; {FREE_SPACE}") from error

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from memlib.errors import RunError
-from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, OldCode
+from memlib.pipeline.old_code import OldCode
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Known
 from memlib.running.limits import check_hours
 from memlib.running.publishing import Work
 from memlib.runs.journal import LOG_VARIABLE, Journal
@@ -20,7 +21,7 @@ from memlib.runs.plans import given_plan
 from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
-from memlib.store import Ref, Store
+from memlib.store import Making, Ref, Store
 from tasks.display import tell
 from tasks.progress import Bars, Mover, StderrConsole, bars
 
@@ -92,6 +93,10 @@ class Context:
         with self.shared.spending:
             self.shared.spent += workers * seconds
         check_hours(self.resources, self.shared.spent)
+
+    def record_of(self, stage: AnyStage) -> Making:
+        """Return the provenance that an artifact's manifest records, as arguments of Artifacts.write."""
+        return self.shared.known.record(self.store, stage)
 
     def discard(self, ref: Ref, *, evicted: bool = False) -> None:
         """Discard an artifact that is computed again, see `Known.discard`."""

@@ -18,12 +18,12 @@ from prefect.states import Completed
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, Ended, Out, Stage
 from memlib.pipeline.tables import Tables
-from memlib.running.precision import exact, threads_of
 from memlib.running.publishing import publish_audit, said_of_erased
 from memlib.running.reuse import Reuse, is_damaged
+from memlib.running.threads import threads_of
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
-from memlib.store import Making, Ref, Store
+from memlib.store import Ref, Store
 from tasks.cluster import Part, map_on_ray
 from tasks.display import shown
 from tasks.progress import Bars, duration
@@ -184,7 +184,7 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
     elif where in ("anywhere", "cores") and (len(missing) > 1 or context.resources.ray_address is not None):
         near = _nodes_near(context, list(missing.values()))
         parts = [
-            Part(f"{stage.label or 'part'} {number}", (context.store, ref, record_of(context, stage), stage.fill), node)
+            Part(f"{stage.label or 'part'} {number}", (context.store, ref, context.record_of(stage), stage.fill), node)
             for number, ((ref, stage), node) in enumerate(zip(missing.items(), near, strict=True), start=1)
         ]
         for line in map_on_ray(context, kind.declared.name, compute_there, parts, of, bars, gpu=where == "anywhere"):
@@ -193,10 +193,10 @@ def _compute(context: Context, kind: type[AnyStage], missing: Mapping[Ref, AnySt
         bars.expect(len(missing))
         threads = threads_of(context.resources, next(iter(missing.values())), of)
         for number, (ref, stage) in enumerate(missing.items(), start=1):
-            record, started = record_of(context, stage), time.monotonic()
-            with exact(threads), context.store.artifacts.write(ref, **record) as attempt:
+            record, started = context.record_of(stage), time.monotonic()
+            with context.store.artifacts.write(ref, **record) as attempt:
                 attempt.progress, attempt.warn = functools.partial(bars.move, stage.label or f"part {number}"), warn
-                stage.fill(attempt, context.device)
+                stage.fill(attempt, context.device, threads)
             context.spend(1, time.monotonic() - started)
             for line in kind.described(Artifact(context.store, ref, kind)):
                 log.info("%s: %s", kind.title, line, extra={"run": context.run, "stage": ref.stage, "key": ref.key})
@@ -218,11 +218,6 @@ def _make_again(context: Context, readers: Sequence[AnyStage]) -> None:
             first, kind = next((ref, type(stage)) for ref, stage in evicted.items())
             with _at_work(context, evicted) as bars:
                 _compute(context, kind, evicted, context.shared.parts[first], bars)
-
-
-def record_of(context: Context, stage: AnyStage) -> Making:
-    """Return the provenance that an artifact's manifest records, as arguments of Artifacts.write."""
-    return context.shared.known.record(context.store, stage)
 
 
 @contextlib.contextmanager

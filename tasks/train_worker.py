@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from memlib.errors import CorruptArtifact, RunError, StoreRefused, StoreUnreachable, UserError
 from memlib.models.collectives import share
-from memlib.running.precision import exact
 from memlib.specs import Resources
-from memlib.training.fit import Train, train_into_store
+from memlib.training.fit import Train
 from memlib.training.loop import Worker
 from tasks.remote import FREE_SPACE, is_full, log_kept, saved_step, telling, whereabouts
 from tasks.training_board import LONGEST_SECONDS
@@ -27,12 +26,7 @@ def train_worker(config: dict[str, Any]) -> None:
     resume from their latest saved states.
     """
     context = ray.train.get_context()
-    with exact(config["threads"]):
-        _train_all(config, context.get_world_rank(), context.get_world_size())
-
-
-def _train_all(config: dict[str, Any], world_rank: int, world_size: int) -> None:
-    """Train the jobs that the board gives to this worker's group."""
+    world_rank, world_size = context.get_world_rank(), context.get_world_size()
     resources: Resources = config["resources"]
     device = ray.train.torch.get_device() if config["use_gpu"] else torch.device("cpu")
     size = resources.workers_per_model
@@ -70,7 +64,10 @@ def _train_one(job: Train, worker: Worker, config: dict[str, Any]) -> None:
     seconds = config["resources"].resume_seconds
     try:
         with telling(job.identity.ref), log_kept(config["store"], job.identity.ref):
-            train_into_store(job, worker=worker, resume_seconds=seconds, progress=show, where=whereabouts())
+            job.into_store(
+                config["makings"][job.identity.ref], worker=worker, threads=config["threads"], resume_seconds=seconds,
+                progress=show, where=whereabouts(),
+            )  # fmt: skip
     except (StoreUnreachable, StoreRefused, CorruptArtifact) as error:
         if worker.world_size > 1:  # only this worker has seen the error and the rest of its group waits: let Ray restart them
             raise

@@ -16,9 +16,9 @@ import torch
 
 from memlib.errors import CorruptArtifact, ResourcesError, RunError, UserError
 from memlib.pipeline.stage import AnyStage
-from memlib.running.precision import TRAINING, settings_of
+from memlib.running.threads import TRAINING, settings_of
 from memlib.specs import Resources
-from memlib.store import Ref, Store
+from memlib.store import Making, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
@@ -118,7 +118,7 @@ def _by_tasks(
         context.note(f"{jobs[number].name}: its worker was lost; another one resumes at step {step}")
         return True
 
-    parts = [Part(job.name, (job, context.resources.resume_seconds)) for job in jobs]
+    parts = [Part(job.name, (job, context.record_of(job), context.resources.resume_seconds)) for job in jobs]
     _, failures = calls_on_ray(context, stage, train_there, parts, of, bars, may_repeat=may_repeat)
     problems = board.problems()
     for number, error in failures.items():
@@ -143,7 +143,8 @@ def _by_ray_train(
     copied = contextvars.copy_context()  # tells Prefect to which task run the progress belongs
     watcher = threading.Thread(target=copied.run, args=(_watch, ray, board, bars, jobs, done), daemon=True)
     watcher.start()
-    fit = _begin(_fit, context.store, resources, list(jobs), groups, board, needs, threads, stage)
+    makings = {job.identity.ref: context.record_of(job) for job in jobs}
+    fit = _begin(_fit, context.store, resources, list(jobs), makings, groups, board, needs, threads, stage)
     watch = Watch(ray, context, stage, needs, parts=resources.workers_per_model * (1 if resources.elastic else groups))
     try:
         looked = time.monotonic()
@@ -254,6 +255,7 @@ def _fit(
     store: Store,
     resources: Resources,
     jobs: list[Train],
+    makings: Mapping[Ref, Making],
     groups: int,
     board: Any,
     needs: Mapping[str, float],
@@ -278,6 +280,7 @@ def _fit(
             train_loop_config={
                 "store": store,
                 "jobs": jobs,
+                "makings": makings,
                 "resources": resources,
                 "board": board,
                 "use_gpu": use_gpu,

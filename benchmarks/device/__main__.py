@@ -67,7 +67,7 @@ def carry_out_here(section: Section, report: Report) -> int:
     """Carry out a section in this process; return the process's status."""
     import torch
 
-    from memlib.running.precision import be_exact
+    from memlib.pipeline.arithmetic import be_exact
 
     be_exact()  # as in memlib's workers: no TF32
     clock = Clock(section.seconds - LAST_SECONDS)

@@ -11,12 +11,12 @@ import torch
 from benchmarks.device.checks import SAME_CHANGES, Check, Clock, Found, difference
 from benchmarks.device.placement import weights_of
 from memlib.data.stages import Split, decode
+from memlib.pipeline.arithmetic import be_exact
 from memlib.pipeline.stage import Artifact
-from memlib.running.precision import be_exact
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, ModelSpec, ScenesSource, SplitSpec, TrainingSpec
 from memlib.store import Ref, Store
-from memlib.training.fit import Train, train_into_store
+from memlib.training.fit import Train
 from memlib.training.loop import Worker
 from tasks.remote import saved_step
 
@@ -44,7 +44,8 @@ def train(store: str, device: str) -> None:
     """Train the model and save the state after every step."""
     be_exact()
     torch.set_num_threads(1)
-    train_into_store(job_of(Store(store)), worker=Worker(device=torch.device(device)), resume_seconds=0)
+    job = job_of(Store(store))
+    job.into_store(job.record({}), worker=Worker(device=torch.device(device)), threads=1, resume_seconds=0)
 
 
 def kill_and_resume(device: torch.device, folder: Path, clock: Clock) -> Found:

@@ -2,9 +2,10 @@
 
 A stage's code is all that its class reaches by name: functions, classes and constants, in annotations and in imports inside
 functions, too. A class that is named other than as a base of another class stands for its subclasses as well, and a protocol
-for the classes that have its members. Another stage is reached through its `open` alone, by its own name or by the type that
-`open` returns; stages that draw pages also reach `described` of every stage. Modules that only keep, list and run stages are
-left out, and so is `memlib.report`, except for stages that draw pages and for the formats of numbers, which verdicts use.
+for the classes that have its members; a registry from which modules are imported stands for all that these modules define.
+Another stage is reached through its `open` alone, by its own name or by the type that `open` returns; stages that draw pages
+also reach `described` of every stage. Modules that only keep, list and run stages are left out, and so is `memlib.report`,
+except for stages that draw pages and for the formats of numbers, which verdicts use.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 
 from memlib.errors import UserError
 from memlib.pipeline.user_code import imported_from
+from memlib.version import ROOT, source_files
+from memlib.version import digest_of as digest_of_files
 
-ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
     "memlib.store",
     "memlib.runs",
@@ -110,12 +112,7 @@ def _saved_at() -> tuple[Path, ...]:
     """
     from memlib.store.permissions import user_folder
 
-    digest = hashlib.sha256()
-    for path in sorted(
-        path for path in (ROOT / "memlib").rglob("*.*") if path.is_file() and path.parent.name != "__pycache__"
-    ):
-        digest.update(f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    name, folders = f"definitions-{digest.hexdigest()[:DIGEST_LENGTH]}.json", [ROOT / "memlib/__pycache__"]
+    name, folders = f"definitions-{digest_of_files(source_files(ROOT))}.json", [ROOT / "memlib/__pycache__"]
     with contextlib.suppress(UserError):
         folders.append(user_folder("cache") / "definitions")
     return tuple(folder / name for folder in folders)
@@ -176,11 +173,23 @@ def _steps(place: Name) -> tuple[Name, ...]:
     steps: dict[Name, None] = {(place[0], EFFECTS): None}
     for node in _nodes(place):
         inner = list(_walk(node))
-        for other, as_base in _references(inner, place[0]):
+        named = list(_references(inner, place[0]))
+        for other, as_base in named:
             steps |= dict.fromkeys(_followed(other, as_base))
+        if any(isinstance(one, ast.Attribute) and one.attr == "import_module" for one in inner):
+            steps |= dict.fromkeys(_imported_by_name([place, *(other for other, _ in named)]))
         for kind in _opened_types(inner, place[0]):
             steps |= dict.fromkeys(_openings().get(kind, ()))
     return tuple(steps)
+
+
+def _imported_by_name(places: list[Name]) -> Iterator[Name]:
+    """Yield all definitions of the modules that definitions name in texts, as a registry does."""
+    for place in places:
+        for node in _nodes(place):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Constant) and inner.value in _paths():
+                    yield from ((inner.value, name) for name in _module(inner.value).defined)
 
 
 def _is_covered(module: str, pages: bool) -> bool:

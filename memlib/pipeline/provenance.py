@@ -5,6 +5,8 @@ its stage's version, or because the machines round differently. `content_digest`
 second.
 """
 
+from __future__ import annotations
+
 import functools
 import getpass
 import importlib.metadata
@@ -14,11 +16,20 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memlib.version import VERSION
+from memlib.errors import RunError
+from memlib.pipeline.arithmetic import machine
+from memlib.pipeline.user_code import files_run, identity_now, identity_of
+from memlib.version import AGAIN, ROOT, SOURCES, VERSION, check_sources
 
-LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect")
+if TYPE_CHECKING:
+    import torch
+
+LIBRARIES = (
+    "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pyarrow", "faiss-cpu", "faiss-gpu", "ray", "prefect",
+    "transformers", "tokenizers", "peft", "timm", "open-clip-torch", "opacus", "pillow", "pydicom", "xgboost",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,32 @@ def provenance_of(version: int, definitions: str, reads: Mapping[str, str], name
         **({"named": dict(named)} if named else {}),
         "software": dict(software()),
         "source": dict(source_state()),
+        "sources": SOURCES,
     }
+
+
+def check_code(provenance: Mapping[str, Any]) -> None:
+    """Check that this process has run the code that a manifest is about to record, and that nobody has changed it since.
+
+    Raises:
+        RunError: when files of memlib, or of a module that the recipe names, were changed while the run was under way.
+    """
+    if "sources" in provenance:
+        check_sources(provenance["sources"])
+    for module, code in provenance.get("named", {}).items():
+        if not code == identity_of(module) == identity_now(module):
+            raise RunError(f"the code of {module} changed while the run was under way; {AGAIN}")
+
+
+def made_here(provenance: Mapping[str, Any], device: torch.device, threads: int) -> dict[str, Any]:
+    """Return facts of the process that computes: its machine, libraries other than the driver's, and files of the user's.
+
+    Args:
+        provenance: entries of the manifest, from the driver of the run.
+    """
+    others = {name: version for name, version in software().items() if provenance.get("software", {}).get(name) != version}
+    found = {"software": others if "software" in provenance else {}, "ran": files_run(provenance.get("named", ()))}
+    return {"machine": machine(device, threads), **{name: value for name, value in found.items() if value}}
 
 
 @functools.cache
@@ -62,7 +98,7 @@ def software() -> Mapping[str, str]:
 @functools.cache
 def source_state() -> Mapping[str, str | bool]:
     """Return the commit that memlib runs from and whether tracked files differ from it; empty for an installed package."""
-    folder = Path(__file__).parents[2]
+    folder = ROOT
     if not (folder / ".git").exists():
         return {}
     try:

@@ -10,7 +10,6 @@ one by one in this process, for notebooks and tests; the runner in `tasks` uses 
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 
 from memlib.errors import CorruptArtifact, RunError
 from memlib.identity import as_json, content_key
-from memlib.pipeline.definitions import code_of, equal_codes
-from memlib.pipeline.provenance import Declared, provenance_of
+from memlib.pipeline.arithmetic import exact
+from memlib.pipeline.definitions import code_of
+from memlib.pipeline.provenance import Declared, check_code, made_here, provenance_of
 from memlib.pipeline.user_code import identity_of as code_of_user
 from memlib.pipeline.user_code import modules_in
 from memlib.runs.records import RunRecord
@@ -259,25 +259,32 @@ class Stage(ABC, Generic[Out]):
             attempt: the folder to fill, with methods for recording facts and reporting progress.
         """
 
-    def fill(self, attempt: Attempt, device: torch.device) -> None:
-        """Fill the artifact, and check that what the stage read is still what its key names.
+    def fill(self, attempt: Attempt, device: torch.device, threads: int) -> None:
+        """Fill the artifact, and check that the code that ran and what it read are still what its manifest names.
 
         Raises:
-            RunError: when data or models outside of the store were replaced while they were read.
+            RunError: when code, data or models outside of the store were replaced meanwhile.
         """
-        self.write(attempt, device)
-        self.check_reads(attempt.ref)
+        with exact(threads):
+            self.write(attempt, device)
+        self.check_made(attempt.ref, attempt.provenance)
+        attempt.facts |= made_here(attempt.provenance, device, threads)
 
-    def check_reads(self, ref: Ref) -> None:
-        """Compare the digests of what the stage reads outside of the store with those in the key of its artifact.
+    def check_made(self, ref: Ref, provenance: Mapping[str, Any]) -> None:
+        """Compare what this process ran, and what the stage reads outside of the store, with what is recorded of them.
 
         Digests that the stage was given, as those of encoders and of blocks, are not evaluated again.
+
+        Args:
+            ref: address of the stage's artifact.
+            provenance: what its manifest will record, from the driver of the run.
 
         Raises:
             RunError: when they differ.
         """
         if replace(self).identity.ref != ref:  # type: ignore[type-var]
             raise RunError(f"what {ref.stage} {ref.key[:8]} reads changed while it was read; run the same command again")
+        check_code(provenance)
 
     @classmethod
     @abstractmethod
@@ -467,47 +474,3 @@ def in_words(ref: Ref, changed: Sequence[Ref]) -> str:
     """Return the beginning of a line on an artifact some of whose inputs (`changed`) were recomputed."""
     names = " and ".join(sorted({other.stage for other in changed}))
     return f"inputs of {ref.stage} {ref.key[:8]} have changed: {names} was recomputed with different content"
-
-
-UNTRACED = "some artifacts are of an earlier memlib that did not record their code, so whether it has changed is unknown"
-
-
-class OldCode:
-    """The stages of a run whose artifacts are reused although their code has changed within the same version.
-
-    Code that was confirmed to give the same results (`make pins`) counts as unchanged.
-
-    Attributes:
-        changed: names of the stages, as accepted by --force-stage.
-        untraced: whether an artifact is reused whose code cannot be compared.
-    """
-
-    def __init__(self) -> None:
-        self.changed: list[str] = []
-        self.untraced = False
-
-    def note(self, store: Store, ref: Ref, stage: AnyStage) -> list[str]:
-        """Compare the code that made a committed artifact with the current code; return the new lines for the user."""
-        before = self.lines
-        with contextlib.suppress(CorruptArtifact):
-            manifest = store.artifacts.manifest(ref)
-            made_by, kind, named = manifest.definitions, type(stage), stage.named_code
-            self.untraced |= made_by is None or not named.keys() <= manifest.named.keys()
-            equal = {stage.code(), *equal_codes(kind.__module__, kind.__qualname__)}
-            is_other = any(manifest.named.get(module, code) != code for module, code in named.items())
-            if made_by is not None and (made_by not in equal or is_other):
-                self.changed += [ref.stage_name] if ref.stage_name not in self.changed else []
-        return [line for line in self.lines if line not in before]
-
-    @property
-    def lines(self) -> list[str]:
-        """Lines for the user."""
-        lines = [UNTRACED] if self.untraced else []
-        if not self.changed:
-            return lines
-        problem = "its code has changed since its artifact was made, but its version has not"
-        if len(self.changed) > 1:
-            problem = "their code has changed since their artifacts were made, but their versions have not"
-        forced = " ".join(f"--force-stage {name}" for name in self.changed)
-        remedy = f"old artifacts are reused ({forced} recomputes them)"
-        return [*lines, f"{', '.join(self.changed)}: {problem}; {remedy}"]

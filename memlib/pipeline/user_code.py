@@ -23,10 +23,11 @@ from typing import Any
 
 from memlib.errors import UnknownUntilRun, UserError
 from memlib.identity import file_digest
+from memlib.version import PACKAGES, ROOT
 
 VARIABLE = "MEMLIB_CODE"
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*", re.ASCII)
-MEMLIBS = [Path(__file__).parents[2] / package for package in ("memlib", "tasks", "flows")]  # digested by `definitions`
+MEMLIBS = [ROOT / package for package in PACKAGES]
 _planning: ContextVar[bool] = ContextVar("planning", default=False)
 
 
@@ -86,8 +87,10 @@ def load(named: str) -> Any:
             f"the recipe names {named}, which this machine does not allow; if you trust that code, set {VARIABLE}={module}, "
             "or pass the recipe's file to memlib run; see docs/security.md"
         )
+    identity_of(module)  # before the import, so that later changes are noticed
     try:
-        function = getattr(importlib.import_module(module), name, None)
+        with _noting_files(module):
+            function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"cannot import {module!r} ({problem}); is its folder on PYTHONPATH?") from error
@@ -127,13 +130,65 @@ def source_file(named: str) -> Path | None:
     return origin if len(defined) == 1 else None
 
 
+_ran: dict[str, dict[str, str]] = {}  # by module that was imported: digests of files by path
+_opened: set[str] | None = None  # files opened since the import of a module began; None outside of imports
+
+
+@contextlib.contextmanager
+def _noting_files(module: str) -> Iterator[None]:
+    """Note the files that are imported or opened while a module is imported, of which its source alone does not tell."""
+    global _opened
+    _hook()
+    outer, before = _opened, set(sys.modules)
+    _opened = set()
+    try:
+        yield
+    finally:
+        found, _opened = _opened, outer
+        origins = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - before}
+        for file in map(Path, filter(None, found | origins)):
+            if _is_users(file):
+                with contextlib.suppress(OSError):
+                    _ran.setdefault(module, {})[str(file)] = file_digest(file)
+
+
+@functools.cache
+def _hook() -> None:
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if _opened is not None and event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb", None):
+            _opened.add(os.path.abspath(arguments[0]))
+
+    sys.addaudithook(note)
+
+
+def _is_users(file: Path) -> bool:
+    """Return whether a file is neither Python's, nor of an installed package, nor memlib's own."""
+    standard = Path(os.__file__).parent
+    return (
+        file.suffix not in (".pyc", ".so")
+        and file.is_file()
+        and not (_is_installed(file) or file.is_relative_to(standard) or any(map(file.is_relative_to, MEMLIBS)))
+        and not str(file).startswith(("/proc/", "/sys/", "/dev/", "/etc/"))
+    )
+
+
+def files_run(modules: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of each file that this process imported or read when it imported modules, by path."""
+    return dict(sorted(file for module in modules for file in _ran.get(module, {}).items()))
+
+
 @functools.cache
 def identity_of(module: str) -> str:
-    """Return an identifier of the code of a module that a recipe names, without running it.
+    """Return an identifier of the code of a module that a recipe names, as it was when this process first asked for it.
 
     For an installed package, it is the name and version; for other code, a digest (from sha256) of the module's file and of
-    `imported_files`; "unknown" if the module's file cannot be found.
+    `imported_files`; "unknown" if the module's file cannot be found. No code is run.
     """
+    return identity_now(module)
+
+
+def identity_now(module: str) -> str:
+    """Return the identifier of a module's code as it is now, see `identity_of`."""
     origin = _origin(module)
     if origin is None:
         return "unknown"

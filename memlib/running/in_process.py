@@ -13,9 +13,9 @@ from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AuditRequest
 from memlib.running.finished import finished
 from memlib.running.limits import check_hours, check_time
-from memlib.running.precision import settings_of
 from memlib.running.reuse import evict
 from memlib.running.runners import PlainRunner
+from memlib.running.threads import settings_of
 from memlib.runs.journal import Journal
 from memlib.runs.plans import given_plan, unrecorded
 from memlib.runs.records import RunRecord

@@ -11,6 +11,7 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
 from memlib.identity import flat
+from memlib.pipeline.old_code import OldCode
 from memlib.pipeline.stage import (
     NO_CELLS,
     AnyArtifact,
@@ -20,7 +21,6 @@ from memlib.pipeline.stage import (
     Ended,
     Identity,
     Known,
-    OldCode,
     Out,
     Stage,
 )

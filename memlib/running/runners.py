@@ -13,6 +13,7 @@ from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.last_stages import run_id
 from memlib.errors import RunError, UserError
+from memlib.pipeline.old_code import OldCode
 from memlib.pipeline.stage import (
     NO_CELLS,
     AnyArtifact,
@@ -21,15 +22,14 @@ from memlib.pipeline.stage import (
     CellRequest,
     Ended,
     Known,
-    OldCode,
     Out,
     Stage,
 )
 from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells, forced_in, problem_of
-from memlib.running.precision import exact, threads_of
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
 from memlib.running.reuse import Reuse
+from memlib.running.threads import threads_of
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
 from memlib.specs.resources import RunOptions
@@ -128,11 +128,11 @@ class PlainRunner:
         """Compute an artifact that is not in the store."""
         import torch
 
-        with exact(threads), self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
+        with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
             attempt.warn, attempt.progress = self.warn, functools.partial(self.progress, stage)
             attempt.resume_seconds = self.resources.resume_seconds
             with naming(stage):
-                stage.fill(attempt, self._device or torch.device("cpu"))
+                stage.fill(attempt, self._device or torch.device("cpu"), threads)
 
     def progress(self, stage: AnyStage, done: float, total: float) -> None:
         """Show how far the computation of a stage has come; a plain runner shows nothing."""

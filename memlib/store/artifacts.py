@@ -244,7 +244,7 @@ class Artifacts:
         name = uuid.uuid4().hex[:12]
         target = f"{ref.folder}/{name}"
         with self._backend.filling(target, self._place.permissions()) as folder:
-            attempt = Attempt(folder, ref)
+            attempt = Attempt(folder, ref, provenance=provenance or {})
             try:
                 with measuring() as usage:
                     yield attempt

@@ -101,6 +101,12 @@ class ArtifactRecord(Record):
     log: str | None = None  #: path of the log below the store's root.
     finished: Seconds | None = None  #: time of the commit; None in older manifests.
 
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Versions of the libraries of the process that computed it; empty in manifests from before they were recorded."""
+        given = (self.model_extra or {}).get("software"), self.facts.get("software")
+        return {name: str(version) for one in given if isinstance(one, dict) for name, version in one.items()}
+
 
 class FormerRecord(Record):
     """The content of an attempt that was discarded and is to be computed again."""

@@ -77,6 +77,8 @@ class Attempt:
     folder: Path
     ref: Ref
     facts: dict[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of the manifest that record how the artifact is made, see memlib.pipeline.provenance."""
     resumes: bool = False
     """True if resume states are saved under the artifact's key; they are deleted once it is committed."""
     progress: Callable[[int, int], None] = lambda done, total: None

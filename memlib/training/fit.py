@@ -21,8 +21,9 @@ from memlib.data.splits import VALIDATION
 from memlib.data.stages import Seen, Shard, digest_of, rows_of
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.identity import canonical_json
-from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import AnyArtifact, Artifact, Known, Place, Stage
+from memlib.pipeline.arithmetic import exact
+from memlib.pipeline.provenance import Declared, made_here
+from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import (
     AnyModelSpec,
     CanarySpec,
@@ -35,7 +36,7 @@ from memlib.specs import (
     PretrainedSpec,
     TrainingSpec,
 )
-from memlib.store import Attempt, Ref, Store
+from memlib.store import Attempt, Making, Ref, Store
 from memlib.store.permissions import scratch
 from memlib.store.usage import measuring
 from memlib.tables import TRAINING, read_table, write_table
@@ -134,12 +135,6 @@ class Train(Stage[TrainedModel]):
         return inputs
 
     @property
-    def reads(self) -> list[Ref]:
-        """The artifacts whose content the model depends on."""
-        sources: list[AnyArtifact | None] = [self.shard, self.parent, self.base]
-        return [source.ref for source in sources if source is not None]
-
-    @property
     def units(self) -> float:
         """The number of examples times the number of epochs."""
         return float(len(self.seen.rows) * self.training.epochs)
@@ -151,7 +146,7 @@ class Train(Stage[TrainedModel]):
         return None if source is None else source.ref
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Train in this process only; see `train_into_store` for a group of workers."""
+        """Train in this process only; see `into_store` for a group of workers."""
         from memlib.training.loop import Worker
 
         def progress(news: Mapping[str, Any]) -> None:
@@ -162,6 +157,43 @@ class Train(Stage[TrainedModel]):
             run = _Run(self, attempt.ref, Worker(device=device), folder, seconds, progress)
             run.train()
             run.fill(attempt)
+
+    def into_store(
+        self,
+        making: Making,
+        *,
+        worker: Worker,
+        threads: int,
+        resume_seconds: float,
+        progress: Progress | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> Ref:
+        """Train the model and commit it, unless it is already in the store.
+
+        With several workers, all of them call this function; the first worker writes the model. Training continues from the
+        newest verified resume state of an interrupted attempt, on any machine.
+
+        Args:
+            making: record of the work for the manifest, from the driver of the run.
+            worker: this process's share of the work.
+            threads: number of threads to compute with.
+            resume_seconds: seconds between two saves of the resume state; 0 saves after every step.
+            progress: called on the first worker after each epoch.
+            where: the process and machine, for the manifest.
+        """
+        ref = self.identity.ref
+        first = worker.rank == 0
+        if worker.share(first and self.store.artifacts.lookup(ref.stage, ref.key) is not None):
+            return ref
+        with exact(threads), measuring() as usage, scratch("train") as folder:
+            run = _Run(self, ref, worker, folder, resume_seconds, progress)
+            run.train()
+            usage.earlier = run.seconds
+            problem = run.commit(making, threads, where) if first else None
+        problem = worker.share(problem)  # all workers must end in the same way, or the others would wait for the first
+        if problem is not None:
+            raise RunError(problem)
+        return ref
 
     @classmethod
     def open(cls, artifact: Artifact[TrainedModel]) -> TrainedModel:
@@ -298,40 +330,6 @@ def _check_private(job: Train, model: nn.Module) -> None:
     assert isinstance(model, Causal)
     with torch.random.fork_rng(devices=[]):  # dropout draws random numbers
         check_gradients(model, build_objective(job.training.objective), torch.full((2, MADE_UP_LENGTH), model.start))
-
-
-def train_into_store(
-    job: Train,
-    *,
-    worker: Worker,
-    resume_seconds: float,
-    progress: Progress | None = None,
-    where: Mapping[str, Any] | None = None,
-) -> Ref:
-    """Train a model and commit it, unless it is already in the store.
-
-    With several workers, all of them call this function; the first worker writes the model. Training continues from the
-    newest verified resume state of an interrupted attempt, on any machine.
-
-    Args:
-        worker: this process's share of the work.
-        resume_seconds: seconds between two saves of the resume state; 0 saves after every step.
-        progress: called on the first worker after each epoch.
-        where: the process and machine, for the manifest.
-    """
-    ref = job.identity.ref
-    first = worker.rank == 0
-    if worker.share(first and job.store.artifacts.lookup(ref.stage, ref.key) is not None):
-        return ref
-    with measuring() as usage, scratch("train") as folder:
-        run = _Run(job, ref, worker, folder, resume_seconds, progress)
-        run.train()
-        usage.earlier = run.seconds
-        problem = run.commit(where) if first else None
-    problem = worker.share(problem)  # all workers must end in the same way, or the others would wait for the first
-    if problem is not None:
-        raise RunError(problem)
-    return ref
 
 
 def build_model(described: Mapping[str, Any], *, seed: int, base: Artifact[Pretrained] | None = None) -> nn.Module:
@@ -476,19 +474,16 @@ class _Run:
         self.store.resume.save(self.ref.key, self.training.step, self.folder)
         self.saved = time.monotonic()
 
-    def commit(self, where: Mapping[str, Any] | None) -> str | None:
+    def commit(self, making: Making, threads: int, where: Mapping[str, Any] | None) -> str | None:
         """Publish the model; return an error message if this fails, else None."""
         try:
-            self.job.check_reads(self.ref)
+            self.job.check_made(self.ref, making["provenance"])
         except RunError as error:
             return str(error)
         try:
-            known = Known()
-            for ref in self.job.reads:
-                known.add(ref)
-            with self.store.artifacts.write(self.ref, **known.record(self.store, self.job)) as attempt:
+            with self.store.artifacts.write(self.ref, **making) as attempt:
                 self.fill(attempt)
-                attempt.facts["worker"] = dict(where or {})
+                attempt.facts |= made_here(making["provenance"], self.worker.device, threads) | {"worker": dict(where or {})}
         except (OSError, RunError) as error:
             return f"the model could not be written ({type(error).__name__}: {error}); free space and run again"
         return None

@@ -17,7 +17,7 @@ from memlib.running.planning import Plan, PlanRunner
 from memlib.specs.resources import RunOptions
 from memlib.store import Attempt, Ref, Store
 from tasks.runtime import Context
-from tasks.stage import StageRunner, record_of
+from tasks.stage import StageRunner
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def test_plan_counts_stages_after_an_already_changed_artifact_as_misses(store: S
 
 def trained_here(context: Context, missing: dict[Ref, Step], of: int, bars: object) -> None:
     for ref, stage in missing.items():
-        with context.store.artifacts.write(ref, **record_of(context, stage)) as attempt:
+        with context.store.artifacts.write(ref, **context.record_of(stage)) as attempt:
             stage.write(attempt, torch.device("cpu"))
 
 

@@ -14,7 +14,7 @@ from ray import exceptions as ray_exceptions
 from memlib.audits.deja_vu.generating import GenerateTrain
 from memlib.errors import RunError, UserError
 from memlib.recipes.files import validate
-from memlib.running.precision import settings_of
+from memlib.running.threads import settings_of
 from memlib.specs import Resources
 from memlib.store import Store
 from tasks import cluster, training

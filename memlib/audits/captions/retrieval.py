@@ -91,11 +91,6 @@ class TrainPairs(Train):
         return {**super().inputs, "captions": self.captions.key} | ({"copies": canonical_json(repeated)} if repeated else {})
 
     @property
-    def reads(self) -> list[Ref]:
-        """Images and captions."""
-        return [*super().reads, self.captions.ref]
-
-    @property
     def units(self) -> float:
         """The number of pairs, copies included, times the number of epochs."""
         return float(len(self._rows) * self.training.epochs)

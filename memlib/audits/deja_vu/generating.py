@@ -21,7 +21,6 @@ from memlib.identity import derive_seed
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact
 from memlib.specs import DenoisingSpec, GeneratorObjectiveSpec, ObjectiveSpec
-from memlib.store import Ref
 from memlib.training.fit import Train, TrainedModel
 
 if TYPE_CHECKING:
@@ -129,11 +128,6 @@ class GenerateTrain(Train):
     def inputs(self) -> Mapping[str, Any]:
         """Keys and digests of the public images and of their representations."""
         return {**super().inputs, "conditions": [view.key for view in self.conditions]}
-
-    @property
-    def reads(self) -> list[Ref]:
-        """The images and their representations."""
-        return [*super().reads, *(artifact.ref for artifact in self.reads_transient)]
 
     @property
     def reads_transient(self) -> Sequence[AnyArtifact]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memlib.errors import DataError
+from memlib.version import SOURCES, check_sources
 
 TOGETHER = 100  # chats that are rendered per request
 SECONDS = 60.0  # time limit of a request, after the child has started
@@ -111,7 +112,7 @@ def _start(folder: str) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {name: os.environ[name] for name in NEEDED if name in os.environ}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", "from memlib.data.text.chats import serve; serve()", folder],
+        [sys.executable, "-P", "-c", f"from {serve.__module__} import serve; serve()", folder, SOURCES],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -125,14 +126,15 @@ def serve() -> None:
     with contextlib.redirect_stdout(sys.stderr):  # libraries may print
         for line in sys.stdin.buffer:
             signal.alarm(int(STARTING_SECONDS))  # ends this process, even if nobody is left to do so
-            answer = _rendered(json.loads(line), sys.argv[1])
+            answer = _rendered(json.loads(line), *sys.argv[1:])
             signal.alarm(0)
             sys.__stdout__.buffer.write(json.dumps(answer).encode() + b"\n")  # type: ignore[union-attr]
             sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
-def _rendered(chats: list[Chat], folder: str) -> dict[str, Any]:
+def _rendered(chats: list[Chat], folder: str, sources: str) -> dict[str, Any]:
     try:
+        check_sources(sources)
         tokenizer = _tokenizer(folder)
     except Exception as error:
         return {"problem": f"cannot be read ({_first_line(error)})", "begun": False}

@@ -1,6 +1,10 @@
 """Digests of artifacts: of all content, and of ids and labels with only the shape of floats and the code that made them."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from memlib import version
+from memlib.errors import RunError
 from memlib.identity import file_digest
+from memlib.pipeline import old_code, provenance
 from memlib.pipeline.provenance import software, source_state
+from memlib.running.runners import PlainRunner
+from memlib.store import Store
 from memlib.store.content import contents, former_of, rounded_digest
 from memlib.store.records import ArtifactRecord, FileRecord
+from tests.memlib.pipeline.test_stage import Word
 
 CODE = {"version": 1, "code": "a"}
 
@@ -116,6 +126,76 @@ def test_digest_of_exact_files_ignores_the_code_and_html_pages(tmp_path: Path) -
     assert digest(tmp_path) == before
     (tmp_path / "odd.npy").write_bytes(b"only looks like one")
     assert digest(tmp_path) != before
+
+
+CHANGED_MEANWHILE = """
+import sys
+from pathlib import Path
+from tests.memlib.pipeline.test_stage import Word
+from memlib import version
+from memlib.pipeline.stage import Stage
+from memlib.running.runners import PlainRunner
+from memlib.store import Store
+
+assert str(version.ROOT) == sys.argv[1]
+runner = PlainRunner(Store(sys.argv[2]))
+runner.run(Word("to"))
+write = Word.write
+def slow(self, attempt, device):
+    with (version.ROOT / "memlib/training/loop.py").open("a") as file:
+        file.write("# saved by an editor\\n")
+    write(self, attempt, device)
+Word.write = slow
+try:
+    runner.run(Word("be"))
+except Exception as error:
+    print(type(error).__name__, error)
+print(len(list(Path(sys.argv[2]).glob("artifacts/word/*/manifest.json"))))
+"""
+
+
+def test_what_is_computed_while_the_code_of_memlib_changes_is_not_kept(tmp_path: Path) -> None:
+    for package in (*version.PACKAGES, "tests"):
+        shutil.copytree(version.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "memlib/training/.loop.py.swp").write_text("of an editor")
+    command = [sys.executable, "-c", CHANGED_MEANWHILE, str(tmp_path), str(tmp_path / "store")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "RunError memlib/training/loop.py was changed while the run was under way, so what was computed meanwhile is not kept; "
+        "run the same command again (in a notebook, restart its kernel first)",
+        "1",
+    ]
+
+
+def test_a_worker_with_other_source_files_than_the_drivers_commits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stage = Store(str(tmp_path / "store")), Word("to")
+    monkeypatch.setattr(provenance, "SOURCES", "0" * 32)  # which the driver sends along
+    with pytest.raises(RunError, match="this process runs other source files of memlib than the run's driver"):
+        PlainRunner(store).run(stage)
+    assert not store.artifacts.has(stage.identity.ref)
+
+
+def test_what_other_libraries_or_another_processor_computed_is_said_when_it_is_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    PlainRunner(store).run(Word("to"))
+    again = PlainRunner(store)
+    again.run(Word("to"))
+    assert again.old_code.lines == []
+    here = {**software(), "numpy": "3.0.0", "prefect": "9"}
+    monkeypatch.setattr(old_code, "software", lambda: here)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX9")
+    other = PlainRunner(store)
+    other.run(Word("to"))
+    (said,) = other.old_code.lines
+    assert said.startswith(f"word: made with numpy {software()['numpy']} (here 3.0.0), ")
+    assert said.endswith("(here AVX9), so that computed again their numbers may differ; old artifacts are reused "
+                         "(--force-stage word recomputes them)")  # fmt: skip
 
 
 def test_software_and_source_state_name_packages_and_commit() -> None:

@@ -1,9 +1,10 @@
 """Code that a recipe names runs if the machine or the command line allows it; plans and stores run nothing."""
 
+import inspect
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,12 +14,12 @@ import yaml
 
 from flows.cli.app import main
 from memlib.data.datasets import open_source
-from memlib.errors import UnknownUntilRun, UserError
+from memlib.errors import RunError, UnknownUntilRun, UserError
 from memlib.identity import file_digest
 from memlib.models.external.factory import external_digest
 from memlib.pipeline import user_code
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import Artifact, Stage
+from memlib.pipeline.stage import UNKEYED, Artifact, Stage
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, ExternalClassifierSpec
 from memlib.store import Attempt, Store
@@ -212,6 +213,61 @@ def test_manifest_names_user_code_and_its_change_is_reported_on_reuse(mark: Path
     assert store.artifacts.manifest(made.ref).named == named
     assert not mark.exists()
     user_code.identity_of.cache_clear()
+
+
+@dataclass(frozen=True)
+class Calling(Asking):
+    """Calls the function; `during` is written to its file meanwhile."""
+
+    during: str = field(default="", metadata=UNKEYED)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        made = user_code.load(self.function)()
+        if self.during:
+            Path(inspect.getfile(user_code.load(self.function))).write_text(self.during)
+        attempt.path("answer.txt").write_text(made)
+
+
+def test_code_that_is_changed_while_it_runs_is_not_recorded_as_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_during.py").write_text("def make(): return 'first'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MEMLIB_CODE", "acme_during")
+    store = Store(str(tmp_path / "store"))
+    with pytest.raises(RunError, match="the code of acme_during changed while the run was under way"):
+        PlainRunner(store).run(Calling("acme_during:make", during="def make(): return 'second'\n"))
+    with pytest.raises(RunError, match="restart its kernel"):  # this process still has the first code
+        PlainRunner(store).run(Calling("acme_during:make"))
+    assert not list(tmp_path.glob("store/artifacts/*/*/manifest.json"))
+
+
+def test_files_that_code_imports_by_name_or_reads_are_recorded_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/acme_hidden.py").write_text("SIZE = 3\n")
+    (tmp_path / "acme_settings.json").write_text("{}")
+    (tmp_path / "acme_indirect.py").write_text(
+        f"import importlib, json, pathlib, sys\nsys.path.insert(0, {str(tmp_path / 'elsewhere')!r})\n"
+        "hidden = importlib.import_module('acme_' + 'hidden')\n"
+        "json.loads(pathlib.Path(__file__).with_name('acme_settings.json').read_text())\ndef make(): return str(hidden.SIZE)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("MEMLIB_CODE", "acme_indirect")
+    store, stage = Store(str(tmp_path / "store")), Calling("acme_indirect:make")
+    ran = store.artifacts.manifest(PlainRunner(store).run(stage).ref).facts["ran"]
+    assert {Path(path).name for path in ran} == {"acme_indirect.py", "acme_hidden.py", "acme_settings.json"}
+    for changed in (tmp_path / "elsewhere/acme_hidden.py", tmp_path / "acme_settings.json"):
+        again = PlainRunner(store)
+        again.run(stage)
+        assert again.old_code.lines == []
+        before = changed.read_text()
+        changed.write_text(before + "\n")
+        again = PlainRunner(store)
+        again.run(stage)
+        assert "asking: its code has changed" in again.old_code.lines[0]
+        changed.write_text(before)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from memlib.specs import (
 )
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, TRAINING, write_table
-from memlib.training.fit import Canary, Train, build_model, check_jobs, train_into_store
+from memlib.training.fit import Canary, Train, build_model, check_jobs
 from memlib.training.loop import Training, TrainingSet, Worker
 
 SHARD, SPLIT = Ref("decode", "d"), Ref("split", "s")
@@ -67,7 +67,7 @@ def train(store: Store, job: Train, *, killed_after: int | None = None) -> Ref:
         if news["epoch"] == killed_after:
             raise Killed
 
-    return train_into_store(job, worker=Worker(), resume_seconds=0, progress=progress)
+    return job.into_store(job.record({}), threads=1, worker=Worker(), resume_seconds=0, progress=progress)
 
 
 def weights(store: Store, ref: Ref, epoch: int) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from memlib.pipeline.stage import Artifact
 from memlib.specs import LanguageObjectiveSpec, LoraSpec, PretrainedSpec, TrainingSpec
 from memlib.store import Ref, Store
 from memlib.tables import SPLITS, write_table
-from memlib.training.fit import Train, check_jobs, train_into_store
+from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Training, TrainingSet, Worker, epoch_order
 from memlib.training.pretrained import Pretrained, TakeOver
 from memlib.training.privacy import make_private, use_private_layers
@@ -86,7 +86,9 @@ def train(job: Train, *, killed_after: int | None = None) -> Artifact[Any]:
         if news["epoch"] == killed_after:
             raise Killed
 
-    return Artifact(job.store, train_into_store(job, worker=Worker(), resume_seconds=0, progress=progress), Train)
+    return Artifact(
+        job.store, job.into_store(job.record({}), threads=1, worker=Worker(), resume_seconds=0, progress=progress), Train
+    )
 
 
 def test_fine_tuned_weights_equal_a_plain_loop_of_transformers(base: Artifact[Pretrained], folder: Path) -> None:

@@ -36,7 +36,7 @@ from memlib.data.stages import Shard, members_of
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.specs import CropSpec
-from memlib.store import Attempt, Ref
+from memlib.store import Attempt
 from memlib.tables import read_table, write_table
 from memlib.training.fit import Train, TrainedModel
 
@@ -78,11 +78,6 @@ class TrainJudge(Train):
         """The public images, and the values of the attribute."""
         values = {} if self.attributes is None else {"attributes": self.attributes.key}
         return {**super().inputs, **values}
-
-    @property
-    def reads(self) -> list[Ref]:
-        """The images, and the values of the attribute."""
-        return [*super().reads, *(() if self.attributes is None else (self.attributes.ref,))]
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
         """Return the description that `build_model` takes; an attribute's values are counted in its table."""

@@ -18,7 +18,7 @@ from memlib.data.splits import PUBLIC, SHARED, TARGET
 from memlib.data.stages import Split, decode, members_of
 from memlib.errors import CorruptArtifact, UserError
 from memlib.models.denoising import ddim
-from memlib.pipeline.stage import Artifact
+from memlib.pipeline.stage import Artifact, Known
 from memlib.running.reuse import evict
 from memlib.running.runners import PlainRunner
 from memlib.specs import (
@@ -33,7 +33,7 @@ from memlib.specs import (
     TrainingSpec,
 )
 from memlib.store import Store
-from memlib.training.fit import Train, check_jobs, train_into_store
+from memlib.training.fit import Train, check_jobs
 from memlib.training.loop import Worker
 
 DATA = {"source": {"kind": "scenes", "num_examples": 300, "size": 16, "digit_size": 8}, "image_size": 16}
@@ -144,7 +144,11 @@ def test_a_manifest_records_the_content_of_the_conditions(made: Audit) -> None:
     parts = [part for view in made.views for part in view.parts]
     assert {part.key for part in parts} | {made.job.shard.key} <= set(reads)
     store.artifacts.discard(ref)
-    assert train_into_store(made.job, worker=Worker(), resume_seconds=60) == ref  # as workers of Ray do
+    known = Known()
+    for part in (*parts, made.job.shard):
+        known.add(part.ref)
+    making = known.record(store, made.job)  # by the driver, for workers of Ray
+    assert made.job.into_store(making, threads=1, worker=Worker(), resume_seconds=60) == ref
     assert {part.key for part in parts} | {made.job.shard.key} <= set(store.artifacts.manifest(ref).reads)
 
 
@@ -163,12 +167,12 @@ def test_a_killed_generator_training_resumes_to_the_same_weights(made: Audit, ki
             raise Killed
 
     with pytest.raises(Killed):
-        train_into_store(job, worker=Worker(), resume_seconds=0, progress=progress)
-    ref = train_into_store(job, worker=Worker(), resume_seconds=0)
+        job.into_store(job.record({}), threads=1, worker=Worker(), resume_seconds=0, progress=progress)
+    ref = job.into_store(job.record({}), threads=1, worker=Worker(), resume_seconds=0)
     assert store.artifacts.manifest(ref).facts["resumed_from_step"] > 0
     resumed = Artifact(store, ref, GenerateTrain).content.load(epoch=3)[0].state_dict()
     store.artifacts.discard(ref)
-    train_into_store(job, worker=Worker(), resume_seconds=0)
+    job.into_store(job.record({}), threads=1, worker=Worker(), resume_seconds=0)
     whole = Artifact(store, ref, GenerateTrain).content.load(epoch=3)[0].state_dict()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     assert any(name.startswith("teacher.") for name in whole) == (kind == "denoiser")
@@ -234,7 +238,7 @@ def test_evicted_embeddings_are_recomputed_for_a_generator_that_reads_them(tmp_p
     evict(store, parts, Resources(keep_embeddings=False), say=lambda _: None)
     assert not any(store.artifacts.is_complete(part.ref) for part in parts)
     with pytest.raises(CorruptArtifact, match="was evicted"):  # outside a run there is no stage to recompute them
-        train_into_store(audit.job, worker=Worker(), resume_seconds=60)
+        audit.job.into_store(audit.job.record({}), threads=1, worker=Worker(), resume_seconds=60)
     audit.runner.run(audit.job)
     assert all(store.artifacts.is_complete(part.ref) for part in parts)
     assert list(audit.job.reads_transient) == parts

@@ -1,13 +1,13 @@
 """The arithmetic of stages in this process: float32 as such on GPUs, and a stated number of threads."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from memlib.pipeline.stage import AnyStage
-from memlib.specs import Resources
-from memlib.specs.cores import threads
-
-TRAINING = "train"  # resources of all models whose own stage has none
+if TYPE_CHECKING:
+    import torch
 
 
 def be_exact() -> None:
@@ -32,12 +32,9 @@ def exact(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def settings_of(resources: Resources, stage: AnyStage) -> str:
-    """Return the name under which a stage's resources are set: its own, or for models also that of all training."""
-    own = stage.declared.name
-    return TRAINING if stage.place == "fleet" and own not in resources.stages else own
+def machine(device: torch.device, threads: int) -> dict[str, Any]:
+    """Return what rounding depends on beside the code: threads, the instructions that the CPU offers PyTorch, and the GPU."""
+    import torch
 
-
-def threads_of(resources: Resources, stage: AnyStage, parts: int) -> int:
-    """Return the threads of a stage that is one of the parts of a step: those of every placement."""
-    return threads() if stage.where == "driver" else resources.threads(settings_of(resources, stage), parts)
+    found = {"threads": threads, "cpu": torch.backends.cpu.get_cpu_capability()}
+    return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
