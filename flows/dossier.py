@@ -14,6 +14,7 @@ from memlib.errors import RunError
 from memlib.pipeline.stage import AnyStage, Runner
 from memlib.recipes import cells as of_cells
 from memlib.runs.index import list_runs, measured_at
+from memlib.runs.pins import check_pinned
 from memlib.runs.records import RunRecord
 from memlib.specs.question import NAME_LENGTH, asks_digest
 from memlib.store import Ref, Store
@@ -58,9 +59,14 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 
 def _readable(runner: Runner, runs: list[RunRecord], failed: list[Failed]) -> list[RunRecord]:
-    """Return the runs whose scores the store holds, each once; the others are named in a warning, and added to `failed`."""
+    """Return the runs whose scores the store holds, each once; the others are named in a warning, and added to `failed`.
+
+    Raises:
+        CorruptArtifact: when an artifact of a run is not the one that the run pins.
+    """
     known = {}
     for run in runs:
+        check_pinned(runner.store, run)
         if runner.store.artifacts.has(Ref.parse(run.artifacts["scores"])):
             known[run.run] = run
         else:

@@ -38,6 +38,10 @@ class StoreRefused(RunError):
     """A store that rejected the credentials, or a bucket that does not exist."""
 
 
+class Untrusted(RunError):
+    """A run that the holder of the trusted key has not signed, or that was changed since."""
+
+
 class CorruptArtifact(RunError):
     """An artifact that must not be read because its bytes do not match its manifest; `ref` is its address, if known."""
 

@@ -11,8 +11,9 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from flows.cli.files import write_new
-from flows.cli.store import JsonOption, StoreOption, print_run
+from flows.cli.store import JsonOption, StoreOption, TrustOption, print_run
 from memlib.errors import UserError
+from memlib.sanitize import plain
 from memlib.store import DEFAULT_STORE
 from memlib.store.permissions import read_plain
 
@@ -36,6 +37,7 @@ def dossier(
     no_ids: Annotated[bool, Parameter(negative="")] = False,
     pdf: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Join all audits about one model or data set into one document: page, JSON and, if asked for, PDF.
@@ -64,12 +66,14 @@ def dossier(
         Also write the document to this file, as PDF; needs pip install 'memlib[pdf]'.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the document as JSON.
     """
     statements = {} if release is None else _read_release(release)
     options = {"title": title, "release": statements, "most_days": most_days, "ids": not no_ids}
-    run = _joined(run_ids, data, model, store, options)
+    run = _joined(run_ids, data, model, store, trust, options)
     if pdf is not None:
         _write_pdf(run, pdf)
     if json_:
@@ -85,6 +89,7 @@ def risk(
     most: int = 20,
     csv_: Annotated[Path | None, Parameter(name="--csv")] = None,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
 ) -> None:
     """List the persons and examples that the audits of one model or data set find most exposed, by id.
@@ -103,10 +108,12 @@ def risk(
         Write all rows to this new file, as CSV.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the rows as JSON.
     """
-    run = _joined(run_ids, data, model, store, {})
+    run = _joined(run_ids, data, model, store, trust, {})
     if "risk" not in run.tables:
         raise UserError("none of these audits ranks single persons or examples; memlib recipes lists audits that do")
     table = run.tables["risk"]
@@ -123,19 +130,20 @@ def risk(
     for row in rows:
         p = f"  p = {format_p(row['p_value'])}, adjusted {format_p(row['p_adjusted'])}" if row["p_value"] is not None else ""
         console.print(
-            f"{row['place']:>6}  {row['kind']} {row['id']}  named by {row['named']} of {row['examined']}{p}", soft_wrap=True
+            f"{row['place']:>6}  {row['kind']} {plain(row['id'])}  named by {row['named']} of {row['examined']}{p}",
+            soft_wrap=True,
         )
     console.print(f"{len(rows)} of {table.num_rows}; the dossier is run {run.id}")
 
 
-def _joined(run_ids: Sequence[str], data: str, model: str, store: str, options: dict[str, Any]) -> Run:
+def _joined(run_ids: Sequence[str], data: str, model: str, store: str, trust: Path | None, options: dict[str, Any]) -> Run:
     """Run the dossier in this process."""
     if not run_ids and not data and not model:
         raise UserError("name the subject: --data DIGEST, --model DIGEST, or ids of runs; memlib runs lists them")
     from memlib.running.api import run
 
     subject = {"data": data, "model": model, "runs": list(run_ids)}
-    return run({"audit": "dossier", "subject": subject, **options}, store=store, quiet=True)
+    return run({"audit": "dossier", "subject": subject, **options}, store=store, trust=trust, quiet=True)
 
 
 def _read_release(path: Path) -> Any:

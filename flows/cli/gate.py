@@ -13,7 +13,7 @@ from rich.console import Console
 
 import memlib
 from flows.cli.files import write_again
-from flows.cli.store import JsonOption, StoreOption, opened_store
+from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
 from memlib.audits.judging import Judged, Outcome, decide
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import planned_margins
@@ -35,6 +35,7 @@ def check(
     fail_on: Literal["shown"] | None = None,
     junit: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
 ) -> int:
     """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
@@ -56,10 +57,12 @@ def check(
         Also write the outcome to this file, as JUnit XML.
     store
         Folder or s3:// prefix that the run was written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the outcome as JSON.
     """
-    opened = opened_store(store)
+    opened = opened_store(store, trust)
     run = Run(opened, find_run(opened, run_id))
     decision = decide(run, fail_above=fail_above, fail_on=fail_on)
     if junit is not None:
@@ -79,6 +82,7 @@ def gate(
     junit: Path | None = None,
     summary: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
 ) -> int:
     """Decide by a policy whether a build passes: required audits and their power, ceilings, no more memory than a baseline.
@@ -103,10 +107,12 @@ def gate(
         Also write the outcome to this file, as Markdown.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the outcome as JSON.
     """
-    decision = memlib.gate(policy, runs=run_ids, baseline=baseline, data=data, store=store)
+    decision = memlib.gate(policy, runs=run_ids, baseline=baseline, data=data, store=store, trust=trust)
     if junit is not None:
         suites = ElementTree.Element("testsuites", name=f"memlib {decision.policy.title}")
         for audit in decision.audits:

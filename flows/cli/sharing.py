@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from flows.cli.store import JsonOption, StoreOption, opened_store
+from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
 from memlib.runs.index import find_run
 from memlib.runs.run import Run
 from memlib.sanitize import plain
@@ -25,6 +26,7 @@ def mlflow(
     experiment: Annotated[str, Parameter(env_var="MLFLOW_EXPERIMENT_NAME")] = "memlib",
     with_: Annotated[Sequence[Extra], Parameter(name="--with", negative="", consume_multiple=True, show_default=False)] = (),
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
 ) -> None:
     """Share the findings, recipe and verdict of a finished run with an MLflow server; repeat the command to update them.
 
@@ -43,10 +45,12 @@ def mlflow(
         Also upload the page, which shows examples, or the published tables, which list them: --with page tables.
     store
         Folder or s3:// prefix that the run was written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     from memlib.sharing.mlflow import share
 
-    run = _run(store, run_id)
+    run = _run(store, trust, run_id)
     receipt = share(run, uri, experiment=experiment, extra=with_)
     console.print(f"{'shared' if receipt.is_new else 'updated'} run {run.id}: {plain(receipt.url)}", soft_wrap=True)
     console.print("uploaded: findings, recipe and verdict, without single examples, classes and locations", soft_wrap=True)
@@ -59,7 +63,7 @@ def mlflow(
 
 
 def card(
-    run_id: str, /, *others: str, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False
+    run_id: str, /, *others: str, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None, json_: JsonOption = False
 ) -> None:  # fmt: skip
     """Print a section for a model card: what was audited, the verdicts with their numbers, and their limits, in Markdown.
 
@@ -73,18 +77,20 @@ def card(
         Further runs to put into the same section.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the same as JSON.
     """
     from memlib.sharing.card import as_json, cards_of, markdown_of
 
-    cards = cards_of([_run(store, name) for name in (run_id, *others)])
+    cards = cards_of([_run(store, trust, name) for name in (run_id, *others)])
     print(
         json.dumps(as_json(cards), indent=1, ensure_ascii=False) if json_ else markdown_of(cards), end="\n" if json_ else ""
     )
 
 
-def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Print a description of a run's data as Croissant (JSON-LD): kind, digest, number of examples and known columns.
 
     It holds no example, class name or location. Complete license, creator and date of publication, which a store does not
@@ -96,12 +102,14 @@ def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     from memlib.sharing.croissant import describe
 
-    print(json.dumps(describe(_run(store, run_id)), indent=1, ensure_ascii=False))
+    print(json.dumps(describe(_run(store, trust, run_id)), indent=1, ensure_ascii=False))
 
 
-def _run(store: str, run_id: str) -> Run:
-    opened = opened_store(store)
+def _run(store: str, trust: Path | None, run_id: str) -> Run:
+    opened = opened_store(store, trust)
     return Run(opened, find_run(opened, run_id))

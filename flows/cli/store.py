@@ -46,9 +46,7 @@ from memlib.runs.index import (
     only_name,
     page_path,
     read_run,
-    refs_of,
     results_path,
-    rows_of,
     run_names,
 )
 from memlib.runs.plans import frozen_in, on, read_plan, rewrite_plan, with_signature
@@ -57,10 +55,11 @@ from memlib.runs.requests import unfinished
 from memlib.runs.run import ListedRun, Run
 from memlib.runs.signatures import public_key, shown_key
 from memlib.sanitize import count_of, plain
-from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
+from memlib.store import DEFAULT_STORE, STORE_VARIABLE, TRUST_VARIABLE, Store
 from memlib.store.permissions import replace_file
 
 StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
+TrustOption = Annotated[Path | None, Parameter(name="--trust", env_var=TRUST_VARIABLE)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
@@ -71,7 +70,9 @@ WIDE = 100  # columns; narrower terminals show adjusted p-values only
 console = Console(highlight=False, markup=False)
 
 
-def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> None:
+def runs(
+    *, data: str | None = None, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None, json_: JsonOption = False
+) -> None:
     """List the runs in a store: first those that have not ended, then the finished ones, newest first.
 
     Parameters
@@ -81,10 +82,12 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
         audits are run on the same data, the more results are to be expected by chance.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the runs' manifests as JSON.
     """
-    opened = opened_store(store)
+    opened = opened_store(store, trust)
     listing = opened.listing("runs")
     listed, open_runs = list_runs(opened, listing=listing), unfinished(opened)
     entries = list(listed.entries)
@@ -113,7 +116,7 @@ def runs(*, data: str | None = None, store: StoreOption = DEFAULT_STORE, json_: 
     print("\n".join(_aligned(rows)))
 
 
-def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Write one page over all runs of a store: by data and model, with their verdicts over time and a filter.
 
     The page is index.html, readable by you only. It needs no server, shows no example, and links to the pages of the runs.
@@ -125,8 +128,10 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE) 
         Folder of the page; by default index/ below the store, or memlib-index/ in the current folder for a store on S3.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
-    console.print(memlib.index(folder=folder, store=store).address, soft_wrap=True)
+    console.print(memlib.index(folder=folder, store=store, trust=trust).address, soft_wrap=True)
 
 
 def show(
@@ -134,6 +139,7 @@ def show(
     /,
     *,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
     reveal: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -145,12 +151,14 @@ def show(
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
     reveal
         Print the canaries of an exposure audit, which appear in no result or report, and the texts that searches found.
     """
-    opened = opened_store(store)
+    opened = opened_store(store, trust)
     run = find_run(opened, run_id)
     if json_:
         print(json.dumps(run.model_dump(), indent=1))
@@ -161,7 +169,7 @@ def show(
     print_run(opened, run, whole=True)
 
 
-def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
+def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Open a run's report in the browser. A report on S3 is first copied to this machine, readable by you only.
 
     Parameters
@@ -170,8 +178,10 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE) -> None:
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
-    opened = opened_store(store)
+    opened = opened_store(store, trust)
     run = find_run(opened, run_id)
     page = Run(opened, run).report
     expected = run.published.get(page_path(run))
@@ -327,13 +337,16 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def opened_store(uri: str) -> Store:
+def opened_store(uri: str, trust: Path | None = None) -> Store:
     """Open an existing store.
+
+    Args:
+        trust: file with the public key that must have signed every run that is read.
 
     Raises:
         UserError: if there is no store; the message says what was found instead.
     """
-    store = Store(uri)
+    store = Store(uri, trust=trust)
     store.check_known()
     return store
 
@@ -356,6 +369,7 @@ def diff(
     *,
     page: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Compare the recipes, findings and artifacts of two runs of the same audit.
@@ -370,10 +384,12 @@ def diff(
         Also write the comparison to this file, as a page that shows both runs side by side. Only you can read the file.
     store
         Folder or s3:// prefix that the runs were written to.
+    trust
+        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the differences as JSON.
     """
-    opened = opened_store(store)
+    opened = opened_store(store, trust)
     found = comparison.compare(*(Run(opened, find_run(opened, run)) for run in (first, second)))
     if page is not None:
         from memlib.report.page import render  # loads Jinja
@@ -469,7 +485,7 @@ def verify(
     run_id: str | None = None,
     /,
     *,
-    trust: Path | None = None,
+    trust: TrustOption = None,
     plan: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
@@ -542,7 +558,8 @@ def sign(run_id: str | None = None, /, *, key: Path, plan: Path | None = None, s
 
     A plan is signed before the run, by whoever froze it and by others who are to vouch that they had it then.
 
-    Requesting the same audit again changes nothing that is signed, as long as nothing has to be computed again.
+    Requesting the same audit again changes nothing that is signed, as long as nothing has to be computed again. A sweep or a
+    dossier is signed after the runs that it joins, with the same key.
 
     Parameters
     ----------
@@ -565,14 +582,7 @@ def sign(run_id: str | None = None, /, *, key: Path, plan: Path | None = None, s
         return
     from memlib.running import verification  # loads scipy
 
-    opened = opened_store(store)
-    run = find_run(opened, run_id)
-    rows = rows_of(list_runs(opened, indexed=False).entries)
-    problems = [*verification.check_artifacts(opened, sorted(refs_of(run), key=str))]
-    problems += verification.check_run(opened, run, rows, made=True)
-    if problems:
-        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
-    console.print(f"signed: {verification.sign(opened, run, key)}", soft_wrap=True)
+    console.print(f"signed: {verification.sign(opened_store(store), run_id, key)}", soft_wrap=True)
 
 
 def gc(

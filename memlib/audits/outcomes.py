@@ -15,7 +15,7 @@ from memlib.runs.index import findings_of
 from memlib.runs.ledger import trained_in
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
 from memlib.stats.multiplicity import holm
-from memlib.store import Ref, Store
+from memlib.store import Store
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ def cell_of(store: Store, name: str, run: RunRecord) -> Cell:
     """Return a run as `Audit.compare` takes it, with the units of its scores.
 
     Raises:
-        CorruptArtifact: when the store lacks the scores, or they are damaged.
+        CorruptArtifact: when the store lacks the scores, or they are damaged or not those that the run pins.
     """
-    return Cell(name, run, next(Tables(store, Ref.parse(run.artifacts["scores"])).parts("units")))
+    return Cell(name, run, next(Tables.of_run(store, run).parts("units")))
 
 
 def scored(store: Store, outcome: Outcome) -> Outcome:
     """Return an outcome whose findings and verdict are read from its scores, not from the manifest of its run."""
     if outcome.run is None:
         return outcome
-    summary = Tables(store, Ref.parse(outcome.run.artifacts["scores"]))["summary"]
+    summary = Tables.of_run(store, outcome.run)["summary"]
     said = {
         "findings": [FindingRecord(**row) for row in findings_of(summary.to_pylist())],
         "verdict": VerdictRecord(**asdict(verdict_of(summary))),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from memlib.runs.pins import pinned_manifest
+from memlib.runs.records import RunRecord
 from memlib.store import Ref, Store
 from memlib.tables import read_table
 
@@ -15,10 +17,22 @@ PARTS_FILE = "parts.json"  # lists, for each table, the artifacts that hold its 
 
 
 class Tables:
-    """The tables of an artifact, read on access by name; the parts of a large table may lie in other artifacts."""
+    """The tables of an artifact, read on access by name; the parts of a large table may lie in other artifacts.
 
-    def __init__(self, store: Store, ref: Ref) -> None:
-        self._artifacts, self._ref = store.artifacts, ref
+    Args:
+        of: the run whose scores they are; nothing but what it pins is then read.
+    """
+
+    def __init__(self, store: Store, ref: Ref, *, of: RunRecord | None = None) -> None:
+        self._store, self._artifacts, self._ref, self._run = store, store.artifacts, ref, of
+
+    @classmethod
+    def of_run(cls, store: Store, run: RunRecord) -> Tables:
+        """Return the scores of a finished run.
+
+        Reading them raises CorruptArtifact when they are damaged, or are not those that the run pins.
+        """
+        return cls(store, Ref.parse(run.artifacts["scores"]), of=run)
 
     def __getitem__(self, name: str) -> pa.Table:
         return pa.concat_tables(self.parts(name))
@@ -34,7 +48,11 @@ class Tables:
     def paths(self, name: str) -> Iterator[Path]:
         """Yield the local files of the parts of a table."""
         artifacts, listed = self._artifacts, {}
+        if self._run is not None:
+            pinned_manifest(self._store, self._run, self._ref)
         if PARTS_FILE in artifacts.manifest(self._ref).files:
             listed = json.loads(artifacts.local_path(self._ref, PARTS_FILE).read_text(encoding="utf-8"))
         for ref in map(Ref.parse, listed.get(name, [str(self._ref)])):
+            if self._run is not None:
+                pinned_manifest(self._store, self._run, ref)
             yield artifacts.local_path(ref, f"{name}.parquet")

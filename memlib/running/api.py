@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from memlib.running.overview import WrittenOverview
     from memlib.running.verification import Verification
 
+Key = str | PathLike[str] | None
+"""File with a public key."""
+
 
 def run(
     recipe: AnyRecipe,
@@ -36,6 +39,7 @@ def run(
     device: str = "cpu",
     quiet: bool = False,
     plan: str | PathLike[str] | None = None,
+    trust: Key = None,
 ) -> Run:
     """Run an audit in this process, or continue one that was interrupted. Artifacts in the store are reused.
 
@@ -52,6 +56,7 @@ def run(
         quiet: do not print a line to standard error for each computed stage.
         plan: file with a plan that was frozen before the run (`memlib plan --freeze`); the manifest and the page say whether
             the run follows it.
+        trust: file with the public key that must have signed the runs that a dossier joins; see `memlib.list_runs`.
 
     Returns:
         the finished run, with its verdict, tables and page.
@@ -72,7 +77,7 @@ def run(
     """
     request = AuditRequest.read(recipe, changes or {})
     request.allow_code()
-    opened = Store(chosen_store(store))
+    opened = Store(chosen_store(store), trust=None if trust is None else Path(trust))
     file = None if plan is None else read_plan(Path(plan))
     options = RunOptions(quiet=quiet, plan="" if file is None else content_of(file).decode())
     return Run(opened, carry_out_here(request, opened, options, device=device, say=_warn))
@@ -100,13 +105,15 @@ def plan(recipe: AnyRecipe, *, store: str | None = None, changes: Mapping[str, A
     return planned(request.audit, request.recipe, chosen_store(store), request.resources)
 
 
-def list_runs(*, store: str | None = None) -> list[ListedRun]:
+def list_runs(*, store: str | None = None, trust: Key = None) -> list[ListedRun]:
     """List the finished runs of a store, newest first.
 
-    Runs whose manifests cannot be read are left out, with a Python warning.
+    Runs whose manifests cannot be read, or which a trusted key has not signed, are left out, with a Python warning.
 
     Args:
         store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
+        trust: file with a public key (Ed25519, PEM) from outside the store that must have signed every run that is read; by
+            default MEMLIB_TRUST.
 
     Raises:
         UserError: if there is no store.
@@ -116,13 +123,13 @@ def list_runs(*, store: str | None = None) -> list[ListedRun]:
         >>> [(run.audit, run.verdict, run.headline) for run in memlib.list_runs()]
         [('self_influence', 'descriptive', 'influence_share')]
     """
-    listed = listed_runs(_existing(store))
+    listed = listed_runs(_existing(store, trust))
     if listed.damaged:
         _warn(listed.warning())
     return [ListedRun.of(entry) for entry in listed.entries]
 
 
-def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Comparison:
+def diff(first: Run | str, second: Run | str, *, store: str | None = None, trust: Key = None) -> Comparison:
     """Compare the recipes, findings and artifacts of two finished runs of the same audit.
 
     Findings are matched by metric and by those params that do not differ with the recipes. Only the difference of the
@@ -130,7 +137,7 @@ def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Co
 
     Args:
         first, second: runs, or names of runs or unique prefixes of the names.
-        store: store of the runs that are given by name; see `memlib.list_runs`.
+        store, trust: store of runs that are given by name, and the key that must have signed them; see `memlib.list_runs`.
 
     Raises:
         UserError: for runs of different audits, or when no run or more than one matches.
@@ -142,7 +149,7 @@ def diff(first: Run | str, second: Run | str, *, store: str | None = None) -> Co
         >>> comparison.recipe, max(abs(change.difference) for change in comparison.findings)
         ([], 0.0)
     """
-    return compare(_run_of(first, store), _run_of(second, store))
+    return compare(_run_of(first, store, trust), _run_of(second, store, trust))
 
 
 def check(
@@ -151,6 +158,7 @@ def check(
     fail_above: Mapping[str, float] | None = None,
     fail_on: Literal["shown"] | None = None,
     store: str | None = None,
+    trust: Key = None,
 ) -> Decision:
     """Decide from a finished run whether a build passes: by its verdict, or by limits on its findings.
 
@@ -161,7 +169,7 @@ def check(
         fail_above: largest accepted values, as in {"share_excess": 0.05}: the headline of that metric decides.
             "METRIC[KEY=VALUE,...]" asks for the findings with these params instead.
         fail_on: "shown": fail if the run shows memorization, pass only if its verdict is bounded.
-        store: store of a run that is given by name; see `memlib.list_runs`.
+        store, trust: store of a run that is given by name, and the key that must have signed it; see `memlib.list_runs`.
 
     Returns:
         the decision: its `outcome` is passed, failed or undecided, and `findings` gives the reasons.
@@ -175,7 +183,7 @@ def check(
         'undecided'
     """
     gates = [f"{metric}={limit}" for metric, limit in (fail_above or {}).items()]
-    return decide(_run_of(run, store), fail_above=gates, fail_on=fail_on)
+    return decide(_run_of(run, store, trust), fail_above=gates, fail_on=fail_on)
 
 
 def gate(
@@ -185,6 +193,7 @@ def gate(
     baseline: Run | str | None = None,
     data: str | None = None,
     store: str | None = None,
+    trust: Key = None,
 ) -> GateDecision:
     """Decide by a policy whether a build passes: required audits and their power, ceilings, no more memory than a baseline.
 
@@ -195,7 +204,7 @@ def gate(
         runs: runs to judge, or names or unique prefixes; by default the newest run of each audit that the policy requires.
         baseline: the run, or its name or a unique prefix, with which the policy's non_inferiority rules compare.
         data: digest of the data, or its first digits, on which the newest runs are looked for; by default the policy's.
-        store: store of the runs; see `memlib.list_runs`.
+        store, trust: store of the runs, and the key that must have signed them; see `memlib.list_runs`.
 
     Returns:
         the decision: its `outcome` is passed, failed or undecided, and `audits` gives the decision and reasons for each run.
@@ -210,17 +219,17 @@ def gate(
         >>> memlib.gate("policy.yaml").outcome
         'passed'
     """
-    opened, names = _existing(store), [_name_of(run) for run in runs]
+    opened, names = _existing(store, trust), [_name_of(run) for run in runs]
     before = None if baseline is None else _name_of(baseline)
     return decide_by(read_policy(Path(policy)), opened, now=time.time(), runs=names, data=data, baseline=before)
 
 
-def index(*, folder: str | PathLike[str] | None = None, store: str | None = None) -> "WrittenOverview":
+def index(*, folder: str | PathLike[str] | None = None, store: str | None = None, trust: Key = None) -> "WrittenOverview":
     """Write one page over all runs of a store: by data and model, with their verdicts over time and a filter.
 
     Args:
         folder: folder of the page; by default index/ below the store, or memlib-index/ in the current folder for S3.
-        store: the store; see `memlib.list_runs`.
+        store, trust: the store, and the key that must have signed its runs; see `memlib.list_runs`.
 
     Raises:
         UserError: if there is no store, or the page cannot be written.
@@ -233,7 +242,7 @@ def index(*, folder: str | PathLike[str] | None = None, store: str | None = None
     """
     from memlib.running.overview import write_overview  # loads Jinja
 
-    return write_overview(_existing(store), None if folder is None else Path(folder))
+    return write_overview(_existing(store, trust), None if folder is None else Path(folder))
 
 
 def forget(
@@ -277,7 +286,7 @@ def forget(
     return erasing.erase(opened, asked, models=models) if delete else erasing.survey(opened, asked)
 
 
-def verify(run: Run | str | None = None, *, trust: str | Path | None = None, store: str | None = None) -> "Verification":
+def verify(run: Run | str | None = None, *, trust: Key = None, store: str | None = None) -> "Verification":
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     Args:
@@ -302,8 +311,8 @@ def verify(run: Run | str | None = None, *, trust: str | Path | None = None, sto
     return verified(opened, run.id if isinstance(run, Run) else run, trust=None if trust is None else Path(trust))
 
 
-def _existing(store: str | None) -> Store:
-    opened = Store(chosen_store(store))
+def _existing(store: str | None, trust: Key = None) -> Store:
+    opened = Store(chosen_store(store), trust=None if trust is None else Path(trust))
     opened.check_known()
     return opened
 
@@ -312,8 +321,8 @@ def _name_of(run: Run | str) -> str:
     return run.id if isinstance(run, Run) else run
 
 
-def _run_of(run: Run | str, store: str | None) -> Run:
-    return run if isinstance(run, Run) else open(run, store=store)
+def _run_of(run: Run | str, store: str | None, trust: Key) -> Run:
+    return run if isinstance(run, Run) else open(run, store=store, trust=trust)
 
 
 def _warn(line: str) -> None:

@@ -47,7 +47,7 @@ def finished_cells(
         say: called with messages for the user.
         transient: extended by the artifacts whose transient files may be evicted.
     """
-    known = {entry["asks"] for entry in list_runs(store).entries}
+    known = {entry["asks"] for entry in list_runs(store.trusting(None)).entries}
     candidates = {name: cell for name, cell in cells.items() if asks_digest(cell.recipe.model_dump(mode="json")) in known}
     if not candidates:
         return {}
@@ -119,7 +119,7 @@ class _Naming(PlanRunner):
         try:
             body_of(AUDITS[cell.audit])(self, cell.recipe)
             if self._run and all(self.plan.parts[ref].is_settled for ref in self._refs):
-                return read_run(self.store, self._run)
+                return read_run(self.store.trusting(None), self._run)
         except (RunError, UserError):  # the run itself reports it
             pass
         return None

@@ -16,7 +16,7 @@ from memlib.errors import UserError
 from memlib.recipes.files import beside, read_spec
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import check_baseline, compared
-from memlib.runs.index import find_run, list_runs, measured_at, read_run, rows_of
+from memlib.runs.index import Runs, find_run, list_runs, measured_at, read_run, rows_of
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.runs.run import Run
 from memlib.specs.question import asks_but_seeds, asks_digest
@@ -124,7 +124,8 @@ def gate(
         raise UserError("give either runs or --data, not both: runs that are named are judged whatever their data are")
     before = None if baseline is None else Run(store, find_run(store, baseline))
     check_baseline(policy, before)
-    entries = list_runs(store).entries
+    listed = list_runs(store)
+    entries = listed.entries
     current = {name for name, row in rows_of(entries).items() if row["current"]}
     named = {find_run(store, run).run for run in runs}
     pool = [entry for entry in entries if entry["run"] in named] if runs else _on_data(entries, data or policy.data)
@@ -137,6 +138,7 @@ def gate(
             rows = [*_freshness(store, record, policy, before, now=now, is_current=record.run in current)]
             rows += [] if rules.model is None else [_of_model(store, record, rules.model)]
             rows += _of_run(Run(store, record), rules, before)
+            rows += [] if runs or not listed.damaged else [_unread(listed)]
             decisions.append(AuditDecision(rules, record, rows))
         others = [] if runs else [one for one in found[1:] if one["run"] in current]
         for record in _alike(store, others, records[0]) if others else ():
@@ -197,6 +199,11 @@ def _of_model(store: Store, run: RunRecord, digest: str) -> Judged:
     same = any(one.startswith(digest) for one in models_in(store, run).digests)
     said = f"the run {'examined' if same else 'did not examine'} a file with this sha256"
     return Judged(f"model={digest[:12]}", "run", {}, "passed" if same else "undecided", said)
+
+
+def _unread(listed: Runs) -> Judged:
+    """Return that runs cannot be read: any of them may be newer than the run that is judged in its place."""
+    return Judged("readable", "run", {}, "undecided", listed.warning())
 
 
 def _missing(rules: AuditRules, store: Store) -> Judged:

@@ -38,18 +38,19 @@ from memlib.runs.index import (
     find_run,
     findings_of,
     list_runs,
-    pin_of,
     read_run,
     refs_of,
     results_path,
     rows_of,
 )
+from memlib.runs.pins import unlike_pin
 from memlib.runs.plans import PLAN, frozen_in, parse_plan
-from memlib.runs.records import Departure, ErasedRunRecord, Pin, PlanFile, RunRecord, SignatureRecord
-from memlib.runs.signatures import is_signed, private_key, public_key, sign_text
+from memlib.runs.records import Departure, ErasedRunRecord, Pin, PlanFile, RunRecord
+from memlib.runs.signatures import private_key, sign_text, signed_text, trusted_key, unlike_signed
+from memlib.sanitize import count_of
 from memlib.specs.question import asks_digest
 from memlib.store import MANIFEST, Ref, Store
-from memlib.store.records import ArtifactRecord, Unreadable, parse
+from memlib.store.records import ArtifactRecord, Unreadable
 from memlib.tables import RUNS, read_bytes, read_table
 
 SUMMARY_FILE = "summary.parquet"
@@ -119,6 +120,7 @@ def verified(
     Raises:
         UserError: when there is nothing to verify, no run or more than one matches, or the key cannot be used.
     """
+    trust, store = trust or store.trust, store.trusting(None)
     problems: list[Problem] = []
     listed, whole = list_runs(store, indexed=False), committed(store)
     if list_runs(store, described=True) != listed:
@@ -129,8 +131,8 @@ def verified(
         if not (runs or refs or problems):
             raise UserError(f"{store.uri} is empty: there is nothing to verify")
     else:
-        runs = [find_run(store, run)]
-        refs = sorted(refs_of(runs[0]) - set(map(Ref.parse, _missing(store, runs[0]))), key=str)
+        runs = with_members(store, find_run(store, run))
+        refs = sorted(refs_of(*runs) - {ref for one in runs for ref in map(Ref.parse, _missing(store, one))}, key=str)
     if trust is not None and not runs:
         raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
     if run is None:
@@ -144,6 +146,17 @@ def verified(
         problems += check_plan(one, plan) if plan is not None else ()
     plans = {one.run: said_of_plan(one) for one in runs if one.plan is not None}
     return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems, plans)
+
+
+def with_members(store: Store, run: RunRecord) -> list[RunRecord]:
+    """Return a run, and the runs that it compares or joins, directly or not; what cannot be read is left to `check_run`."""
+    found = {run.run: run}
+    waiting = [run]
+    while waiting:
+        members = [one for one in cells_of(store, waiting.pop()).values() if one.run not in found]
+        found |= {one.run: one for one in members}
+        waiting += members
+    return list(found.values())
 
 
 def check_plan(run: RunRecord, plan: PlanFile) -> Iterator[Problem]:
@@ -285,17 +298,8 @@ def _check_pins(store: Store, run: RunRecord, pins: Mapping[str, Pin], *, made: 
             continue
         except CorruptArtifact:
             continue  # reported by check_artifacts
-        current = pin_of(manifest)
-        if current.facts != (pin.facts or current.facts) and current.files == pin.files:
-            yield Problem(ref_name, f"has a manifest that has been changed since {name} was published; run its audit again")
-        elif made and pin.made is not None and current.made != pin.made:
-            yield Problem(
-                ref_name, f"records code, commit, software, spec or reads that differ from those when {name} was published"
-            )
-        if current.files != pin.files:
-            yield Problem(
-                ref_name, f"has been recomputed with different content since {name} was published; run its audit again"
-            )
+        if problem := unlike_pin(pin, manifest, made=made):
+            yield Problem(ref_name, f"{problem} since {name} was published; run its audit again")
 
 
 def _check_published(store: Store, published: Mapping[str, str]) -> Iterator[Problem]:
@@ -562,19 +566,35 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
         yield Problem(path, f"does not match run {run.run}")
 
 
-def sign(store: Store, run: RunRecord, key: Path) -> str:
+def sign(store: Store, name: str, key: Path) -> str:
     """Sign a run's manifest, which pins everything on which the run is based, and return the URI of the signature.
 
+    The run, and the runs that it joins or compares, are verified first.
+
     Args:
+        name: the run's id, or a unique prefix of it.
         key: file with an Ed25519 private key (PEM) that only its owner can read.
 
     Raises:
         UserError: when the file does not hold such a key, or others can read it.
-        RunError: for a run whose manifest records too little to be signed.
+        RunError: when the run is not as it was published, or joins runs that the key has not signed.
     """
-    if not is_checkable(run):
-        raise RunError(f"run {run.run} has a manifest without pins or digest and cannot be signed; run its audit again")
-    signature = sign_text(_signed(run), private_key(key))
+    private, store = private_key(key), store.trusting(None)
+    run = find_run(store, name)
+    runs = with_members(store, run)
+    rows, known = rows_of(list_runs(store, indexed=False).entries), known_of(committed(store))
+    problems = [*check_artifacts(store, sorted(refs_of(*runs), key=str))]
+    problems += [problem for one in runs for problem in check_run(store, one, rows, known=known, made=True)]
+    if problems:
+        raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
+    public = private.public_key()
+    unsigned = [one.run for one in runs[1:] if unlike_signed(one, store.published(f"runs/{one.run}/{SIGNATURE}"), public)]
+    if unsigned:
+        raise RunError(
+            f"run {run.run} joins {count_of(len(unsigned), 'run')} that this key has not signed; sign first: "
+            f"{', '.join(sorted(unsigned))}"
+        )
+    signature = sign_text(signed_text(run), private)
     record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
     return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
 
@@ -588,20 +608,6 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     Raises:
         UserError: when the file does not hold such a key, or lies in the store.
     """
-    if store.is_local and trusted.resolve().is_relative_to(Path(store.root).resolve()):
-        raise UserError(f"{trusted} lies in the store that is verified with it; keep the public key elsewhere")
-    public = public_key(trusted)
-    name, content = f"run {run.run}", store.published(f"runs/{run.run}/{SIGNATURE}")
-    if content is None:
-        yield Problem(name, "is not signed")
-        return
-    try:
-        if not is_signed(_signed(run), parse(SignatureRecord, content).signature, public):
-            yield Problem(name, "differs from what was signed, or was signed with another key")
-    except (Unreadable, ValueError) as error:
-        yield Problem(name, f"has a signature that cannot be read ({error})")
-
-
-def _signed(run: RunRecord) -> str:
-    """Return the text to sign: a fixed prefix, the run's id, and the manifest's digest, which covers all other fields."""
-    return f"memlib run {run.run} {run.digest}"
+    key = trusted_key(trusted, store.root if store.is_local else None)
+    if problem := unlike_signed(run, store.published(f"runs/{run.run}/{SIGNATURE}"), key):
+        yield Problem(f"run {run.run}", problem)

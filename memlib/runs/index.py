@@ -5,26 +5,28 @@ file. Each entry records the size and modification time of a manifest; a manifes
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memlib.errors import RunError, UserError
-from memlib.identity import canonical_json
+from memlib.errors import RunError, Untrusted, UserError
 from memlib.runs import NoSuchRun
 from memlib.runs.ledger import look_of
-from memlib.runs.records import DamagedEntry, FindingRecord, Headline, IndexedRun, Pin, RunEntry, RunRecord, parse_index
+from memlib.runs.records import DamagedEntry, FindingRecord, Headline, IndexedRun, RunEntry, RunRecord, parse_index
+from memlib.runs.signatures import trusted_key, unlike_signed
 from memlib.sanitize import plain
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import scratch
-from memlib.store.records import NAME, ArtifactRecord, Unreadable, parse
+from memlib.store.records import NAME, Unreadable, parse
 from memlib.tables import RUNS, write_table
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 FILES = ("weights", "path")  # keys of files; only the last part of a path is shown
 KINDS = ("architecture", "backbone", "model", "kind")
@@ -113,7 +115,7 @@ def list_runs(
     listing: Mapping[str, tuple[int, float]] | None = None,
     described: bool = False,
 ) -> Runs:
-    """Return all finished runs, and the runs whose manifests cannot be read.
+    """Return all finished runs, and the runs whose manifests cannot be read, or which the store's trusted key has not signed.
 
     Args:
         indexed: whether to use and update the index; otherwise all manifests are read, and nothing is written.
@@ -122,6 +124,8 @@ def list_runs(
             earlier version are then read again.
     """
     files = store.listing("runs") if listing is None else listing
+    key = _key_of(store)
+    indexed &= key is None  # which whoever can write to the store can change
     marks = {path.split("/")[1]: facts for path, facts in files.items() if _is_manifest(path)}
     known, written = _read_index(store) if indexed else ({}, 0.0)
     entries: dict[str, RunEntry | DamagedEntry] = {}
@@ -133,9 +137,11 @@ def list_runs(
     missing = [name for name in marks if name not in entries]
     for start in range(0, len(missing), BATCH):
         batch = missing[start : start + BATCH]
-        contents = store.published_together([f"runs/{name}/{MANIFEST}" for name in batch])
+        paths = (MANIFEST,) if key is None else (MANIFEST, SIGNATURE)
+        contents = store.published_together([f"runs/{name}/{path}" for name in batch for path in paths])
         for name in batch:
-            entries[name] = _entry(contents.get(f"runs/{name}/{MANIFEST}"), name, marks[name])
+            manifest, signature = (contents.get(f"runs/{name}/{path}") for path in (MANIFEST, SIGNATURE))
+            entries[name] = _entry(manifest, name, marks[name], signature, key)
     if indexed and (missing or len(known) != len(entries)):
         _write_index(store, entries)
     whole = [entry for entry in (entries[name] for name in marks) if "problem" not in entry]
@@ -148,8 +154,14 @@ def _is_manifest(path: str) -> bool:
     return len(parts) == 3 and parts[2] == MANIFEST
 
 
-def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntry | DamagedEntry:
-    """Return the index entry of a run, or the problem with its manifest."""
+def _entry(
+    content: bytes | None,
+    name: str,
+    mark: tuple[int, float],
+    signature: bytes | None = None,
+    key: "Ed25519PublicKey | None" = None,
+) -> RunEntry | DamagedEntry:
+    """Return the index entry of a run, or the problem with its manifest, or with its signature if a key is trusted."""
     if content is None:  # deleted in the meantime, or not a readable file
         return {"problem": "it is not a regular file", "mark": mark}
     try:
@@ -158,6 +170,8 @@ def _entry(content: bytes | None, name: str, mark: tuple[int, float]) -> RunEntr
         return {"problem": str(error), "mark": mark}
     if run.run != name:
         return {"problem": f"it belongs to run {run.run}", "mark": mark}
+    if key is not None and (problem := unlike_signed(run, signature, key)):
+        return {"problem": f"it {problem}", "mark": mark}
     look = look_of(run.ledger, run.audit)
     return {
         "run": run.run,
@@ -244,12 +258,20 @@ def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -
 
 
 def cells_of(store: Store, run: RunRecord) -> dict[str, RunRecord]:
-    """Return the manifests of a sweep's completed cells, by cell; missing and unreadable ones are left out."""
+    """Return the manifests of a sweep's completed cells, by cell; missing and unreadable ones are left out.
+
+    Raises:
+        Untrusted: as `read_run`.
+    """
     cells = {}
     for cell, name in run.cells.items():
         if name is not None:
-            with contextlib.suppress(RunError):
+            try:
                 cells[cell] = read_run(store, name)
+            except Untrusted:
+                raise
+            except RunError:
+                continue
     return cells
 
 
@@ -267,25 +289,36 @@ def measured_at(store: Store, run: RunRecord) -> float:
     return min(times or [run.finished, *(one.started for one in run.history)])
 
 
+def _key_of(store: Store) -> "Ed25519PublicKey | None":
+    """Return the public key that must have signed the runs of a store; None if no key is trusted."""
+    return None if store.trust is None else trusted_key(store.trust, store.root if store.is_local else None)
+
+
 def read_run(store: Store, name: str) -> RunRecord:
     """Return the whole manifest of a finished run.
 
     Raises:
+        Untrusted: when the store's trusted key has not signed the run. Who publishes reads as `Store.trusting(None)`.
         RunError: when the manifest is missing or cannot be read.
     """
     content = store.published(f"runs/{name}/{MANIFEST}")
     if content is None:
         raise RunError(f"run {name} has no manifest in {store.uri}; run its audit again")
     try:
-        return parse(RunRecord, content)
+        run = parse(RunRecord, content)
     except Unreadable as error:
         raise RunError(f"the manifest of run {name} cannot be read ({error}); run its audit again to rewrite it") from error
+    key = _key_of(store)
+    if key is not None and (problem := unlike_signed(run, store.published(f"runs/{name}/{SIGNATURE}"), key)):
+        raise Untrusted(f"run {name} {problem} (trusted: {store.trust}); see memlib verify {name} --trust {store.trust}")
+    return run
 
 
 def find_run(store: Store, prefix: str) -> RunRecord:
-    """Read the manifest of the only finished run whose name starts with a prefix.
+    """Read the manifest of the only finished run whose name starts with a prefix; see `read_run`.
 
     Raises:
+        Untrusted: when the store's trusted key has not signed the run.
         NoSuchRun: when no name, or more than one, starts with it.
         RunError: when the manifest cannot be read.
     """
@@ -309,27 +342,6 @@ def only_name(store: Store, prefix: str, names: Iterable[str]) -> str:
 def page_path(run: RunRecord) -> str:
     """Return the path of a run's page below the root of its store, wherever the store is now."""
     return f"runs/{run.run}/{run.report.rpartition('/')[2]}"
-
-
-def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
-    """Return the pin of each artifact by address; a pin distinguishes the artifact from any recomputed version."""
-    return {str(ref): pin_of(manifest) for ref, manifest in sorted(store.artifacts.manifests_of(refs).items(), key=str)}
-
-
-def pin_of(manifest: ArtifactRecord) -> Pin:
-    """Return the pin of an artifact: its attempt, and digests of its files, its facts except the worker, and its making."""
-    files = {name: file.sha256 for name, file in manifest.files.items()}
-    facts = {name: value for name, value in manifest.facts.items() if name != "worker"}
-    made = {name: value for name, value in manifest.model_dump().items() if name in _MADE}
-    return Pin(
-        attempt=manifest.attempt,
-        files=hashlib.sha256(canonical_json(files).encode()).hexdigest(),
-        facts=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
-        made=hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest(),
-    )
-
-
-_MADE = frozenset({"version", "definitions", "code", "named", "spec", "inputs", "reads", "content", "software", "source"})
 
 
 def findings_of(summary: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -64,13 +64,15 @@ class Ledger(Record):
 class Pin(Record):
     """The exact content of an artifact on which a run is based: its attempt, and digests of its files and facts.
 
-    `made` is a digest of its making: spec, inputs, content of inputs, code, commit and libraries; None in older pins.
+    `made` is a digest of its making: spec, inputs, content of inputs, code, commit and libraries; `sealed` is the digest of
+    its whole manifest. Both are None in older pins.
     """
 
     attempt: Name
     files: Sha256
     facts: Sha256 | None = None
     made: Sha256 | None = None
+    sealed: Sha256 | None = None
 
 
 class Publication(Record):

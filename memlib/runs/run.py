@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -221,15 +222,18 @@ class _Tables(Mapping[str, "pa.Table"]):
         return len(self._record.results)
 
 
-def open(run: str, *, store: str | None = None) -> Run:
+def open(run: str, *, store: str | None = None, trust: str | os.PathLike[str] | None = None) -> Run:
     """Open a finished run.
 
     Args:
         run: name of the run, or a unique prefix of the name.
         store: folder or s3:// prefix; by default MEMLIB_STORE, or memlib-store in the current folder.
+        trust: file with a public key (Ed25519, PEM) from outside the store that must have signed the run; by default
+            MEMLIB_TRUST.
 
     Raises:
         UserError: when there is no store.
+        Untrusted: when the trusted key has not signed the run.
         NoSuchRun: when no run or more than one run in it matches.
         RunError: when the run's manifest cannot be read.
 
@@ -238,7 +242,7 @@ def open(run: str, *, store: str | None = None) -> Run:
         >>> memlib.open(memlib.list_runs()[0].id[:6]).audit
         'self_influence'
     """
-    opened = Store(chosen_store(store))
+    opened = Store(chosen_store(store), trust=None if trust is None else Path(trust))
     opened.check_known()
     return Run(opened, find_run(opened, run))
 

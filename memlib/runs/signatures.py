@@ -1,11 +1,14 @@
 """Ed25519 signatures of runs and of frozen plans. Keys are read from files, and only public ones are ever shown or stored."""
 
 import base64
+import functools
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlib.errors import UserError
+from memlib.runs.records import RunRecord, SignatureRecord
+from memlib.store.records import Unreadable, parse
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -76,6 +79,43 @@ def is_signed(text: str, signature: str, key: "Ed25519PublicKey") -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+@functools.cache
+def trusted_key(path: Path, root: str | None) -> "Ed25519PublicKey":
+    """Read the public key that must have signed the runs of a store.
+
+    Args:
+        root: folder of the store; None for a store that is not local.
+
+    Raises:
+        UserError: when the file does not hold such a key, or lies in the store, where whoever changes runs can change it.
+    """
+    if root is not None and path.resolve().is_relative_to(Path(root).resolve()):
+        raise UserError(f"{path} lies in the store that is verified with it; keep the public key elsewhere")
+    return public_key(path)
+
+
+def signed_text(run: RunRecord) -> str:
+    """Return the text that is signed: a fixed prefix, the run's id, and the manifest's digest, which covers all else."""
+    return f"memlib run {run.run} {run.digest}"
+
+
+def unlike_signed(run: RunRecord, content: bytes | None, key: "Ed25519PublicKey") -> str:
+    """Return what is wrong with the signature of a run; "" if the holder of a key has signed its manifest as it is.
+
+    Args:
+        content: content of the file with the signature; None if there is none.
+    """
+    if content is None:
+        return "is not signed"
+    try:
+        signature = parse(SignatureRecord, content)
+        if is_signed(signed_text(run), signature.signature, key):
+            return "" if run.digest is not None else "has a manifest without a digest, which no signature covers"
+    except (Unreadable, ValueError) as error:
+        return f"has a signature that cannot be read ({error})"
+    return "differs from what was signed, or was signed with another key"
 
 
 def shown_key(key: "Ed25519PublicKey") -> str:

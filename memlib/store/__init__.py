@@ -7,7 +7,7 @@ from memlib.store.place import MARKER
 from memlib.store.records import MANIFEST
 from memlib.store.refs import Attempt, Facts, Making, Ref
 from memlib.store.resume import KEPT_RESUME_STATES
-from memlib.store.store import Store
+from memlib.store.store import TRUST_VARIABLE, Store
 
 DEFAULT_STORE = "memlib-store"  # a folder where the command or program runs
 STORE_VARIABLE = "MEMLIB_STORE"
@@ -24,6 +24,7 @@ __all__ = [
     "MANIFEST",
     "MARKER",
     "STORE_VARIABLE",
+    "TRUST_VARIABLE",
     "Attempt",
     "Facts",
     "Making",

@@ -16,6 +16,7 @@ Layout, below a local folder or an s3:// prefix::
 Readers trust only files named in a manifest, and verify their size and sha256 before the first use.
 """
 
+import copy
 import os
 import uuid
 from pathlib import Path
@@ -47,6 +48,7 @@ UNWRITABLE = (
     "data",
     "reference",
 )  # read-only in fsspec
+TRUST_VARIABLE = "MEMLIB_TRUST"
 PROBE_SECONDS = 10.0  # short, because a store that cannot be reached at the start usually has a mistyped address
 
 
@@ -58,6 +60,7 @@ class Store(Place):
         cache: folder for verified copies of remote artifacts (default: MEMLIB_CACHE, or a folder in the user's cache).
         cache_bytes: size limit of the cache (default: MEMLIB_CACHE_GB, or 50 GiB); the oldest copies are evicted first.
         patience: seconds for which calls to a remote store are retried (default: MEMLIB_STORE_PATIENCE, or 120).
+        trust: file with a public key (Ed25519, PEM) that must have signed every run that is read (default: MEMLIB_TRUST).
 
     Attributes:
         artifacts: finished work of the stages.
@@ -74,8 +77,16 @@ class Store(Place):
     """
 
     def __init__(
-        self, uri: str, *, cache: str | None = None, cache_bytes: int | None = None, patience: float | None = None
+        self,
+        uri: str,
+        *,
+        cache: str | None = None,
+        cache_bytes: int | None = None,
+        patience: float | None = None,
+        trust: Path | None = None,
     ) -> None:
+        named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
+        self.trust = Path(named) if named else None
         self._given = (cache, cache_bytes, patience)
         self._patience = number("MEMLIB_STORE_PATIENCE", 120) if patience is None else patience
         super().__init__(_backend(str(uri), cache, cache_bytes, self._patience))
@@ -84,6 +95,12 @@ class Store(Place):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_open_store, (self.uri, *self._given))  # each node uses its own defaults for settings that were not given
+
+    def trusting(self, key: Path | None) -> "Store":
+        """Return the same store, of which every run that is read must be signed with a key; None if it need not be signed."""
+        other = copy.copy(self)
+        other.trust = key
+        return other
 
     def waiting(self, seconds: float) -> "Store":
         """Return the same store with a patience of at most `seconds`."""

@@ -72,7 +72,7 @@ class Joined:
         """Return the rankings of all runs."""
         found = []
         for run in self.runs:
-            tables = Tables(self.store, Ref.parse(run.artifacts["scores"]))
+            tables = Tables.of_run(self.store, run)
             rank = ALL_AUDITS[audit_of(run.audit)].rankings
             ranked = rank(tables, Findings.read(tables["summary"]))
             found += [Ranked(run.run, run.audit, one, run.ledger.data) for one in ranked]

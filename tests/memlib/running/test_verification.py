@@ -26,7 +26,8 @@ from memlib.identity import content_key, file_digest
 from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts, check_run, check_signature, sign
 from memlib.runs import index
-from memlib.runs.index import INDEX, findings_of, list_runs, pins_of, publish_rows, read_run, results_path, rows_of
+from memlib.runs.index import INDEX, findings_of, list_runs, publish_rows, read_run, results_path, rows_of
+from memlib.runs.pins import pins_of
 from memlib.runs.records import RunRecord
 from memlib.specs.question import asks_digest, run_name
 from memlib.store import Ref, Store
@@ -335,7 +336,32 @@ def test_verify_names_facts_of_an_artifact_changed_after_the_run(store: Store) -
     assert f"{SCORES}: has a manifest that has been changed since run" in problems(store)
     changed["facts"] = {**manifest["facts"], "worker": "another machine"}
     store.publish(path, json.dumps(sealed(changed) if "digest" in manifest else changed).encode())
+    assert f"{SCORES}: has a manifest that has been changed since run" in problems(store)
+    with_older_pins(store)  # which did not cover all of a manifest
     assert problems(store) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": {"seconds": 1.0, "cpu_seconds": 1e9}}, {"finished": 1.0}, {"log": "logs/other.log"}, {"host": "elsewhere"},
+        {"rounded": "0" * 32}, {"unknown": "field"}, {"sources": "0" * 32}, {"source": {"commit": "c", "dirty": False}},
+        {"software": {"torch": "0"}}, {"units": 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_verify_names_every_change_of_an_artifacts_manifest(store: Store, change: dict[str, Any]) -> None:
+    path = f"artifacts/{SCORES}/manifest.json"
+    manifest = json.loads(store.published(path) or b"")
+    manifest.pop("digest")
+    store.publish(path, json.dumps(sealed(manifest | change)).encode())
+    assert f"{SCORES}: has a manifest that has been changed since run" in problems(store)
+
+
+def with_older_pins(store: Store) -> None:
+    """Publish the only run with pins of an earlier version, which do not cover whole manifests."""
+    pins = only_run(store).pins.items()
+    reseal(store, pins={ref: pin.model_dump(exclude={"sealed"}) for ref, pin in pins})
 
 
 def test_verify_fails_for_empty_and_missing_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,7 +420,8 @@ def test_a_signature_holds_for_one_run_and_one_key(
 
 
 def test_unusable_keys_and_keys_readable_by_others_are_refused(store: Store, keys: dict[str, Path], tmp_path: Path) -> None:
-    run = only_run(store)
+    record = only_run(store)
+    run = record.run
     wrong = tmp_path / "wrong.pem"
     wrong.write_bytes(
         ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -412,7 +439,7 @@ def test_unusable_keys_and_keys_readable_by_others_are_refused(store: Store, key
         sign(store, run, keys["mine"])
     for path in (tmp_path / "none.pub", wrong):
         with pytest.raises(ValueError, match="public key"):
-            list(check_signature(store, run, path))
+            list(check_signature(store, record, path))
 
 
 def test_a_damaged_run_is_not_signed(store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,6 +512,7 @@ def test_verify_and_sign_refuse_runs_with_missing_or_unpinned_inputs(
 def test_a_signature_covers_the_provenance_of_artifacts(
     store: Store, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with_older_pins(store)
     run = only_run(store).run
     assert main(["sign", run, "--key", str(keys["mine"]), "--store", store.uri]) == 0
     path = f"artifacts/{SCORES}/manifest.json"

@@ -2,19 +2,26 @@
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import memlib
 from flows.cli.app import main
 from memlib.audits.dossier import subject
 from memlib.audits.self_influence.stages import Score
-from memlib.errors import RunError, UserError
+from memlib.errors import CorruptArtifact, RunError, Untrusted, UserError
+from memlib.identity import file_digest
+from memlib.store import Ref, Store
 from memlib.store.records import sealed
+from memlib.tables import SUMMARY, read_table, write_table
 
 CANCER = {"source": {"kind": "breast_cancer"}}
 MEMBERSHIP = {
@@ -345,3 +352,106 @@ def test_the_document_is_printed_to_pdf(store: str, tmp_path: Path) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 2 or b"/ObjStm" in content
     assert place.stat().st_mode & 0o777 == 0o600
     assert main(command) == 2  # an existing file is never overwritten
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the files of a private key and of its public key."""
+    private, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    key = Ed25519PrivateKey.generate()
+    private.touch(mode=0o600)
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+@pytest.fixture
+def own_store(store: str, tmp_path: Path) -> str:
+    """Return a copy of the store for a test that changes it."""
+    return str(shutil.copytree(store, tmp_path / "store"))
+
+
+def test_a_dossier_does_not_read_scores_that_were_replaced(own_store: str, keys: tuple[Path, Path]) -> None:
+    """The scores are replaced in a consistent way, as whoever may write to the store can do; the run's pins are not."""
+    (member,) = [one.id for one in memlib.list_runs(store=own_store) if one.title == "forests"]
+    assert main(["sign", member, "--key", str(keys[0]), "--store", own_store]) == 0
+    opened, run = Store(own_store), memlib.open(member, store=own_store).record
+    scores = Ref.parse(run.artifacts["scores"])
+    manifest = opened.artifacts.manifest(scores)
+    file = opened.artifacts.local_path(scores, "summary.parquet")
+    table = read_table(file)
+    calm = table.set_column(table.schema.get_field_index("p_adjusted"), "p_adjusted", pa.array([1.0] * len(table)))
+    write_table(calm, SUMMARY, file)
+    files = {name: described.model_dump() for name, described in manifest.files.items()}
+    files["summary.parquet"] = {"size": file.stat().st_size, "sha256": file_digest(file)}
+    forged = manifest.model_dump() | {"files": files}
+    forged.pop("digest")
+    opened.publish(f"{scores.folder}/manifest.json", json.dumps(sealed(forged)).encode())
+    with pytest.raises(CorruptArtifact, match=f"run {member}: its score.* has been recomputed with different content"):
+        dossier_of(own_store)
+    assert memlib.verify(member, store=own_store).outcome == "changed"
+
+
+def test_a_dossier_is_signed_and_verified_with_the_runs_that_it_joins(
+    own_store: str, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined = dossier_of(own_store)
+    members = sorted(run for run in joined.record.cells.values() if run is not None)
+    signing = ["--key", str(keys[0]), "--store", own_store]
+    assert main(["sign", joined.id, *signing]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"joins {len(members)} runs that this key has not signed; sign first: {', '.join(members)}" in said
+    for run in (*members, joined.id):
+        assert main(["sign", run, *signing]) == 0
+    trusted = memlib.verify(joined.id, store=own_store, trust=keys[1])
+    assert (trusted.outcome, trusted.runs) == ("unchanged", len(members) + 1)
+    manifest = Path(own_store, "runs", members[0], "manifest.json")
+    content = json.loads(manifest.read_text())
+    content.pop("digest")
+    manifest.write_text(json.dumps(sealed({**content, "title": "another"})))
+    found = memlib.verify(joined.id, store=own_store, trust=keys[1])
+    assert any(f"run {members[0]}" in one.what and "what was signed" in one.problem for one in found.problems)
+
+
+def test_no_reader_takes_a_run_that_the_trusted_key_has_not_signed(
+    own_store: str,
+    keys: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {one.title: one.id for one in memlib.list_runs(store=own_store) if one.title in ("forests", "influence", "moons")}
+    for run in names.values():
+        assert main(["sign", run, "--key", str(keys[0]), "--store", own_store]) == 0
+    manifest = Path(own_store, "runs", names["forests"], "manifest.json")
+    content = json.loads(manifest.read_text())
+    content.pop("digest")
+    said = {**content["verdict"], "word": "bounded", "sentence": "Nothing is remembered."}
+    manifest.write_text(json.dumps(sealed({**content, "verdict": said})))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("audits: [{audit: membership, verdicts: [bounded]}, {audit: self-influence, verdicts: [descriptive]}]")
+    of_run = ["show", "card", "open", "croissant", "check --fail-on shown", f"diff {names['forests']}"]
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
+    capsys.readouterr()
+    for command in [
+        *(f"{one} {names['forests']}" for one in of_run),
+        f"dossier {names['forests']}",
+        f"risk {names['forests']}",
+    ]:
+        assert main([*command.split(), "--store", own_store, "--trust", str(keys[1])]) == 2, command
+        output = capsys.readouterr()
+        assert "what was signed" in " ".join(output.err.split()), command
+        assert "Nothing is remembered" not in output.out, command
+    assert main(["runs", "--store", own_store, "--trust", str(keys[1])]) == 0
+    output = capsys.readouterr()
+    assert names["influence"] in output.out
+    assert names["forests"] not in output.out
+    assert "cannot be read" in output.err
+    monkeypatch.setenv("MEMLIB_TRUST", str(keys[1]))
+    assert main(["gate", "--policy", str(policy), "--store", own_store]) == 3
+    assert main(["show", names["influence"], "--store", own_store]) == 0
+    assert memlib.index(store=own_store, folder=tmp_path / "index").runs == 2
+    with pytest.raises(Untrusted):
+        memlib.open(names["forests"], store=own_store)
+    memlib.run({**MOONS, "title": "a new run need not be signed"}, store=own_store, quiet=True)
+    assert memlib.verify(store=own_store).outcome == "changed"
