@@ -37,7 +37,7 @@ from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.freezing import MOST_SHOWN, departure_in_words
 from memlib.running.planning import Plan, in_time
 from memlib.running.publishing import said_at_publication
-from memlib.runs import garbage, ledger
+from memlib.runs import garbage, ledger, vouching
 from memlib.runs.erasures import erased_on, erased_part, erased_runs
 from memlib.runs.index import (
     cells_of,
@@ -553,7 +553,15 @@ def _verify_plan(file: PlanFile, named: str, trust: Path | None, *, as_json: boo
     return 0
 
 
-def sign(run_id: str | None = None, /, *, key: Path, plan: Path | None = None, store: StoreOption = DEFAULT_STORE) -> None:
+def sign(
+    run_id: str | None = None,
+    /,
+    *,
+    key: Path,
+    plan: Path | None = None,
+    records: Annotated[bool, Parameter(negative="")] = False,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
     """Sign a run, so that others can check with memlib verify --trust that it is yours and unchanged; or a frozen plan.
 
     A plan is signed before the run, by whoever froze it and by others who are to vouch that they had it then.
@@ -570,15 +578,23 @@ def sign(run_id: str | None = None, /, *, key: Path, plan: Path | None = None, s
         openssl pkey -in key.pem -pubout prints the public key.
     plan
         A file with a frozen plan to sign in place of a run (memlib plan --freeze); the signature is added to the file.
+    records
+        Sign, in place of a run, the store's records of erasures (memlib forget) and of deleted runs (memlib gc): only signed
+        ones excuse an absence from memlib verify --trust.
     store
         Folder or s3:// prefix.
     """
-    if plan is not None or run_id is None:
-        if plan is None or run_id is not None:
-            raise UserError("name either a run or, with --plan, the file of a frozen plan to sign")
+    if (run_id is not None) + (plan is not None) + records != 1:
+        raise UserError("name a run to sign, or the file of a frozen plan (--plan), or the records of absences (--records)")
+    if records:
+        count = vouching.sign_records(opened_store(store), key)
+        console.print(f"signed: {count_of(count, 'record')} of erasures and deletions; the others were signed before")
+        return
+    if plan is not None:
         file = with_signature(read_plan(plan), key)
         rewrite_plan(plan, file)
         console.print(f"signed with the key {file.signatures[-1].key}: {plan}", soft_wrap=True)
+    if run_id is None:
         return
     from memlib.running import verification  # loads scipy
 
@@ -605,8 +621,9 @@ def gc(
         List only items that have not been written to for this number of days. No artifacts are listed while a run that
         has not ended was active within this time, or within a day, as it may use any of them.
     lost
-        A run whose manifest is gone while its page or tables remain, by its whole id; may be given several times. Its files
-        are listed. Without this, gc stops at such a run, as its artifacts are unknown; running its audit again restores it.
+        A run whose manifest is gone, by its whole id; may be given several times. What remains of it is listed, and with
+        --delete a record says that it was deleted. Without this, gc stops at a run whose page or tables remain, as its
+        artifacts are unknown; running its audit again restores it.
     delete
         Delete the listed items.
     store
@@ -653,8 +670,8 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     if whole and run.plan is not None:
         for departure in run.plan.departures[MOST_SHOWN:]:
             console.print(departure_in_words(departure), soft_wrap=True)
-    if earlier := run.ledger.earlier:
-        console.print(f"\n{ledger.in_words(earlier)}", soft_wrap=True)
+    if earlier := ledger.in_words(run.ledger):
+        console.print(f"\n{earlier}", soft_wrap=True)
     if (part := erased_part(store, run.run)) is not None:
         console.print(
             f"\n{erased_on(part).capitalize()}, at a person's request: memlib verify {run.run} lists what is missing"

@@ -114,9 +114,12 @@ def followed(
         made = store.artifacts.manifests_of([Ref.parse(str(run.scores))])
         times += [manifest.finished for manifest in made.values() if manifest.finished is not None]
     found = departures(plan, store, run, cells)
+    earlier, between = _audits_before(run, plan.frozen, plan.earlier)
+    if before is not None and before.plan is not None and before.plan.digest == plan.digest and not run.ledger.earlier:
+        earlier, between = before.plan.before or earlier, before.plan.between or between
     return FollowedPlan(
         digest=plan.digest, frozen=plan.frozen, began=min(times), signatures=file.signatures, earlier=plan.earlier,
-        fixes_data=bool(plan.data), departures=found,
+        fixes_data=bool(plan.data), before=earlier, between=between, departures=found,
     )  # fmt: skip
 
 
@@ -197,15 +200,20 @@ def _in_words(plan: FollowedPlan, run: str, named: str) -> str:
 
 def _of_earlier(run: RunRecord, plan: FollowedPlan) -> Iterator[str]:
     """Yield a sentence on the audits of the same data before the plan was frozen, and between then and the run."""
-    before = {one.run for one in run.ledger.earlier if one.finished < plan.frozen} | {*plan.earlier} - {run.run}
-    between = {one.run for one in run.ledger.earlier} - before
+    counts = _audits_before(run, plan.frozen, plan.earlier) if plan.before is None else (plan.before, plan.between or 0)
     parts = [
-        f"{count_of(len(runs), 'audit')} of the same data {when}"
-        for runs, when in ((before, "before the plan was frozen"), (between, "between then and this run"))
-        if runs
+        f"{count_of(number, 'audit')} of the same data {when}"
+        for number, when in zip(counts, ("before the plan was frozen", "between then and this run"), strict=True)
+        if number
     ]
     if parts:
         yield f"The store lists {' and '.join(parts)}."
+
+
+def _audits_before(run: RunRecord, frozen: float, known: Iterable[str]) -> tuple[int, int]:
+    """Return the number of audits of the same data before a plan was frozen, and between then and the run."""
+    before = {one.run for one in run.ledger.earlier if one.finished < frozen} | {*known} - {run.run}
+    return len(before), len({one.run for one in run.ledger.earlier} - before)
 
 
 def departure_in_words(one: Departure) -> str:

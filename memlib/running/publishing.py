@@ -35,6 +35,7 @@ from memlib.runs.index import (
 from memlib.runs.pins import is_pinned, pins_of
 from memlib.runs.plans import PLAN, content_of, parse_plan
 from memlib.runs.records import FindingRecord, HistoryRecord, Ledger, PlanFile, Publication, RunRecord, VerdictRecord
+from memlib.runs.vouching import past_of
 from memlib.specs import Resources
 from memlib.specs.question import asks_digest
 from memlib.store import MANIFEST, Ref, Store
@@ -282,18 +283,19 @@ def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable
     """
     used, before = list(artifacts), _published_before(store, run)
     data = sources.data_digest(used)
-    if not data:
-        return Ledger()
     if before is not None and before.ledger.data == data:
         return before.ledger
+    runs, again = list_runs(store.trusting(None)).entries, set[str]()
+    past = past_of(store, runs)
+    if not data:
+        return ledger.entry(past, run, recipe.audit, Ledger())
     planned = ledger.planned_looks(recipe.model_dump(mode="json"))
     now = Ledger(data=data, examples=sources.examples_of(used), look=work.look or run, planned=planned)
     refs = {*(artifact.ref for artifact in used), *map(Ref.parse, [*work.computed, *work.reused])}
-    runs, again = list_runs(store.trusting(None)).entries, set[str]()
     if not ledger.trained_in(work.computed):
         asks, read = asks_digest(recipe.model_dump(mode="json")), read_beside_data(store, refs)
         again = {one["run"] for one in runs if one["asks"] == asks and read_beside_data(store, refs_of(one)) == read}
-    return ledger.entry(runs, run, now, again=again)
+    return ledger.entry(past, run, recipe.audit, now, again=again)
 
 
 def _published_before(store: Store, run: str) -> RunRecord | None:
@@ -308,6 +310,7 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     whole = run.model_copy(
         update={
             "asks": asks_digest(run.recipe),
+            "ledger": _as_published(run.ledger),
             "pins": pins_of(store, refs_of(run)),
             "resources": work.resources.model_dump(mode="json"),
             "history": _history(store, work, run.run),
@@ -323,6 +326,11 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
         store.drop(path)  # of an earlier publication, whose page had other figures
     publish_rows(store, [entry for entry in list_runs(store.trusting(None)).entries if entry["run"] == run.run])
     return whole.model_copy(update={DIGEST: written[DIGEST]})
+
+
+def _as_published(looked: Ledger) -> Ledger:
+    """Return a ledger without the list of earlier audits, which a new one only sums up."""
+    return looked if looked.number is None else looked.model_copy(update={"earlier": []})
 
 
 def _history(store: Store, work: Work, run: str) -> list[Publication]:

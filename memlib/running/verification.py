@@ -26,8 +26,8 @@ from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
 from memlib.running.freezing import departures, said_of_plan
 from memlib.running.publishing import said_of_looks
-from memlib.runs import ledger
-from memlib.runs.erasures import erased_part, erasures, in_words
+from memlib.runs import ledger, vouching
+from memlib.runs.erasures import erased_part, in_words
 from memlib.runs.garbage import committed, under_way
 from memlib.runs.index import (
     ERASED,
@@ -45,7 +45,7 @@ from memlib.runs.index import (
 )
 from memlib.runs.pins import unlike_pin
 from memlib.runs.plans import PLAN, frozen_in, parse_plan
-from memlib.runs.records import Departure, ErasedRunRecord, Pin, PlanFile, RunRecord
+from memlib.runs.records import DeletionRecord, Departure, ErasureRecord, Pin, PlanFile, RunRecord
 from memlib.runs.signatures import private_key, sign_text, signed_text, trusted_key, unlike_signed
 from memlib.sanitize import count_of
 from memlib.specs.question import asks_digest
@@ -122,7 +122,7 @@ def verified(
     """
     trust, store = trust or store.trust, store.trusting(None)
     problems: list[Problem] = []
-    listed, whole = list_runs(store, indexed=False), committed(store)
+    listed, whole, excuses = list_runs(store, indexed=False), committed(store), excuses_of(store, trust)
     if list_runs(store, described=True) != listed:
         problems.append(Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
     if run is None:
@@ -132,20 +132,23 @@ def verified(
             raise UserError(f"{store.uri} is empty: there is nothing to verify")
     else:
         runs = with_members(store, find_run(store, run))
-        refs = sorted(refs_of(*runs) - {ref for one in runs for ref in map(Ref.parse, _missing(store, one))}, key=str)
+        gone = {Ref.parse(name) for one in runs for name in absences_of(store, one, excuses).artifacts}
+        refs = sorted(refs_of(*runs) - gone, key=str)
     if trust is not None and not runs:
         raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
     if run is None:
         problems += check_layout(store, runs, since=min(under_way(store, days=1).values(), default=math.inf))
-        problems += check_erasures(store)
+        problems += excuses.problems
+        problems += check_ancestors(runs, {*excuses.runs, *listed.damaged})
     problems += check_artifacts(store, refs)
     rows, known = rows_of(listed.entries), known_of(whole)
     for one in runs:
-        problems += check_run(store, one, rows, known=known, made=trust is not None)
+        problems += check_run(store, one, rows, known=known, excuses=excuses, made=trust is not None)
         problems += check_signature(store, one, trust) if trust is not None else ()
         problems += check_plan(one, plan) if plan is not None else ()
     plans = {one.run: said_of_plan(one) for one in runs if one.plan is not None}
-    return Verification(len(refs), len(runs), len(set(refs) - refs_of(*runs)) if run is None else 0, problems, plans)
+    unused = len(set(refs) - refs_of(*runs)) if run is None else 0
+    return Verification(len(refs), len(runs), unused, list(dict.fromkeys(problems)), plans)
 
 
 def with_members(store: Store, run: RunRecord) -> list[RunRecord]:
@@ -218,11 +221,72 @@ def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> It
                 yield Problem(path, problem, is_unchecked=True)
 
 
-def check_erasures(store: Store) -> Iterator[Problem]:
-    """Name the erasures that were interrupted, which their repetition completes."""
-    for path, record in erasures(store).items():
-        if not record.complete:
-            yield Problem(path, "is an erasure that was interrupted; repeat memlib forget --delete", is_unchecked=True)
+@dataclass(frozen=True)
+class Excuses:
+    """What the records of a store say was deleted on purpose."""
+
+    artifacts: frozenset[str] = frozenset()  #: addresses of artifacts that were erased.
+    paths: frozenset[str] = frozenset()  #: other files that were erased.
+    runs: frozenset[str] = frozenset()  #: runs that were deleted as garbage.
+    problems: Sequence[Problem] = ()  #: records that excuse nothing, and erasures that were interrupted.
+
+
+def excuses_of(store: Store, trust: Path | None = None) -> Excuses:
+    """Return what the records of erasures and deletions excuse: those that the store, and the trusted key, vouch for."""
+    artifacts, paths, runs, problems = set[str](), set[str](), set[str](), list[Problem]()
+    for path in (*vouching.paths_of(store, vouching.ERASED), *vouching.paths_of(store, vouching.DELETED)):
+        try:
+            record = vouching.read(store, path)
+        except Unreadable as error:
+            problems.append(Problem(path, f"cannot be read ({error}), so that it excuses nothing; restore it"))
+            continue
+        problem, is_unknown = vouching.problem_of(store, record, trust)
+        if problem:
+            problems.append(Problem(path, problem, is_unchecked=is_unknown))
+        if problem and not (is_unknown and trust is None):
+            continue
+        if isinstance(record, ErasureRecord):
+            artifacts.update(record.artifacts)
+            paths.update(record.paths)
+            if not record.complete:
+                interrupted = "is an erasure that was interrupted; repeat memlib forget --delete"
+                problems.append(Problem(path, interrupted, is_unchecked=True))
+        elif isinstance(record, DeletionRecord):
+            runs.update(one.run for one in record.runs)
+    return Excuses(frozenset(artifacts), frozenset(paths), frozenset(runs), problems)
+
+
+@dataclass(frozen=True)
+class Absences:
+    """What is absent of a run because it was erased."""
+
+    artifacts: frozenset[str] = frozenset()  #: addresses of artifacts.
+    files: frozenset[str] = frozenset()  #: paths of published files.
+    redacted: bool = False  #: whether ids were replaced in its manifest.
+
+
+def absences_of(store: Store, run: RunRecord, excuses: Excuses) -> Absences:
+    """Return what was erased of a run and has not been made again, as far as a record of the store excuses it."""
+    erased = erased_part(store, run.run)
+    if erased is None:
+        return Absences()
+    artifacts = {name for name in erased.artifacts if not store.artifacts.has(Ref.parse(name))}
+    there = {**store.listing(f"runs/{run.run}"), **store.listing("results")}
+    files = set(erased.files) - there.keys()
+    return Absences(frozenset(artifacts & excuses.artifacts), frozenset(files & excuses.paths), erased.redacted)
+
+
+def check_ancestors(runs: Iterable[RunRecord], excused: Collection[str]) -> Iterator[Problem]:
+    """Check that the runs which others name as published before are still there, or were deleted as garbage."""
+    known = list(runs)
+    there = {run.run for run in known} | set(excused)
+    for run in known:
+        for name in sorted(set(run.ledger.previous) - there):
+            problem = f"is gone, though run {run.run} names it, and no record says that it was deleted"
+            yield Problem(f"run {name}", f"{problem}; if you deleted it, memlib gc --lost {name} --delete records that")
+        if lost := sorted({one.run for one in run.ledger.earlier} - there):
+            problem = f"names earlier run {lost[0]}{_and_more(lost)}, which is gone; if it was deleted on purpose"
+            yield Problem(f"run {run.run}", f"{problem}, memlib gc --lost {lost[0]} --delete records that", is_unchecked=True)
 
 
 def check_run(
@@ -231,6 +295,7 @@ def check_run(
     rows: Mapping[str, Mapping[str, Any]],
     *,
     known: Known | None = None,
+    excuses: Excuses = Excuses(),
     made: bool = False,
 ) -> Iterator[Problem]:
     """Check a run's manifest against its sources: artifacts, tables, page, findings, verdict, and its own id.
@@ -238,27 +303,45 @@ def check_run(
     Args:
         rows: rows of all runs of the store, see `memlib.runs.index.rows_of`.
         known: all committed artifacts of the store; listed if not given.
+        excuses: what was deleted on purpose.
         made: whether to check as well how the artifacts were made.
     """
     name = f"run {run.run}"
     if not is_checkable(run):
         yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
         return
-    yield from _check_row(store, run, rows.get(run.run))
-    erased = erased_part(store, run.run)
-    if erased is not None:
-        yield Problem(name, in_words(erased), is_unchecked=True)
-        yield from _check_what_remains(store, run, erased, made=made)
-        return
+    absent = absences_of(store, run, excuses)
     known = known_of(committed(store)) if known is None else known
-    yield from (Problem(name, problem) for problem in _incomplete(store, run, known))
-    yield from (Problem(name, problem) for problem in _unlike_itself(store, run))
-    yield from (Problem(name, problem) for problem in _unlike_its_plan(store, run))
+    yield from _check_row(store, run, rows.get(run.run))
+    yield from _check_erased(store, run, absent)
+    yield from (Problem(name, problem) for problem in _incomplete(store, run, known, absent))
+    yield from (Problem(name, problem) for problem in _unlike_itself(store, run, absent))
+    yield from (Problem(name, problem) for problem in _unlike_its_plan(store, run, absent))
     if run.cells or run.audit == SWEEP:
-        yield from _unlike_its_cells(store, run)
-    yield from _check_pins(store, run, run.pins, made=made)
+        yield from _unlike_its_cells(store, run, absent)
+    pins = {name: pin for name, pin in run.pins.items() if name not in absent.artifacts}
+    yield from _check_pins(store, run, pins, made=made)
     yield from _check_reads(store, run, known)
-    yield from _check_published(store, run.published)
+    published = {path: digest for path, digest in run.published.items() if path not in absent.files}
+    yield from _check_published(store, published)
+
+
+def _check_erased(store: Store, run: RunRecord, absent: Absences) -> Iterator[Problem]:
+    """Name what was erased of a run, and what only its own file says was erased."""
+    name, path = f"run {run.run}", f"runs/{run.run}/{ERASED}"
+    erased = erased_part(store, run.run)
+    if erased is None:
+        if store.published(path) is not None:
+            yield Problem(path, "cannot be read, so that it excuses nothing; restore it")
+        return
+    yield Problem(name, in_words(erased), is_unchecked=True)
+    named = {one for one in erased.artifacts if not store.artifacts.has(Ref.parse(one))}
+    named |= {one for one in erased.files if store.published(one) is None}
+    if lost := sorted(named - absent.artifacts - absent.files):
+        problem = f"says that {lost[0]}{_and_more(lost)} was erased, which no record in {vouching.ERASED}/ confirms"
+        yield Problem(path, problem)
+    if not named and not erased.redacted:
+        yield Problem(path, "says that a part of the run was erased, but all of it is there", is_unchecked=True)
 
 
 def _check_reads(store: Store, run: RunRecord, known: Known) -> Iterator[Problem]:
@@ -272,21 +355,6 @@ def _check_reads(store: Store, run: RunRecord, known: Known) -> Iterator[Problem
                 )
 
 
-def _check_what_remains(store: Store, run: RunRecord, erased: ErasedRunRecord, *, made: bool) -> Iterator[Problem]:
-    """Check the artifacts and files of a run that were not erased."""
-    missing = _missing(store, run)
-    yield from _check_pins(store, run, {name: pin for name, pin in run.pins.items() if name not in missing}, made=made)
-    existing = {**store.listing(f"runs/{run.run}"), **store.listing("results")}
-    gone = set(erased.files) - existing.keys()
-    yield from _check_published(store, {path: digest for path, digest in run.published.items() if path not in gone})
-
-
-def _missing(store: Store, run: RunRecord) -> set[str]:
-    """Return the addresses of the artifacts that were erased of a run and have not been computed again."""
-    erased = erased_part(store, run.run)
-    return set() if erased is None else {name for name in erased.artifacts if not store.artifacts.has(Ref.parse(name))}
-
-
 def _check_pins(store: Store, run: RunRecord, pins: Mapping[str, Pin], *, made: bool) -> Iterator[Problem]:
     """Check that artifacts of a run are those that it pins."""
     name = f"run {run.run}"
@@ -296,8 +364,9 @@ def _check_pins(store: Store, run: RunRecord, pins: Mapping[str, Pin], *, made: 
         except MissingArtifact:
             yield Problem(ref_name, "no longer exists")
             continue
-        except CorruptArtifact:
-            continue  # reported by check_artifacts
+        except CorruptArtifact as error:
+            yield Problem(ref_name, str(error))
+            continue
         if problem := unlike_pin(pin, manifest, made=made):
             yield Problem(ref_name, f"{problem} since {name} was published; run its audit again")
 
@@ -325,7 +394,7 @@ def known_of(refs: Iterable[Ref]) -> Known:
     return known
 
 
-def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
+def _incomplete(store: Store, run: RunRecord, known: Known, absent: Absences) -> Iterator[str]:
     """Yield the omissions of a run's manifest: artifacts on which the run rests, its tables, its page."""
     if run.scores is None:
         if run.audit != SWEEP:
@@ -336,6 +405,7 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
         yield "names no scores or no report among its artifacts"
         return
     waiting, closure, absent_keys = list(ends), set[Ref](), dict[str, Ref]()
+    erased = {Ref.parse(name).key for name in absent.artifacts}
     while waiting:
         ref = waiting.pop()
         if ref in closure:
@@ -346,7 +416,7 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
             keys = {*manifest.reads, *keys_in(manifest.inputs)}
             found = known.named_in(sorted(keys))
             waiting += found
-            absent_keys |= dict.fromkeys(keys - {one.key for one in found}, ref)
+            absent_keys |= dict.fromkeys(keys - {one.key for one in found} - erased, ref)
     if absent_keys:
         key = min(absent_keys)
         yield f"rests on artifact {key}, which {absent_keys[key]} read and which no longer exists{_and_more(absent_keys)}"
@@ -357,8 +427,8 @@ def _incomplete(store: Store, run: RunRecord, known: Known) -> Iterator[str]:
         held = Tables(store, ends[0])
         tables = [name for name, table in tables_of(run.audit).items() if not table.optional or held.has(name)]
         expected = page | {results_path(name, run.audit, run.run) for name in tables}
-        if absent := sorted(expected - run.published.keys()):
-            yield f"does not name {absent[0]} among its published files{_and_more(absent)}"
+        if unnamed := sorted(expected - run.published.keys()):
+            yield f"does not name {unnamed[0]} among its published files{_and_more(unnamed)}"
 
 
 def _named(run: RunRecord, scores: str) -> str | None:
@@ -387,14 +457,14 @@ def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
+def _unlike_itself(store: Store, run: RunRecord, absent: Absences) -> Iterator[str]:
     """Yield the contradictions between a run's manifest, its recipe and its scores."""
     try:
         asked = asks_digest(run.recipe)
     except ValueError as error:
         yield f"its recipe cannot be read: {error}"
         return
-    if run.asks != asked:
+    if run.asks != asked and not absent.redacted:
         yield "its recipe differs from the recipe with which it was published"
     if run.title != run.recipe.get("title", run.title):
         yield "its title differs from its recipe's"
@@ -404,10 +474,12 @@ def _unlike_itself(store: Store, run: RunRecord) -> Iterator[str]:
             yield f"it names {uri or 'nothing'} in place of {place}"
     if run.scores is None:
         return
-    yield from _unlike_its_page(store, run)
+    yield from _unlike_its_page(store, run, absent)
     scores = Ref.parse(run.scores)
-    if _named(run, scores.key) != run.run:
+    if _named(run, scores.key) != run.run and not absent.redacted:
         yield "its name does not match its recipe and scores"
+    if run.scores in absent.artifacts:
+        return
     try:
         summary = read_table(store.artifacts.local_path(scores, SUMMARY_FILE))
     except (CorruptArtifact, KeyError) as error:  # or the manifest is another artifact's
@@ -435,12 +507,13 @@ def _said_otherwise(run: RunRecord, findings: Sequence[Mapping[str, Any]], verdi
         yield f"its verdict differs from its {source}"
 
 
-def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
+def _unlike_its_page(store: Store, run: RunRecord, absent: Absences) -> Iterator[str]:
     """Yield the published files of a page that differ from the report artifact, apart from the lines about looks and plan."""
     report = Ref.parse(run.artifacts.get("report", run.scores or ""))
     try:
         manifest = store.artifacts.manifest(report)
-        if isinstance(manifest.spec, Mapping) and manifest.spec.get("recipe", run.recipe) != run.recipe:
+        is_other = isinstance(manifest.spec, Mapping) and manifest.spec.get("recipe", run.recipe) != run.recipe
+        if is_other and not absent.redacted:
             yield "its recipe differs from that of its report"
         for name, file in manifest.files.items():
             expected = {file.sha256}
@@ -455,10 +528,10 @@ def _unlike_its_page(store: Store, run: RunRecord) -> Iterator[str]:
         return
 
 
-def _unlike_its_plan(store: Store, run: RunRecord) -> Iterator[str]:
+def _unlike_its_plan(store: Store, run: RunRecord, absent: Absences) -> Iterator[str]:
     """Yield the contradictions between a run and the frozen plan that it was given."""
     path, said = f"runs/{run.run}/{PLAN}", run.plan
-    if said is None:
+    if said is None or path in absent.files:
         return
     if path not in run.published:
         yield f"does not name {path}, the plan that it was given, among its published files"
@@ -474,6 +547,8 @@ def _unlike_its_plan(store: Store, run: RunRecord) -> Iterator[str]:
         yield "it names another plan than the one that it was given"
     if said.began > min((one.started for one in run.history), default=math.inf):
         yield "its plan is said to be older than the run, which had begun before"
+    if absent.artifacts or absent.redacted:
+        return  # what is gone would count as departures
     try:
         found = departures(plan, store, run, cells_of(store, run))
     except (KeyError, TypeError, ValueError) as error:
@@ -487,12 +562,14 @@ def _as_json(listed: Iterable[Departure]) -> list[dict[str, Any]]:
     return [one.model_dump() for one in listed]
 
 
-def _unlike_its_cells(store: Store, run: RunRecord) -> Iterator[Problem]:
+def _unlike_its_cells(store: Store, run: RunRecord, absent: Absences) -> Iterator[Problem]:
     """Yield contradictions between the cells of a run and its recipe or scores, and cells that were published again since."""
     name = f"run {run.run}"
     if run.scores is None:
         problem = "was published before the comparison of cells was an artifact; run it again, or verify each of its cells"
         yield Problem(name, problem, is_unchecked=True)
+        return
+    if run.scores in absent.artifacts:
         return
     try:
         spec: Any = store.artifacts.manifest(Ref.parse(run.scores)).spec
@@ -569,7 +646,8 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
 def sign(store: Store, name: str, key: Path) -> str:
     """Sign a run's manifest, which pins everything on which the run is based, and return the URI of the signature.
 
-    The run, and the runs that it joins or compares, are verified first.
+    The run, and the runs that it joins or compares, are verified first. Of a run that was erased in part, what remains is
+    signed; its absences are excused by records that are signed by themselves (`memlib.runs.vouching.sign_records`).
 
     Args:
         name: the run's id, or a unique prefix of it.
@@ -582,9 +660,13 @@ def sign(store: Store, name: str, key: Path) -> str:
     private, store = private_key(key), store.trusting(None)
     run = find_run(store, name)
     runs = with_members(store, run)
-    rows, known = rows_of(list_runs(store, indexed=False).entries), known_of(committed(store))
-    problems = [*check_artifacts(store, sorted(refs_of(*runs), key=str))]
-    problems += [problem for one in runs for problem in check_run(store, one, rows, known=known, made=True)]
+    rows, known, excuses = rows_of(list_runs(store, indexed=False).entries), known_of(committed(store)), excuses_of(store)
+    gone = {Ref.parse(ref) for one in runs for ref in absences_of(store, one, excuses).artifacts}
+    problems = [*check_artifacts(store, sorted(refs_of(*runs) - gone, key=str))]
+    for one in runs:
+        found = check_run(store, one, rows, known=known, excuses=excuses, made=True)
+        is_erased = erased_part(store, one.run) is not None
+        problems += [problem for problem in found if not (problem.is_unchecked and is_erased)]
     if problems:
         raise RunError(f"{problems[0].what}: {problems[0].problem}; nothing was signed, see memlib verify {run.run}")
     public = private.public_key()

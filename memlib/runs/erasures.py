@@ -9,21 +9,19 @@ import hashlib
 import hmac
 import json
 import re
-import secrets
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from memlib.errors import RunError
+from memlib.runs import vouching
 from memlib.runs.index import ERASED
 from memlib.runs.records import ErasedRunRecord, ErasureRecord, RunRecord
+from memlib.runs.vouching import key_of
 from memlib.sanitize import count_of
 from memlib.store import Store
 from memlib.store.records import Unreadable, parse, sealed
 
-FOLDER = "erased"
-KEY = f"{FOLDER}/key"
-LENGTH = 32
 REMOVED = "[erased]"  # in place of an id
 PLACE = re.compile(r"((document|window|group) )?\d+( (window|canary) \d+)*")
 
@@ -35,15 +33,7 @@ def is_place(example: str) -> bool:
 
 def pseudonym(store: Store, name: str) -> str:
     """Return the HMAC of an id, with the key of the store, which is made when it is first needed."""
-    key = store.published(KEY)
-    if key is None:
-        store.begin()
-        store.make_folder(FOLDER)
-        store.create(KEY, secrets.token_bytes(LENGTH))
-        key = store.published(KEY)
-    if key is None or len(key) != LENGTH:
-        raise RunError(f"{store.uri}/{KEY} cannot be read; restore it, as records of erasures are worthless without it")
-    return hmac.new(key, name.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.new(key_of(store), name.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 def erasures(store: Store) -> dict[str, ErasureRecord]:
@@ -53,7 +43,7 @@ def erasures(store: Store) -> dict[str, ErasureRecord]:
         RunError: when a record cannot be read.
     """
     found = {}
-    for path in sorted(path for path in store.listing(FOLDER) if path.endswith(".json")):
+    for path in sorted(path for path in store.listing(vouching.ERASED) if path.endswith(".json")):
         try:
             found[path] = parse(ErasureRecord, store.published(path) or b"")
         except Unreadable as error:
@@ -63,12 +53,12 @@ def erasures(store: Store) -> dict[str, ErasureRecord]:
 
 def new_record() -> str:
     """Return the path of a new record of an erasure."""
-    return f"{FOLDER}/{uuid.uuid4().hex[:12]}.json"
+    return f"{vouching.ERASED}/{uuid.uuid4().hex[:12]}.json"
 
 
 def write_record(store: Store, path: str, record: ErasureRecord) -> None:
     """Write the record of an erasure."""
-    store.publish(path, json.dumps(sealed(record.model_dump()), indent=1).encode(), secret=True)
+    vouching.write(store, path, record)
 
 
 def erased_part(store: Store, run: str) -> ErasedRunRecord | None:

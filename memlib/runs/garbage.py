@@ -13,7 +13,9 @@ from memlib.errors import CorruptArtifact, RunError
 from memlib.identity import KEY
 from memlib.runs.heartbeat import SILENT_SECONDS, beating
 from memlib.runs.index import list_runs, publish_rows, refs_of
-from memlib.runs.records import RequestRecord, RunRecord, StatusRecord
+from memlib.runs.ledger import Past
+from memlib.runs.records import DeletedRun, RequestRecord, RunRecord, StatusRecord
+from memlib.runs.vouching import record_deletion
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import FORMER, Unreadable, parse
 
@@ -89,7 +91,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
     Args:
         keep: ids of the runs to keep; by default all.
         days: minimum age, in days of 86,400 seconds.
-        lost: ids of runs without a manifest whose remaining files are garbage.
+        lost: ids of runs without a manifest, of which what remains is garbage.
 
     Raises:
         RunError: when a run's manifest cannot be read or is gone, or part of the store is a link, so that the artifacts that
@@ -140,7 +142,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
     ids = {run["run"] for run in kept} | {cell for run in kept for cell in run["cells"].values()} | set(gone)
     items += [Garbage("run", path, size) for path, size in _ours(old, "runs") if path.split("/")[1] not in ids]
     for path, size in _ours(old, "results"):
-        if path.split("/")[3].removeprefix("run=") not in ids:
+        if _run_of(path) not in ids:
             items.append(Garbage("run", path, size))
     for folder in (
         "requests",
@@ -156,7 +158,7 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
 def _named_runs(runs: Mapping[str, Facts], results: Mapping[str, Facts]) -> set[str]:
     """Return the ids of all runs that have files below runs/ or results/."""
     named = {path.split("/")[1] for path in runs if PATTERNS["runs"].fullmatch(path)}
-    return named | {path.split("/")[3].removeprefix("run=") for path in results if PATTERNS["results"].fullmatch(path)}
+    return named | {_run_of(path) for path in results if PATTERNS["results"].fullmatch(path)}
 
 
 def _old(files: Mapping[str, Facts], before: float) -> list[tuple[str, int]]:
@@ -242,6 +244,10 @@ def _clear(store: Store, keep: Collection[str] | None, days: float, lost: Collec
     before, deleted = store.clock() - days * DAY, set()
     items = garbage(store, keep=keep, days=days, lost=lost)
     runs = list_runs(store.trusting(None)).entries if any(item.kind == "run" for item in items) else ()
+    doomed = {_run_of(item.path) for item in items if item.kind == "run"} | set(lost)
+    if doomed:
+        listed = {run["run"]: Past.of(run).deleted for run in runs}
+        record_deletion(store, [listed.get(name, DeletedRun(run=name)) for name in sorted(doomed)])
     for item in items:
         if time.monotonic() - looked > LOOK_SECONDS:
             if set(store.listing("requests")) - alive:  # a run of an earlier memlib, which does not wait
@@ -250,10 +256,16 @@ def _clear(store: Store, keep: Collection[str] | None, days: float, lost: Collec
         if any(when >= before for _, when in store.listing(item.path).values()):
             continue
         delete(store, item)
-        deleted |= {item.path.split("/")[1]} if item.kind == "run" else set()
+        deleted |= {_run_of(item.path)} if item.kind == "run" else set()
         yield item
     if deleted:
         publish_rows(store, [run for run in runs if run["run"] in deleted])
+
+
+def _run_of(path: str) -> str:
+    """Return the id of the run to which a file below runs/ or results/ belongs."""
+    parts = path.split("/")
+    return parts[1] if parts[0] == "runs" else parts[3].removeprefix("run=")
 
 
 def delete(store: Store, item: Garbage) -> None:

@@ -17,7 +17,16 @@ import pyarrow as pa
 from memlib.errors import RunError, Untrusted, UserError
 from memlib.runs import NoSuchRun
 from memlib.runs.ledger import look_of
-from memlib.runs.records import DamagedEntry, FindingRecord, Headline, IndexedRun, RunEntry, RunRecord, parse_index
+from memlib.runs.records import (
+    DamagedEntry,
+    FindingRecord,
+    Headline,
+    IndexedRun,
+    LedgerEntry,
+    RunEntry,
+    RunRecord,
+    parse_index,
+)
 from memlib.runs.signatures import trusted_key, unlike_signed
 from memlib.sanitize import plain
 from memlib.store import MANIFEST, Ref, Store
@@ -173,6 +182,16 @@ def _entry(
     if key is not None and (problem := unlike_signed(run, signature, key)):
         return {"problem": f"it {problem}", "mark": mark}
     look = look_of(run.ledger, run.audit)
+    recorded: LedgerEntry = {
+        "data": run.ledger.data,
+        "examples": run.ledger.examples,
+        "look": run.ledger.look,
+        "planned": run.ledger.planned,
+        "number": look.number,
+        "is_paid_for": look.is_paid_for,
+    }
+    if run.ledger.previous:
+        recorded["previous"] = run.ledger.previous
     return {
         "run": run.run,
         "audit": run.audit,
@@ -181,14 +200,7 @@ def _entry(
         "verdict": None if run.verdict is None else {"word": run.verdict.word, "sentence": run.verdict.sentence},
         "subject": {"data": data_name(run.recipe), "model": model_name(run.recipe)},
         "findings": [_headline(run.findings[0]), *map(_headline, _strongest(run))],
-        "ledger": {
-            "data": run.ledger.data,
-            "examples": run.ledger.examples,
-            "look": run.ledger.look,
-            "planned": run.ledger.planned,
-            "number": look.number,
-            "is_paid_for": look.is_paid_for,
-        },
+        "ledger": recorded,
         "cells": run.cells,
         "scores": run.scores,
         "asks": run.asks,

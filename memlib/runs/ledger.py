@@ -1,10 +1,13 @@
 """Ledger of earlier audits of the same data: repeated testing finds something by chance sooner or later."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlib.runs.records import EarlierAudit, Ledger, RunEntry
+from memlib.runs.records import DeletedRun, EarlierAudit, Ledger, RunEntry
+from memlib.sanitize import count_of
 
 TRAINED = ("train", "train_nets", "train_pairs", "train_subset", "train_subsets", "train_documents", "fit_estimators")
 """Stages whose artifacts are audited models, or the answers of models that are not stored."""
@@ -16,50 +19,90 @@ def trained_in(refs: Iterable[str]) -> set[str]:
     return {ref for ref in refs if ref.split("/")[0] in TRAINED}
 
 
-def entry(runs: Sequence[RunEntry], run: str, now: Ledger, *, again: Collection[str] = ()) -> Ledger:
-    """Return the ledger that a run records when it is first published: its data, and earlier audits of that data.
+@dataclass(frozen=True)
+class Past:
+    """A run that was published before, which the store holds or remembers."""
+
+    line: EarlierAudit  #: what a run records of it.
+    data: str  #: digest of its data.
+    examples: frozenset[str]  #: the smallest digests of its examples; empty for a deleted run.
+    previous: Sequence[str]  #: runs that it names as published before.
+    asks: str  #: digest of what it asks.
+
+    @classmethod
+    def of(cls, run: RunEntry) -> Past:
+        """Return a run of the list of runs."""
+        first = next((one for one in run["findings"] if one["p_value"] is not None), run["findings"][0])
+        recorded = run["ledger"]
+        line = EarlierAudit(
+            run=run["run"],
+            audit=run["audit"],
+            finished=run["finished"],
+            headline=first["metric"],
+            p_value=first["p_value"],
+            verdict=None if run["verdict"] is None else run["verdict"]["word"],
+            look=recorded.get("look", ""),
+            planned=recorded.get("planned", 1),
+        )
+        return cls(line, recorded["data"], frozenset(recorded.get("examples", [])), recorded.get("previous", []), run["asks"])
+
+    @classmethod
+    def of_deleted(cls, run: DeletedRun) -> Past:
+        """Return a run that was deleted."""
+        fields = run.model_dump(include=set(EarlierAudit.model_fields))
+        return cls(EarlierAudit(**fields), run.data, frozenset(), run.previous, run.asks)
+
+    @property
+    def deleted(self) -> DeletedRun:
+        """What the store remembers of the run when it is deleted."""
+        return DeletedRun(**self.line.model_dump(), data=self.data, asks=self.asks, previous=list(self.previous))
+
+
+def entry(past: Iterable[Past], run: str, audit: str, now: Ledger, *, again: Collection[str] = ()) -> Ledger:
+    """Return the ledger of a run when it is first published: its data, and its look among the earlier audits of that data.
 
     Data are the same if their sources are, or if they share a considerable part of their examples.
 
     Args:
-        runs: the finished runs of the store. Sweeps, and runs published before digests were recorded, have no data digest.
+        past: the runs that were published before. Sweeps, and runs published before digests were recorded, have no data.
+        audit: name of the run's audit, as in recipes.
         now: the run's data, look and planned looks.
         again: runs that this one repeats, which are the same look at the same models.
+
+    Returns:
+        the ledger; the earlier audits that it lists are not published.
     """
-    earlier = [one for one in runs if one["run"] not in {run, *again} and _is_same(one, now)]
-    lines = [_line(one) for one in sorted(earlier, key=lambda one: one["finished"])]
-    return now.model_copy(update={"earlier": lines})
+    known = [one for one in past if one.line.run != run]
+    earlier = [one.line for one in known if one.line.run not in again and _is_same(one, now)]
+    whole = now.model_copy(update={"earlier": sorted(earlier, key=lambda one: one.finished)})
+    look, tests = look_of(whole, audit), [one for one in earlier if one.p_value is not None]
+    said = {
+        "number": look.number,
+        "is_paid_for": look.is_paid_for,
+        "audits": len(earlier),
+        "tests": len(tests),
+        "shown": sum(one.verdict == "shown" for one in tests),
+        "previous": sorted({one.line.run for one in known} - {name for one in known for name in one.previous}),
+    }
+    return whole.model_copy(update=said)
 
 
-def _is_same(one: RunEntry, now: Ledger) -> bool:
-    recorded = one["ledger"]
-    return recorded["data"] == now.data or len(set(recorded.get("examples", [])) & set(now.examples)) >= ALIKE
+def _is_same(one: Past, now: Ledger) -> bool:
+    return bool(now.data and one.data == now.data) or len(one.examples & set(now.examples)) >= ALIKE
 
 
-def _line(run: RunEntry) -> EarlierAudit:
-    first = next((one for one in run["findings"] if one["p_value"] is not None), run["findings"][0])
-    return EarlierAudit(
-        run=run["run"],
-        audit=run["audit"],
-        finished=run["finished"],
-        headline=first["metric"],
-        p_value=first["p_value"],
-        verdict=None if run["verdict"] is None else run["verdict"]["word"],
-        look=run["ledger"].get("look", ""),
-        planned=run["ledger"].get("planned", 1),
-    )
-
-
-def in_words(earlier: Sequence[EarlierAudit]) -> str:
-    """Return one line of text about the earlier audits."""
-    count = len(earlier)
-    tests = [one for one in earlier if one.p_value is not None]
-    shown = sum(one.verdict == "shown" for one in tests)
-    audits = f"{count} earlier audit{'s' if count > 1 else ''} of the same data"
+def in_words(ledger: Ledger) -> str:
+    """Return one line of text about the earlier audits of a run's data; "" if there are none."""
+    audits, tests, shown = ledger.audits, ledger.tests, ledger.shown
+    if ledger.number is None:
+        with_test = [one for one in ledger.earlier if one.p_value is not None]
+        audits, tests, shown = len(ledger.earlier), len(with_test), sum(one.verdict == "shown" for one in with_test)
+    if not audits:
+        return ""
     return (
-        f"{audits} in this store: {len(tests)} with a test, {shown} with the verdict 'shown'. "
-        "Their p-values are not adjusted jointly. Only those that ask the same question are further looks; cells of one "
-        "sweep are one."
+        f"{count_of(audits, 'earlier audit')} of the same data in this store: {tests} with a test, {shown} with the verdict "
+        "'shown'. Their p-values are not adjusted jointly. Only those that ask the same question are further looks; cells of "
+        "one sweep are one."
     )
 
 
@@ -105,6 +148,8 @@ def look_of(ledger: Ledger, audit: str) -> Look:
     Args:
         audit: name of its audit, as in recipes; other audits ask other questions.
     """
+    if ledger.number is not None and ledger.is_paid_for is not None:
+        return Look(ledger.number, ledger.planned, ledger.is_paid_for)
     before = {one.look or one.run: one.planned for one in ledger.earlier if one.audit == audit and one.p_value is not None}
     before.pop(ledger.look, None)
     number, planned = len(before) + 1, ledger.planned

@@ -58,7 +58,17 @@ class Ledger(Record):
     examples: list[str] = Field(default_factory=list)
     look: str = ""  #: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
     planned: int = 1  #: number of looks that the recipe plans.
-    earlier: list[EarlierAudit] = Field(default_factory=list)  #: audits that were published before.
+    #: the runs of the store, on any data, that were published before and that no other run names: a run that was deleted is
+    #: missed by the run that names it.
+    previous: list[Name] = Field(default_factory=list)
+    #: number, is_paid_for: see memlib.runs.ledger.Look; None in older manifests, which list all earlier audits instead.
+    number: int | None = None
+    is_paid_for: bool | None = None
+    #: audits, tests, shown: number of earlier audits of the same data, of those with a test, and of those that show memory.
+    audits: int = 0
+    tests: int = 0
+    shown: int = 0
+    earlier: list[EarlierAudit] = Field(default_factory=list)  #: the earlier audits of the same data, in older manifests.
 
 
 class Pin(Record):
@@ -149,6 +159,10 @@ class FollowedPlan(Record):
     #: runs on the same data that existed when the plan was frozen, as the plan says.
     earlier: list[Name] = Field(default_factory=list)
     fixes_data: bool = True  #: whether the plan holds a digest of the data.
+    #: before, between: number of audits of the same data before the plan was frozen, and between then and the run; None in
+    #: older manifests.
+    before: int | None = None
+    between: int | None = None
     departures: list[Departure] = Field(default_factory=list)  #: differences between plan and run.
 
 
@@ -228,6 +242,7 @@ class LedgerEntry(TypedDict):
     planned: NotRequired[int]
     number: NotRequired[int]
     is_paid_for: NotRequired[bool]
+    previous: NotRequired[list[str]]
 
 
 class SubjectEntry(TypedDict):
@@ -354,7 +369,37 @@ class SignatureRecord(Record):
     signature: str = Field(max_length=1000)
 
 
-class ErasureRecord(Record):
+class Vouched(Record):
+    """A record that excuses absences. It is vouched for by the store, and by whoever signs the runs."""
+
+    mac: Sha256 | None = None  #: HMAC of all else with the key of the store; None in older records.
+    signature: str | None = Field(default=None, max_length=200)  #: Ed25519 signature of the HMAC, in base64.
+
+
+class DeletedRun(Record):
+    """What a store remembers of a run that was deleted: its look at its data."""
+
+    run: Name
+    audit: str = ""
+    finished: Seconds = 0.0
+    data: str = ""
+    look: str = ""
+    planned: int = 1
+    headline: str = ""
+    p_value: FiniteFloat | None = None
+    verdict: str | None = None
+    asks: str = ""
+    previous: list[Name] = Field(default_factory=list)
+
+
+class DeletionRecord(Vouched):
+    """The record of runs that were deleted as garbage."""
+
+    when: Seconds  #: time of the deletion.
+    runs: list[DeletedRun]  #: the runs.
+
+
+class ErasureRecord(Vouched):
     """The private record of the erasure of a person or an example; it outlives all that was deleted."""
 
     when: Seconds  #: time of the erasure.

@@ -32,6 +32,7 @@ FOLDERS = (
     "logs",
     "index",
     "erased",
+    "deleted",
 )  # but Ray's
 
 

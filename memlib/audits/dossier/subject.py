@@ -17,6 +17,7 @@ from memlib.errors import UserError
 from memlib.identity import flat
 from memlib.runs.index import BATCH, Runs, cells_of, find_run, read_run, refs_of, rows_of
 from memlib.runs.records import RunEntry, RunRecord
+from memlib.runs.vouching import past_of
 from memlib.specs import changed_content
 from memlib.specs.question import asks_digest, without_whereabouts
 from memlib.store import MANIFEST, Ref, Store
@@ -227,17 +228,19 @@ def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def further_looks(store: Store, listed: Sequence[RunEntry], runs: Sequence[RunRecord]) -> int:
-    """Return the number of further tests of the runs' data among the listed runs, or in the ledgers of the runs."""
+    """Return the number of further tests of the runs' data: listed runs, deleted ones, and those that the ledgers count."""
     data = {run.ledger.data for run in runs} - {""}
     asked = {(run.asks, read_beside_data(store, refs_of(run))) for run in runs}
     own = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
     looks = {one.look or one.run for run in runs for one in run.ledger.earlier if one.p_value is not None}
+    gone = [one for one in past_of(store, ()) if one.data in data and one.asks not in dict(asked)]
+    looks |= {one.line.look or one.line.run for one in gone if one.line.p_value is not None}
     for entry in listed:
         if entry["ledger"]["data"] not in data or all(one["p_value"] is None for one in entry["findings"]):
             continue
         if entry["asks"] not in dict(asked) or (entry["asks"], read_beside_data(store, refs_of(entry))) not in asked:
             looks.add(entry["ledger"].get("look") or entry["run"])
-    return len(looks - own)
+    return max(len(looks - own), *((run.ledger.number or 1) - 1 for run in runs))
 
 
 def persons_in(store: Store, runs: Sequence[RunRecord]) -> dict[str, str]:

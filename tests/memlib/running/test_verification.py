@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+import memlib
 from flows.cli.app import main
 from memlib.audits import tables_of
 from memlib.audits.outcomes import Outcome
@@ -683,3 +684,76 @@ def test_the_address_of_a_store_with_a_secret_is_refused_and_not_repeated(capsys
         said = said_by(capsys, command, "--store", "s3://AKIAKEY:hush-hush@bucket/prefix")
         assert "contains credentials" in said
         assert "hush" not in said
+
+
+def forge_erasure(store: Store, *, record: dict[str, Any] | None) -> str:
+    """Delete scores and page of the only run as an erasure would, with a record of it or without; return the run's id."""
+    run = only_run(store)
+    page = f"runs/{run.run}/report.html"
+    said = {"run": run.run, "when": 1.0, "artifacts": [str(SCORES)], "files": [page]}
+    store.publish(f"runs/{run.run}/erased.json", json.dumps(sealed(said)).encode())
+    if record is not None:
+        forged = {"when": 1.0, "subject": "0" * 64, "artifacts": [str(SCORES)], "paths": [page], "complete": True}
+        store.publish("erased/0123456789ab.json", json.dumps(sealed(forged | record)).encode())
+    store.artifacts.discard(SCORES)
+    store.drop(page)
+    return run.run
+
+
+@pytest.mark.parametrize(
+    ("record", "said", "outcome"),
+    [
+        (None, "was erased, which no record in erased/ confirms", "changed"),
+        ({"mac": "0" * 64}, "was not written by this store, or has been changed", "changed"),
+        ({"artifacts": [], "paths": []}, "was erased, which no record in erased/ confirms", "changed"),
+        ({}, "is of an earlier memlib, which did not vouch for such records", "unchecked"),
+    ],
+    ids=["no record", "another store's", "of something else", "as an earlier memlib wrote it"],
+)
+def test_a_forged_erasure_excuses_nothing(
+    store: Store, keys: dict[str, Path], record: dict[str, Any] | None, said: str, outcome: str
+) -> None:
+    run = only_run(store).run
+    sign(store, run, keys["mine"])
+    forge_erasure(store, record=record)
+    assert memlib.verify(store=store.uri).outcome == outcome
+    assert said in problems_of(store)
+    assert "no longer exists" in problems_of(store, trust=keys["mine.pub"])  # an absence that is excused by nobody
+    assert f"runs/{run}/report.html: is missing" in problems_of(store, trust=keys["mine.pub"])
+
+
+def problems_of(store: Store, **options: Any) -> str:
+    return "\n".join(f"{one.what}: {one.problem}" for one in memlib.verify(store=store.uri, **options).problems)
+
+
+@pytest.mark.parametrize("content", [b"not JSON", b"{}", b""])
+def test_a_damaged_record_is_a_finding_and_does_not_end_the_verification(store: Store, content: bytes) -> None:
+    run = only_run(store).run
+    store.publish("erased/0123456789ab.json", content)
+    store.publish("deleted/0123456789ab.json", content)
+    store.publish(f"runs/{run}/erased.json", content)
+    store.publish(f"runs/{run}/report.html", b"<p>another</p>")
+    found = problems_of(store)
+    for path in ("erased/0123456789ab.json", "deleted/0123456789ab.json", f"runs/{run}/erased.json"):
+        assert f"{path}: cannot be read" in found
+    assert f"runs/{run}/report.html: has been changed since it was published" in found
+
+
+def test_an_empty_erasure_is_named_and_all_else_is_checked(store: Store) -> None:
+    run = only_run(store).run
+    store.publish(f"runs/{run}/erased.json", json.dumps(sealed({"run": run, "when": 1.0})).encode())
+    assert "says that a part of the run was erased, but all of it is there" in problems_of(store)
+    reseal(store, verdict={"word": "bounded", "sentence": "It was not.", "explanation": ""})
+    assert "its verdict differs from its scores" in problems_of(store)
+
+
+def test_a_folder_in_place_of_a_manifest_is_named(store: Store) -> None:
+    for ref in (SCORES, REPORT):
+        manifest = Path(store.root, ref.folder, "manifest.json")
+        content = manifest.read_bytes()
+        manifest.unlink()
+        manifest.mkdir()
+        assert f"{ref}: the manifest of artifact {ref} is damaged" in problems_of(store)
+        manifest.rmdir()
+        manifest.write_bytes(content)
+        assert problems_of(store) == ""

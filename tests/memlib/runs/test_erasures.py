@@ -6,7 +6,6 @@ import pytest
 
 from memlib.errors import RunError
 from memlib.runs.erasures import (
-    KEY,
     erased_part,
     erased_runs,
     erasures,
@@ -19,6 +18,7 @@ from memlib.runs.erasures import (
     write_record,
 )
 from memlib.runs.records import ErasedRunRecord, ErasureRecord
+from memlib.runs.vouching import KEY
 from memlib.store import Store
 
 RUN, OTHER = "0123456789ab", "ba9876543210"

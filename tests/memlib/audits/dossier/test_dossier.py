@@ -1,6 +1,7 @@
 """Dossiers of small audits: their verdict, the attacks that were not run, and the persons at risk."""
 
 import json
+import os
 import re
 import shutil
 import warnings
@@ -19,6 +20,7 @@ from memlib.audits.dossier import subject
 from memlib.audits.self_influence.stages import Score
 from memlib.errors import CorruptArtifact, RunError, Untrusted, UserError
 from memlib.identity import file_digest
+from memlib.runs.index import list_runs
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
 from memlib.tables import SUMMARY, read_table, write_table
@@ -455,3 +457,48 @@ def test_no_reader_takes_a_run_that_the_trusted_key_has_not_signed(
         memlib.open(names["forests"], store=own_store)
     memlib.run({**MOONS, "title": "a new run need not be signed"}, store=own_store, quiet=True)
     assert memlib.verify(store=own_store).outcome == "changed"
+
+
+def test_a_run_that_was_deleted_is_missed_by_the_run_that_names_it(
+    tmp_path: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "store")
+    runs = [
+        memlib.run({**MOONS, "title": title, "split": {"seed": seed}}, store=store, quiet=True)
+        for seed, title in enumerate("abc")
+    ]
+    assert [run.record.ledger.previous for run in runs] == [[], [runs[0].id], [runs[1].id]]
+    assert [run.record.ledger.audits for run in runs] == [0, 1, 2]
+    assert all(run.record.ledger.earlier == [] for run in runs)
+    for run in runs[1:]:
+        assert main(["sign", run.id, "--key", str(keys[0]), "--store", store]) == 0
+    deleted = runs[0].id
+    shutil.rmtree(Path(store, "runs", deleted))
+    for folder in Path(store, "results").glob(f"*/*/run={deleted}"):
+        shutil.rmtree(folder)
+    Path(store, "index/runs.json").unlink()
+    found = memlib.verify(store=store)
+    assert found.changed == {f"run {deleted}"}
+    assert f"run {runs[1].id} names it, and no record says that it was deleted" in found.problems[0].problem
+    assert main(["gc", "--lost", deleted, "--delete", "--store", store]) == 0
+    assert memlib.verify(store=store).outcome == "unchanged"
+    trusted = memlib.verify(store=store, trust=keys[1])  # whoever has no key cannot excuse it
+    assert f"run {deleted}" in trusted.changed
+    assert "is not signed with the trusted key" in trusted.problems[0].problem
+    assert main(["sign", "--records", "--key", str(keys[0]), "--store", store]) == 0
+    assert memlib.verify(store=store, trust=keys[1]).outcome == "unchanged"
+    capsys.readouterr()
+
+
+def test_a_store_remembers_the_looks_of_runs_that_it_collected_as_garbage(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    first, second = (memlib.run({**MEMBERSHIP, "split": {"seed": seed}}, store=store, quiet=True) for seed in (0, 1))
+    assert (first.record.ledger.number, second.record.ledger.number) == (1, 2)
+    for run in (first, second):  # its own models, which no other run needs
+        os.utime(Path(store, "runs", run.id, "manifest.json"), (1, 1))
+    assert main(["gc", "--keep", second.id, "--days", "0", "--delete", "--store", store]) == 0
+    assert [one.id for one in memlib.list_runs(store=store)] == [second.id]
+    assert memlib.verify(store=store).outcome == "unchanged"
+    third = memlib.run({**MEMBERSHIP, "split": {"seed": 2}}, store=store, quiet=True)
+    assert (third.record.ledger.number, third.record.ledger.previous) == (3, [second.id])
+    assert subject.further_looks(Store(store), list_runs(Store(store)).entries, [third.record]) == 2
