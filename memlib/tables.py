@@ -54,7 +54,9 @@ class Table:
         return pa.schema(fields, metadata=metadata)
 
 
-def write_table(table: pa.Table, schema: Table, path: Path, *, metadata: Mapping[str, str] | None = None) -> None:
+def write_table(
+    table: pa.Table, schema: Table, path: Path | pa.BufferOutputStream, *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a table as Parquet with zstd compression, row groups of 131,072 rows, the schema version and extra metadata."""
     pq.write_table(table.cast(_described(schema, metadata)), path, compression="zstd", row_group_size=ROW_GROUP)
 

@@ -523,6 +523,11 @@ def verify(
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
     for name, said in found.plans.items() if not json_ else ():
         console.print(f"run {name}: {said}", soft_wrap=True)
+    if found.other_code and not json_:
+        made = "; ".join(found.other_code)
+        console.print(
+            f"computed by other code than that of this memlib, or by another version of a stage: {made}", soft_wrap=True
+        )
     runs = count_of(found.runs, "run")
     checked = f"{count_of(found.artifacts, 'artifact')} and {runs} were checked"
     if found.outcome == "changed":

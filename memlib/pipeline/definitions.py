@@ -103,6 +103,14 @@ def _pins() -> dict[str, list[Any]]:
     return pins
 
 
+def pinned_codes() -> dict[str, set[tuple[int, str]]]:
+    """Return the version, and the digests of code that gives the same results, of each stage by name; see `equal_codes`."""
+    found: dict[str, set[tuple[int, str]]] = {}
+    for name, version, *digests in _pins().values():
+        found.setdefault(name.rpartition("/")[2], set()).update((version, digest) for digest in digests)
+    return found
+
+
 @functools.cache
 def _saved_at() -> tuple[Path, ...]:
     """Return the files in which digests are kept, named after the content of all files of memlib.

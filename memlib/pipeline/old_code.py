@@ -69,11 +69,11 @@ def _reused(stages: list[str] | Mapping[str, object]) -> str:
 
 def is_changed(manifest: ArtifactRecord, stage: AnyStage) -> bool:
     """Return whether the code of memlib or the user's that made an artifact has changed; False if it was not recorded."""
-    kind, named = type(stage), stage.named_code
     if manifest.definitions is None:
         return False
-    equal = {stage.code(), *equal_codes(kind.__module__, kind.__qualname__)}
-    others = any(manifest.named.get(module, code) != code for module, code in named.items())
+    others = any(manifest.named.get(module, code) != code for module, code in stage.named_code.items())
+    kind = type(stage)
+    equal = {kind.code(), *equal_codes(kind.__module__, kind.__qualname__)}
     return manifest.definitions not in equal or others or any(_changed_files(manifest))
 
 

@@ -6,14 +6,17 @@ with a key that is kept outside the store reveals such changes.
 
 import contextlib
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from memlib.audits import AUDITS, audit_of, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
@@ -21,6 +24,7 @@ from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UserError
 from memlib.findings import Findings, Verdict, verdict_of
 from memlib.identity import KEY, canonical_json
+from memlib.pipeline.definitions import pinned_codes
 from memlib.pipeline.stage import Identity, Known
 from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
@@ -28,7 +32,7 @@ from memlib.running.freezing import departures, said_of_plan
 from memlib.running.publishing import said_of_looks
 from memlib.runs import ledger, vouching
 from memlib.runs.erasures import erased_part, in_words
-from memlib.runs.garbage import committed, under_way
+from memlib.runs.garbage import committed, under_way, unexpected
 from memlib.runs.index import (
     ERASED,
     HISTORY,
@@ -41,6 +45,7 @@ from memlib.runs.index import (
     read_run,
     refs_of,
     results_path,
+    row_bytes,
     rows_of,
 )
 from memlib.runs.pins import unlike_pin
@@ -48,6 +53,7 @@ from memlib.runs.plans import PLAN, frozen_in, parse_plan
 from memlib.runs.records import DeletionRecord, Departure, ErasureRecord, Pin, PlanFile, RunRecord
 from memlib.runs.signatures import private_key, sign_text, signed_text, trusted_key, unlike_signed
 from memlib.sanitize import count_of
+from memlib.specs.cores import cores
 from memlib.specs.question import asks_digest
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable
@@ -56,6 +62,7 @@ from memlib.tables import RUNS, read_bytes, read_table
 SUMMARY_FILE = "summary.parquet"
 OF_RUN = re.compile(rf"runs/[0-9a-f]{{12}}/{re.escape(MANIFEST)}")
 ROWS = 10_000
+MOST_ROW_BYTES = 2**20  # of a run's row of the table of runs
 SWEEP = Recipe.model_fields["audit"].default
 FREE = frozenset({"source", "prefix", "suffix"})  # inputs that are no keys, but which a user may choose to look like one
 
@@ -84,6 +91,7 @@ class Verification:
         of_no_run: number of these artifacts that belong to no run; 0 if one run was verified.
         problems: deviations from the committed state, and items that cannot be checked.
         plans: what each run says of the frozen plan that it was given, by run.
+        other_code: stages, and number of their artifacts, that other code than that of this memlib computed.
     """
 
     artifacts: int
@@ -91,6 +99,7 @@ class Verification:
     of_no_run: int
     problems: list[Problem]
     plans: dict[str, str] = field(default_factory=dict)
+    other_code: list[str] = field(default_factory=list)
 
     @property
     def outcome(self) -> Literal["unchanged", "changed", "unchecked"]:
@@ -122,33 +131,71 @@ def verified(
     """
     trust, store = trust or store.trust, store.trusting(None)
     problems: list[Problem] = []
+    links = store.links() if run is None else []  # before the index of runs is read, which puts a new one in its place
     listed, whole, excuses = list_runs(store, indexed=False), committed(store), excuses_of(store, trust)
     if list_runs(store, described=True) != listed:
         problems.append(Problem(INDEX, "does not match the runs; delete it, and it will be rebuilt"))
     if run is None:
         problems += [Problem(f"run {name}", problem) for name, problem in listed.damaged.items()]
-        runs, refs = [read_run(store, entry["run"]) for entry in listed.entries], whole
-        if not (runs or refs or problems):
+        names, refs = [entry["run"] for entry in listed.entries], whole
+        if not (names or refs or problems):
             raise UserError(f"{store.uri} is empty: there is nothing to verify")
     else:
         runs = with_members(store, find_run(store, run))
         gone = {Ref.parse(name) for one in runs for name in absences_of(store, one, excuses).artifacts}
-        refs = sorted(refs_of(*runs) - gone, key=str)
-    if trust is not None and not runs:
+        names, refs = [one.run for one in runs], sorted(refs_of(*runs) - gone, key=str)
+    if trust is not None and not names:
         raise UserError(f"there is no finished run in {store.uri} that could be signed with the key of {trust}")
-    if run is None:
-        problems += check_layout(store, runs, since=min(under_way(store, days=1).values(), default=math.inf))
-        problems += excuses.problems
-        problems += check_ancestors(runs, {*excuses.runs, *listed.damaged})
-    problems += check_artifacts(store, refs)
-    rows, known = rows_of(listed.entries), known_of(whole)
-    for one in runs:
-        problems += check_run(store, one, rows, known=known, excuses=excuses, made=trust is not None)
+    found, rows, known = _Found(), rows_of(listed.entries), known_of(whole)
+
+    def check(name: str) -> list[Problem]:
+        one = read_run(store, name)
+        found.add(one)
+        problems = [*check_run(store, one, rows, known=known, excuses=excuses, made=trust is not None)]
         problems += check_signature(store, one, trust) if trust is not None else ()
-        problems += check_plan(one, plan) if plan is not None else ()
-    plans = {one.run: said_of_plan(one) for one in runs if one.plan is not None}
-    unused = len(set(refs) - refs_of(*runs)) if run is None else 0
-    return Verification(len(refs), len(runs), unused, list(dict.fromkeys(problems)), plans)
+        return [*problems, *(check_plan(one, plan) if plan is not None else ())]
+
+    with ThreadPoolExecutor(cores()) as threads:  # digests are computed beside one another
+        problems += itertools.chain.from_iterable(threads.map(lambda ref: list(check_artifacts(store, [ref])), refs))
+        problems += itertools.chain.from_iterable(threads.map(check, names))
+    if run is None:
+        since = min(under_way(store, days=1).values(), default=math.inf)
+        problems += [Problem(path, "is a link, or no regular file: put the file or folder itself there") for path in links]
+        problems += [*check_layout(store, found.paths, since=since), *excuses.problems]
+        problems += check_ancestors(found, {*excuses.runs, *listed.damaged})
+    unused = len(set(refs) - found.refs) if run is None else 0
+    plans = {name: found.plans[name] for name in names if name in found.plans}
+    return Verification(len(refs), len(names), unused, list(dict.fromkeys(problems)), plans, found.other_code(store))
+
+
+@dataclass
+class _Found:
+    """What the manifests of all runs name, without the manifests themselves."""
+
+    paths: set[str] = field(default_factory=set)  #: paths of the files of the runs.
+    refs: set[Ref] = field(default_factory=set)  #: artifacts of the runs.
+    plans: dict[str, str] = field(default_factory=dict)  #: what runs say of their frozen plans.
+    previous: dict[str, list[str]] = field(default_factory=dict)  #: runs that each run names as published before.
+    earlier: dict[str, list[str]] = field(default_factory=dict)  #: earlier runs of the same data, in older manifests.
+
+    def add(self, run: RunRecord) -> None:
+        """Add a run."""
+        self.paths |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
+        self.paths |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY, ERASED)}
+        self.refs |= refs_of(run)
+        self.previous[run.run], self.earlier[run.run] = run.ledger.previous, [one.run for one in run.ledger.earlier]
+        if run.plan is not None:
+            self.plans[run.run] = said_of_plan(run)
+
+    def other_code(self, store: Store) -> list[str]:
+        """Return a line for each stage whose artifacts were computed by other code than that of this release of memlib."""
+        known, counts = pinned_codes(), dict[str, int]()
+        for ref in self.refs:
+            with contextlib.suppress(CorruptArtifact):
+                made = store.artifacts.manifest(ref)
+                if ref.stage_name in known and (made.version, made.definitions) not in known[ref.stage_name]:
+                    counts[ref.stage_name] = counts.get(ref.stage_name, 0) + 1
+        return [f"{name}: {count_of(count, 'artifact')}" for name, count in sorted(counts.items())]
 
 
 def with_members(store: Store, run: RunRecord) -> list[RunRecord]:
@@ -194,21 +241,18 @@ def _unlike_its_key(ref: Ref, manifest: ArtifactRecord) -> Iterator[str]:
         yield "its spec, inputs or version do not match its key"
 
 
-def check_layout(store: Store, runs: Iterable[RunRecord], *, since: float) -> Iterator[Problem]:
-    """Check that runs/ and results/ hold the files of finished runs and no others, and that nothing is a link.
+def check_layout(store: Store, named: Collection[str], *, since: float) -> Iterator[Problem]:
+    """Check that a store holds the files that memlib wrote and no others.
 
-    Readers of the tables count every part that they find, so a part of no run is as bad as a changed one.
+    Readers of the tables count every part that they find, so a part of no run is as bad as a changed one. What lies elsewhere
+    is read by nothing.
 
     Args:
-        runs: all runs whose manifests can be read.
+        named: paths of the files of all runs whose manifests can be read.
         since: files written after this time may be those of a run under way, which publishes its manifest last.
     """
-    for path in store.links():
-        yield Problem(path, "is a link, and memlib follows none: put the file or folder itself in its place")
-    named = set()
-    for run in runs:
-        named |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
-        named |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY, ERASED)}
+    for path in unexpected(store):
+        yield Problem(path, "is not memlib's: nothing reads it, and nothing vouches for it", is_unchecked=True)
     for folder in ("runs", "results"):
         for path, (_, written) in sorted(store.listing(folder).items()):
             if path in named or OF_RUN.fullmatch(path):  # damaged manifests of runs are reported
@@ -276,17 +320,16 @@ def absences_of(store: Store, run: RunRecord, excuses: Excuses) -> Absences:
     return Absences(frozenset(artifacts & excuses.artifacts), frozenset(files & excuses.paths), erased.redacted)
 
 
-def check_ancestors(runs: Iterable[RunRecord], excused: Collection[str]) -> Iterator[Problem]:
+def check_ancestors(found: _Found, excused: Collection[str]) -> Iterator[Problem]:
     """Check that the runs which others name as published before are still there, or were deleted as garbage."""
-    known = list(runs)
-    there = {run.run for run in known} | set(excused)
-    for run in known:
-        for name in sorted(set(run.ledger.previous) - there):
-            problem = f"is gone, though run {run.run} names it, and no record says that it was deleted"
+    there = {*found.previous, *excused}
+    for run, previous in found.previous.items():
+        for name in sorted(set(previous) - there):
+            problem = f"is gone, though run {run} names it, and no record says that it was deleted"
             yield Problem(f"run {name}", f"{problem}; if you deleted it, memlib gc --lost {name} --delete records that")
-        if lost := sorted({one.run for one in run.ledger.earlier} - there):
+        if lost := sorted(set(found.earlier[run]) - there):
             problem = f"names earlier run {lost[0]}{_and_more(lost)}, which is gone; if it was deleted on purpose"
-            yield Problem(f"run {run.run}", f"{problem}, memlib gc --lost {lost[0]} --delete records that", is_unchecked=True)
+            yield Problem(f"run {run}", f"{problem}, memlib gc --lost {lost[0]} --delete records that", is_unchecked=True)
 
 
 def check_run(
@@ -374,11 +417,27 @@ def _check_pins(store: Store, run: RunRecord, pins: Mapping[str, Pin], *, made: 
 def _check_published(store: Store, published: Mapping[str, str]) -> Iterator[Problem]:
     """Check published files against their digests."""
     for path, digest in published.items():
-        content = store.published(path)
-        if content is None:
+        if (found := _digest(store, path)) is None:
             yield Problem(path, "is missing")
-        elif hashlib.sha256(content).hexdigest() != digest:
+        elif found != digest:
             yield Problem(path, "has been changed since it was published")
+
+
+def _is_published(store: Store, run: RunRecord, path: str) -> bool:
+    """Return whether a file is the one that a run published: its bytes are compared before they are decoded."""
+    return path in run.published and _digest(store, path) == run.published[path]
+
+
+def _digest(store: Store, path: str) -> str | None:
+    """Return the sha256 of a file; None if there is none. What is no regular file has none of any other file."""
+    try:
+        return store.backend.digest(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        if not store.is_local:
+            raise
+        return ""
 
 
 def is_checkable(run: RunRecord) -> bool:
@@ -494,7 +553,7 @@ def _unlike_itself(store: Store, run: RunRecord, absent: Absences) -> Iterator[s
             continue
         for number, part in enumerate(parts):
             path = results_path(table, run.audit, run.run, number)
-            if path in run.published and not _same_table(store, path, part):
+            if _is_published(store, run, path) and not _same_table(store, path, part):
                 yield f"{path} differs from its scores"
 
 
@@ -618,7 +677,7 @@ def _same_table(store: Store, path: str, part: Path) -> bool:
         return False
     if table.num_rows != expected.num_rows:
         return False
-    return all(
+    return table.equals(expected) or all(  # NaN equals no NaN
         repr(table.slice(start, ROWS).to_pylist()) == repr(expected.slice(start, ROWS).to_pylist())
         for start in range(0, table.num_rows, ROWS)
     )
@@ -630,17 +689,36 @@ def _check_row(store: Store, run: RunRecord, expected: Mapping[str, Any] | None)
     content = store.published(path)
     if content is None:
         yield Problem(path, "is missing, so the tables of its run are not counted; run its audit again")
-        return
-    try:
-        table = read_bytes(content)
-        table.validate(full=True)
-        found = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError):
-        yield Problem(path, "is not a readable Parquet file")
-        return
-    row = None if expected is None else pa.Table.from_pylist([expected], schema=RUNS.arrow)
-    if row is None or not table.schema.equals(row.schema) or not _alike(found, row.to_pylist()):
-        yield Problem(path, f"does not match run {run.run}")
+    elif expected is None or content != row_bytes(expected):
+        try:
+            file = pq.ParquetFile(pa.BufferReader(content))
+            if problem := _unlike_row(file, expected):
+                yield Problem(path, problem.format(run=f"run {run.run}"))
+        except (pa.ArrowException, OSError, ValueError):
+            yield Problem(path, "is not a readable Parquet file")
+
+
+def _unlike_row(file: pq.ParquetFile, expected: Mapping[str, Any] | None) -> str:
+    """Return how a file differs from the one with a run's row that this or another version of Arrow would write; "" if not.
+
+    Readers filter by the statistics in a file, which its values do not show.
+    """
+    unlike, metadata = "does not match {run}", file.metadata
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    if expected is None or metadata.num_rows != 1 or sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
+        return unlike
+    table = file.read(use_threads=False)
+    table.validate(full=True)
+    row = pa.Table.from_pylist([expected], schema=RUNS.arrow)
+    if not table.schema.equals(row.schema) or not _alike(table.to_pylist(), row.to_pylist()):
+        return unlike
+    ours = pq.ParquetFile(pa.BufferReader(row_bytes(expected))).metadata
+    if metadata.created_by == ours.created_by:
+        return "has the values of {run}, but other bytes than were written; run its audit again"
+    of_ours = (ours.row_group(0).column(number).statistics for number in range(ours.num_columns))
+    of_theirs = (groups[0].column(number).statistics for number in range(metadata.num_columns))
+    same = all(theirs is None or theirs == mine for theirs, mine in zip(of_theirs, of_ours, strict=True))
+    return "" if same else "has the values of {run}, but statistics of others, by which readers filter; run its audit again"
 
 
 def sign(store: Store, name: str, key: Path) -> str:

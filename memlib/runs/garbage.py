@@ -16,7 +16,8 @@ from memlib.runs.index import list_runs, publish_rows, refs_of
 from memlib.runs.ledger import Past
 from memlib.runs.records import DeletedRun, RequestRecord, RunRecord, StatusRecord
 from memlib.runs.vouching import record_deletion
-from memlib.store import MANIFEST, Ref, Store
+from memlib.store import MANIFEST, MARKER, Ref, Store
+from memlib.store.artifacts import LET_GO
 from memlib.store.records import FORMER, Unreadable, parse
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
@@ -39,6 +40,10 @@ PATTERNS = {
     "runs": re.compile(r"runs/[0-9a-f]{12}/(figures/)?[^/]+"),
     "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-\d+\.parquet"),
     "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
+    "index": re.compile(r"index/(runs\.json|index\.html)"),
+    "erased": re.compile(r"erased/([0-9a-f]{12}\.json|key)"),
+    "deleted": re.compile(r"deleted/[0-9a-f]{12}\.json"),
+    "clearing": re.compile(r"clearing/[0-9a-f]{12}\.json"),
 }
 Kind = Literal["artifact", "attempt", "resume", "ray", "log", "request", "status", "run", "part"]
 Facts = tuple[int, float]  # size in bytes, and modification time
@@ -78,7 +83,8 @@ def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
 
 def committed(store: Store) -> list[Ref]:
     """Return all artifacts that have a manifest, sorted by address."""
-    return sorted((ref for ref, files in by_artifact(store).items() if MANIFEST in files), key=str)
+    found = (_placed(path) for path, _ in store.walk("artifacts"))
+    return sorted({ref for ref, inner in filter(None, found) if inner == [MANIFEST]}, key=str)
 
 
 def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, lost: Collection[str] = ()) -> list[Garbage]:
@@ -303,16 +309,56 @@ def by_artifact(store: Store) -> dict[Ref, dict[str, Facts]]:
     """Return each artifact's files by path below its folder, without files whose names memlib does not create."""
     artifacts: dict[Ref, dict[str, Facts]] = {}
     for path, facts in store.listing("artifacts").items():
-        parts = path.split("/")[1:]
-        place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), None)
-        if not place or len(parts) == place + 1:
-            continue
-        inner = parts[place + 1 :]
-        attempt = len(inner) > 1 and ATTEMPT.fullmatch(inner[0])
-        if attempt or inner in ([MANIFEST], [FORMER]) or PART.fullmatch("/".join(inner)):
-            with contextlib.suppress(CorruptArtifact):
-                artifacts.setdefault(Ref("/".join(parts[:place]), parts[place]), {})["/".join(inner)] = facts
+        if (placed := _placed(path)) is not None:
+            artifacts.setdefault(placed[0], {})["/".join(placed[1])] = facts
     return artifacts
+
+
+def _placed(path: str) -> tuple[Ref, list[str]] | None:
+    """Return the artifact to which a file belongs, and its path below the artifact's folder; None if it is not memlib's."""
+    parts = path.split("/")[1:]
+    place = next((n for n, part in enumerate(parts) if KEY.fullmatch(part)), None)
+    if not place or len(parts) == place + 1:
+        return None
+    inner = parts[place + 1 :]
+    attempt = len(inner) > 1 and ATTEMPT.fullmatch(inner[0])
+    if not (attempt or inner in ([MANIFEST], [FORMER]) or PART.fullmatch("/".join(inner))):
+        return None
+    try:
+        return Ref("/".join(parts[:place]), parts[place]), inner
+    except CorruptArtifact:
+        return None
+
+
+def unexpected(store: Store) -> Iterator[str]:
+    """Yield the files and folders of a store that memlib did not write, but for those of runs and results.
+
+    What an interrupted run left behind is memlib's own, see `leftovers`.
+    """
+    for name in sorted(store.names("")):
+        if name in ("runs", "results", MARKER, "lost+found") or name.startswith("."):
+            continue
+        if name == "artifacts":
+            yield from _unexpected_in_artifacts(store)
+        elif name in PATTERNS:
+            yield from (path for path, _ in store.walk(name) if not PATTERNS[name].fullmatch(path))
+        else:
+            yield name
+
+
+def _unexpected_in_artifacts(store: Store) -> Iterator[str]:
+    """Yield the files below artifacts/ of other names, and those that the manifest of their attempt does not name."""
+    for path, _ in store.walk("artifacts"):
+        placed = _placed(path)
+        if placed is None:
+            yield path
+            continue
+        ref, inner = placed
+        with contextlib.suppress(CorruptArtifact):
+            manifest = store.artifacts.manifest(ref)
+            name = "/".join(inner[1:])
+            if inner == [FORMER] or (inner[0] == manifest.attempt and name not in manifest.files and name != LET_GO):
+                yield path
 
 
 def leftovers(store: Store) -> list[Garbage]:

@@ -30,7 +30,6 @@ from memlib.runs.records import (
 from memlib.runs.signatures import trusted_key, unlike_signed
 from memlib.sanitize import plain
 from memlib.store import MANIFEST, Ref, Store
-from memlib.store.permissions import scratch
 from memlib.store.records import NAME, Unreadable, parse
 from memlib.tables import RUNS, write_table
 
@@ -400,13 +399,18 @@ def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
         changed: entries of the changed runs, as `list_runs` returned them.
     """
     questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without `asks` predate the table of runs
-    entries = list_runs(store).entries
+    entries = list_runs(store.trusting(None)).entries
     rows = rows_of(entries)
-    with scratch("publish") as folder:
-        for entry in entries:
-            if _question(entry) in questions:
-                write_table(pa.Table.from_pylist([rows[entry["run"]]], schema=RUNS.arrow), RUNS, folder / "runs.parquet")
-                store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), folder / "runs.parquet")
+    for entry in entries:
+        if _question(entry) in questions:
+            store.publish(results_path(RUNS.name, entry["audit"], entry["run"]), row_bytes(rows[entry["run"]]))
+
+
+def row_bytes(row: Mapping[str, Any]) -> bytes:
+    """Return the content of the file with a run's row of the table of runs."""
+    written = pa.BufferOutputStream()
+    write_table(pa.Table.from_pylist([row], schema=RUNS.arrow), RUNS, written)
+    return bytes(written.getvalue().to_pybytes())
 
 
 def _question(entry: RunEntry) -> tuple[str, str]:

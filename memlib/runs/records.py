@@ -364,6 +364,7 @@ class StatusRecord(Record):
 class SignatureRecord(Record):
     """A signature of a run's manifest."""
 
+    algorithm: str
     run: Name
     manifest: Sha256
     signature: str = Field(max_length=1000)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 
+ALGORITHM = "Ed25519"
+
+
 def private_key(path: Path) -> "Ed25519PrivateKey":
     """Read an Ed25519 private key (PEM) from a file that only its owner can read.
 
@@ -110,12 +113,16 @@ def unlike_signed(run: RunRecord, content: bytes | None, key: "Ed25519PublicKey"
     if content is None:
         return "is not signed"
     try:
-        signature = parse(SignatureRecord, content)
-        if is_signed(signed_text(run), signature.signature, key):
-            return "" if run.digest is not None else "has a manifest without a digest, which no signature covers"
+        record = parse(SignatureRecord, content)
+        if not is_signed(signed_text(run), record.signature, key):
+            return "differs from what was signed, or was signed with another key"
     except (Unreadable, ValueError) as error:
         return f"has a signature that cannot be read ({error})"
-    return "differs from what was signed, or was signed with another key"
+    if run.digest is None:
+        return "has a manifest without a digest, which no signature covers"
+    if record.model_extra or (record.algorithm, record.run, record.manifest) != (ALGORITHM, run.run, run.digest):
+        return "has a signature whose other fields were changed"
+    return ""
 
 
 def shown_key(key: "Ed25519PublicKey") -> str:

@@ -176,8 +176,13 @@ class Artifacts:
                 if name not in self.evicted_files(ref):
                     problems.append(f"file {name} is missing")
                 continue
-            except IsADirectoryError:
+            except (IsADirectoryError, NotADirectoryError):
                 problems.append(f"file {name} is a folder")
+                continue
+            except OSError as error:
+                if not self._backend.is_local:
+                    raise
+                problems.append(f"file {name} cannot be read ({error.strerror or 'it is not a regular file'})")
                 continue
             if digest != expected.sha256:
                 problems.append(f"file {name} is damaged (its sha256 differs from the manifest)")

@@ -6,7 +6,7 @@ Paths are relative to the store's root, with slashes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from stat import S_ISREG
@@ -58,6 +58,7 @@ class Backend(ABC):
 
         Raises:
             FileNotFoundError: when the file does not exist.
+            OSError: when the path is not a regular file.
         """
 
     @abstractmethod
@@ -75,6 +76,10 @@ class Backend(ABC):
     @abstractmethod
     def listing(self, folder: str) -> dict[str, Facts]:
         """Return the facts of all files below a folder by path; links are not followed."""
+
+    def walk(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        """Yield the path and facts of each file below a folder, in no particular order; links are not followed."""
+        yield from self.listing(folder).items()
 
     @abstractmethod
     def links(self, folder: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -14,9 +15,18 @@ from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
 from memlib.errors import RunError, UserError
-from memlib.identity import file_digest
 from memlib.store.backend import HALF_WRITTEN_SECONDS, TMP, Backend, Damaged, Facts
-from memlib.store.permissions import PRIVATE, Mode, Permissions, copy_file, make_folder, mode_like, read_plain, write_file
+from memlib.store.permissions import (
+    PRIVATE,
+    Mode,
+    Permissions,
+    copy_file,
+    make_folder,
+    mode_like,
+    open_plain,
+    read_plain,
+    write_file,
+)
 from memlib.store.records import MOST_BYTES, FileRecord, Unreadable
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)  # of a store that can only be read
@@ -58,11 +68,12 @@ class Local(Backend):
 
     @override
     def digest(self, path: str) -> str:
-        return file_digest(Path(self.at(path)))
+        with open_plain(Path(self.at(path))) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @override
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        with open(self.at(path), "rb") as file:
+        with open_plain(Path(self.at(path))) as file:
             file.seek(start)
             return file.read(end - start)
 
@@ -87,9 +98,15 @@ class Local(Backend):
         return dict(_files_below(str(base), folder))
 
     @override
+    def walk(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        base = self._plain(folder)
+        if base is not None:
+            yield from _files_below(str(base), folder)
+
+    @override
     def links(self, folder: str) -> list[str]:
         at = Path(self.root, folder)
-        if at.is_symlink():
+        if at.is_symlink() or (at.exists() and not (at.is_dir() or at.is_file())):
             return [folder]
         return sorted(_links_below(str(at), folder)) if at.is_dir() else []
 
@@ -109,7 +126,7 @@ class Local(Backend):
         try:
             os.link(part, target)
         except FileExistsError:
-            return Path(target).read_bytes() == data  # true if this call wrote the file but NFS repeated the request
+            return self.read(path) == data  # true if this call wrote the file but NFS repeated the request
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise

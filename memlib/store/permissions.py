@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
@@ -111,14 +112,25 @@ def read_plain(path: Path, most: int) -> bytes:
         FileNotFoundError: when it does not exist.
         OSError: when it is not a regular file, or larger than `most` bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        if facts.st_size > most:
-            raise OSError(f"{path} has {facts.st_size} bytes; at most {most} are read")
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(f"{path} has {size} bytes; at most {most} are read")
         return file.read()
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a regular file for reading, without blocking on pipes or devices.
+
+    Raises:
+        FileNotFoundError: when it does not exist.
+        OSError: when it is not a regular file.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a regular file")
+    return file
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -185,6 +185,10 @@ class Place:
         Links are neither followed nor listed, since their targets are not part of the store.
         """
         return self.backend.listing(folder)
+
+    def walk(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        """Yield the path and facts of each file below a folder, like `listing`, without holding all of them."""
+        return self.backend.walk(folder)
 
     def links(self) -> list[str]:
         """Return the paths of links (and of pipes and the like) in the store's folders, which `listing` omits."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.stages import Report, Score
 from memlib.findings import Findings
 from memlib.identity import content_key, file_digest
+from memlib.running import verification
 from memlib.running.runners import PlainRunner
 from memlib.running.verification import check_artifacts, check_run, check_signature, sign
 from memlib.runs import index
@@ -757,3 +759,103 @@ def test_a_folder_in_place_of_a_manifest_is_named(store: Store) -> None:
         manifest.rmdir()
         manifest.write_bytes(content)
         assert problems_of(store) == ""
+
+
+def test_the_row_of_a_run_is_compared_byte_by_byte(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers such as DuckDB filter by the statistics in a file's footer, which its values do not show."""
+    run = only_run(store).run
+    path = results_path("runs", "deja_vu", run)
+    content = store.published(path) or b""
+    asks = only_run(store).asks.encode()
+    place = content.rindex(asks)  # the largest value of the column, in the footer
+    forged = content[:place] + b"0" * len(asks) + content[place + len(asks) :]
+    assert pq.read_table(pa.BufferReader(forged)).equals(pq.read_table(pa.BufferReader(content)))
+    store.publish(path, forged)
+    assert f"{path}: has the values of run {run}, but other bytes" in problems_of(store)
+    other = pq.ParquetFile(pa.BufferReader(content)).read()
+    written = pa.BufferOutputStream()
+    pq.write_table(other, written, compression="gzip")  # as another version of Arrow might
+    store.publish(path, written.getvalue().to_pybytes())
+    assert f"{path}: has the values of run {run}, but other bytes" in problems_of(store)
+    own = verification.row_bytes
+    monkeypatch.setattr(
+        verification, "row_bytes", lambda row: own(row).replace(b"parquet-cpp-arrow version", b"parquet-cpp-arrow_version")
+    )
+    assert problems_of(store) == ""
+    store.publish(path, forged)
+    assert f"{path}: has the values of run {run}, but statistics of others" in problems_of(store)
+
+
+def test_parts_are_compared_by_their_bytes_before_they_are_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = only_run(store).run
+    part = results_path("summary", "deja_vu", run)
+    monkeypatch.setattr(verification, "read_bytes", lambda content: pytest.fail("decoded"))
+    for path in (part, results_path("units", "deja_vu", run)):
+        store.publish(path, many_rows())
+        assert f"{path}: has been changed since it was published" in problems_of(store)
+    row = results_path("runs", "deja_vu", run)
+    store.publish(row, many_rows())
+    assert f"{row}: does not match run {run}" in problems_of(store)
+
+
+def many_rows() -> bytes:
+    """Return a small Parquet file with many rows."""
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.table({"run": pa.array(["x" * 1000] * 10_000)}), written, compression="zstd")
+    content = bytes(written.getvalue().to_pybytes())
+    assert len(content) < 10_000
+    return content
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"artifacts/{SCORES}/manifest.json", "runs/RUN/manifest.json", "runs/RUN/report.html", "runs/RUN/signature.json",
+        "runs/RUN/erased.json", "results/table=summary/audit=deja_vu/run=RUN/part-0.parquet",
+        "results/table=runs/audit=deja_vu/run=RUN/part-0.parquet", "index/runs.json", "erased/0123456789ab.json", "pipe",
+        f"artifacts/{SCORES}/ATTEMPT/summary.parquet", "requests/0123456789ab.json",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_regular_file_is_named_and_never_waited_for(store: Store, path: str, kind: str) -> None:
+    attempt = store.artifacts.manifest(SCORES).attempt
+    place = Path(store.root, path.replace("RUN", only_run(store).run).replace("ATTEMPT", attempt))
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to("/dev/zero")
+    else:
+        place.mkdir()
+        (place / "inner").touch()
+    assert memlib.verify(store=store.uri).outcome != "unchanged"
+    (place / "inner").unlink() if kind == "folder" else None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "report.html", "index/other.html", "plans/p.json", "settings.json", "requests/x.txt", "resume/x/y", "tmp/x", "logs/x.log",
+        "artifacts/note.txt", f"artifacts/{SCORES}/note.txt", f"artifacts/{SCORES}/ATTEMPT/more.parquet",
+        f"artifacts/{SCORES}/former.json", "runs/RUN/more.html", "results/table=summary/more.parquet", "erased/note",
+    ],
+)  # fmt: skip
+def test_files_that_memlib_did_not_write_are_named(store: Store, path: str) -> None:
+    path = path.replace("RUN", only_run(store).run).replace("ATTEMPT", store.artifacts.manifest(SCORES).attempt)
+    place = Path(store.root, path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("more")
+    what = [one.what for one in memlib.verify(store=store.uri).problems]
+    assert any(path == one or path.startswith(f"{one}/") for one in what), what
+
+
+def test_other_fields_of_a_signature_are_checked(store: Store, keys: dict[str, Path]) -> None:
+    run = only_run(store).run
+    sign(store, run, keys["mine"])
+    path = f"runs/{run}/signature.json"
+    content = json.loads(store.published(path) or b"")
+    assert problems_of(store, trust=keys["mine.pub"]) == ""
+    for change in ({"algorithm": "none"}, {"run": "0" * 12}, {"manifest": "0" * 64}, {"by": "somebody"}):
+        store.publish(path, json.dumps(content | change).encode())
+        assert "has a signature whose other fields were changed" in problems_of(store, trust=keys["mine.pub"])

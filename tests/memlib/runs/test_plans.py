@@ -134,7 +134,7 @@ def test_a_second_key_signs_the_file_and_is_checked_by_verify(
 def test_sign_takes_either_a_run_or_a_plan(path: Path, keys: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["run", "--plan", str(path)]):
         assert main(["sign", *arguments, "--key", str(keys["mine"])]) == 2
-        assert "name either a run or" in capsys.readouterr().err
+        assert "name a run to sign" in capsys.readouterr().err
     assert main(["plan", "smoke", "--key", str(keys["mine"])]) == 2
     assert "--freeze" in capsys.readouterr().err
 
