@@ -1,6 +1,7 @@
-"""Text for terminals, pages and figures: sanitizing of untrusted text, and numbers with their nouns."""
+"""Text for terminals, pages and figures: sanitizing of untrusted text, numbers with their nouns, and ids as compared."""
 
 import re
+import unicodedata
 
 # characters that move a cursor, end a line, change the writing direction, or are lone surrogates; tabs and \n stay
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -35,3 +36,13 @@ def is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def composed(text: str) -> str:
+    """Return a text in which letters and their accents are single characters where possible (Unicode's NFC)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def folded(name: str) -> str:
+    """Return an id as it is compared: composed, without case and outer blanks."""
+    return composed(composed(name).casefold()).strip()

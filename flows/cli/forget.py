@@ -36,6 +36,8 @@ MEANINGS = {
     "unknown": "items that cannot be searched",
 }
 
+MOST_NEAR = 5  # ids that are listed
+
 console = Console(highlight=False, markup=False)
 
 
@@ -108,6 +110,10 @@ def _print(found: Survey, *, delete: bool, models: bool) -> None:
             )
         for item in items:
             console.print(f"  {plain(item.path)}{f': {plain(item.note)}' if item.note else ''}", soft_wrap=True)
+    if found.near:
+        names = ", ".join(map(plain, found.near[:MOST_NEAR]))
+        more = f" and {len(found.near) - MOST_NEAR} more" if len(found.near) > MOST_NEAR else ""
+        console.print(f"written nearly the same, and not meant unless you name them: {names}{more}", soft_wrap=True)
     for record in found.earlier.values():
         console.print(f"erased before, on {datetime.fromtimestamp(record.when):%Y-%m-%d}")
     kept = [item for item in found.items if item not in doomed and item.kind != "unknown"]

@@ -14,15 +14,17 @@ import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.pipeline.sources import LENGTH
-from memlib.running.traces import Marks, artifact_names, examples_of, rules_in
+from memlib.running.traces import Marks, artifact_names, examples_of, near, rules_in
 from memlib.running.verification import keys_in
 from memlib.runs.erasures import (
     REMOVED,
@@ -32,12 +34,14 @@ from memlib.runs.erasures import (
     mark_erased,
     new_record,
     pseudonym,
+    pseudonyms,
     write_record,
 )
 from memlib.runs.garbage import Garbage, by_artifact, clearing, delete, leftovers
 from memlib.runs.index import ERASED, HISTORY, SIGNATURE, list_runs, publish_rows, read_run, refs_of
 from memlib.runs.records import ErasedRunRecord, ErasureRecord, RunRecord
 from memlib.runs.requests import at_work
+from memlib.sanitize import folded
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import user_folder
 from memlib.store.records import ArtifactRecord, sealed
@@ -56,6 +60,9 @@ FOLDER_KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 OF_MODELS = ("model", "unfinished")  # kinds that are deleted only on request
 DATA_TABLES = ("index.parquet", "splits.parquet", "documents.parquet")  # of data artifacts: ids, groups and digests
+
+
+MOST_NEAR = 3  # ids that a mistake suggests
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class Survey:
         examples: ids of her examples.
         marks: these ids and the id that was asked for.
         fingerprints: digests by which ledgers recognize her examples.
+        near: ids in the store's data that are written nearly like the given one, and are not erased with it.
         runs: manifests of the runs that rest on artifacts of `items`, or that name her.
         earlier: earlier erasures of the same id, by path of their records.
     """
@@ -104,6 +112,7 @@ class Survey:
     examples: frozenset[str]
     marks: Marks
     fingerprints: frozenset[str]
+    near: Sequence[str]
     runs: Sequence[RunRecord]
     earlier: Mapping[str, ErasureRecord]
 
@@ -142,7 +151,9 @@ def survey(store: Store, asked: Asked) -> Survey:
     found = _Search(store, asked)
     if not found.items and not found.earlier:
         what = "person" if asked.is_person else "example"
-        raise UserError(f"nothing in {store.uri} concerns the {what} {asked.name!r}; memlib plan lists ids of the data")
+        hint = f"; did you mean {' or '.join(map(repr, found.near[:MOST_NEAR]))}?" if found.near else ""
+        listed = hint or "; memlib plan lists ids of the data"
+        raise UserError(f"nothing in {store.uri} concerns the {what} {asked.name!r}{listed}")
     return found.result
 
 
@@ -161,6 +172,7 @@ class _Search:
         self._manifests = self.store.artifacts.manifests_of(self._files)
         self._every_run, damaged = self._read_runs()
         self.earlier = self._earlier()
+        self.near = near(self.asked.name, self._ids)
         self.examples = self._examples()
         self._marks = Marks(self.examples, self.asked.name if self.asked.is_person else None)
         self._fingerprints = self._fingerprints_of()
@@ -175,7 +187,7 @@ class _Search:
     @property
     def result(self) -> Survey:
         """Everything that was found."""
-        found = (frozenset(self.examples), self._marks, frozenset(self._fingerprints), self.runs, self.earlier)
+        found = (frozenset(self.examples), self._marks, frozenset(self._fingerprints), self.near, self.runs, self.earlier)
         return Survey(list({item.path: item for item in self.items}.values()), *found)
 
     def _read_runs(self) -> tuple[list[RunRecord], Mapping[str, str]]:
@@ -184,15 +196,16 @@ class _Search:
 
     def _earlier(self) -> dict[str, ErasureRecord]:
         known = erasures(self.store)
-        subject = pseudonym(self.store, self.asked.name) if known else ""
-        return {path: record for path, record in known.items() if record.subject == subject}
+        subjects = pseudonyms(self.store, self.asked.name) if known else ()
+        return {path: record for path, record in known.items() if record.subject in subjects}
 
     # -- who ------------------------------------------------------------------------------------------
 
     def _examples(self) -> set[str]:
         """Return the ids of her examples."""
         if not self.asked.is_person:
-            return {self.asked.name}
+            wanted = folded(self.asked.name)
+            return {self.asked.name, *(name for name in self._ids if folded(name) == wanted)}
         values: list[Any] = [manifest.spec for manifest in self._manifests.values()]
         values += [run.recipe for run in self._every_run]
         values += [content for _, content in _json_files(self.store, "requests")]
@@ -205,8 +218,14 @@ class _Search:
             self.asked.name,
             {pattern for kind, pattern in rules if kind == "pattern"},
             listed,
-            prefixed=any(kind == "person_column" for kind, _ in rules),
         )
+
+    @cached_property
+    def _ids(self) -> set[str]:
+        """Return the ids of all examples and persons in the data of the store, and the folders in ids."""
+        columns = [table[name] for table in self._data_tables() for name in {"example_id", "group"} & set(table.column_names)]
+        names = {name for column in columns for name in pc.unique(column).drop_null().to_pylist()}
+        return names | {folder for name in names for folder in name.split("/")[:-1]}
 
     def _listed_in(self, path: str) -> dict[str, str]:
         from memlib.data.id_files import said_of_examples
@@ -234,7 +253,7 @@ class _Search:
         wanted = pa.array(sorted(self.examples), pa.string())
         for table in self._data_tables():
             if "digest" in table.column_names:
-                mine = table.filter(pa.compute.is_in(table["example_id"], wanted))
+                mine = table.filter(pc.is_in(table["example_id"], wanted))
                 digests.update(mine["digest"].drop_null().to_pylist())
         return {hashlib.sha256(digest.encode()).hexdigest()[:LENGTH] for digest in digests}
 
@@ -454,8 +473,8 @@ def _record(store: Store, asked: Asked, found: Survey, doomed: Collection[Held])
     before = {digest for record in found.earlier.values() for digest in record.examples}
     return ErasureRecord(
         when=time.time(),
-        subject=pseudonym(store, asked.name),
-        examples=sorted(before | {pseudonym(store, name) for name in found.examples if not is_place(name)}),
+        subject=pseudonym(store, folded(asked.name)),
+        examples=sorted(before | {pseudonym(store, folded(name)) for name in found.examples if not is_place(name)}),
         artifacts=sorted(filter(None, map(_address, gone))),
         kept=sorted(filter(None, (_address(item) for item in found.items if item.kind == "model" and item not in gone))),
         paths=sorted(item.path for item in gone if not _address(item)),
@@ -510,7 +529,7 @@ def _delete(store: Store, item: Held) -> None:
 
 
 def as_json(found: Survey, *, deleted: bool, models: bool) -> dict[str, Any]:
-    """Return a survey, or what was deleted of it, as plain JSON; it names no ids.
+    """Return a survey, or what was deleted of it, as plain JSON; it names no ids but those that are nearly the same.
 
     Args:
         deleted: whether its items were deleted.
@@ -519,6 +538,7 @@ def as_json(found: Survey, *, deleted: bool, models: bool) -> dict[str, Any]:
     gone = found.doomed(models=models) if deleted else []
     return {
         "items": [{**asdict(item), "deleted": item in gone} for item in found.items],
+        "near": list(found.near),
         "runs": [run.run for run in found.runs],
         "earlier": [record.when for record in found.earlier.values()],
     }

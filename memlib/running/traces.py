@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from memlib.data.images.shards import WINDOWS
 from memlib.data.images.stored import IMAGES
+from memlib.sanitize import composed, folded
 from memlib.store import Ref, Store
 
 VOCABULARY, WORDS = "vocabulary.json", "words.json"
@@ -33,6 +35,7 @@ class Marks:
 
     In columns of ids, ids of examples are compared as a whole. In free text, ids are searched between characters that are no
     letters or digits, unless they are so short that they would be found by chance; the id of a person also in columns of ids.
+    Ids that differ in case, in outer blanks, or in how accents are encoded are the same, see `folded`.
 
     Args:
         ids: ids of the examples.
@@ -40,18 +43,18 @@ class Marks:
     """
 
     def __init__(self, ids: Collection[str], person: str | None = None) -> None:
-        self.ids = frozenset(ids if person is None else {*ids, person})
-        self._telling, self._person = _between_words(self.ids), _between_words([] if person is None else [person])
+        self.ids = frozenset(map(folded, ids if person is None else {*ids, person}))
+        self._telling, self._person = _between_words(self.ids), _between_words([] if person is None else [folded(person)])
         self.longest = max(map(len, self.ids), default=0)
 
     def in_text(self, text: str) -> bool:
         """Return whether a text names one of the ids."""
-        return self._telling is not None and self._telling.search(text) is not None
+        return self._telling is not None and self._telling.search(composed(text)) is not None
 
     def in_value(self, value: Any) -> bool:
         """Return whether plain JSON names one of the ids; texts may hold JSON, too."""
         if isinstance(value, str):
-            return value in self.ids or self.in_text(value) or (value[:1] in ("{", "[") and self.in_json(value))
+            return folded(value) in self.ids or self.in_text(value) or (value[:1] in ("{", "[") and self.in_json(value))
         if isinstance(value, Mapping):
             return any(self.in_text(str(name)) or self.in_value(inner) for name, inner in value.items())
         return isinstance(value, list | tuple) and any(map(self.in_value, value))
@@ -74,14 +77,14 @@ class Marks:
         return [self.without(inner, replacement) for inner in value] if isinstance(value, list | tuple) else value
 
     def _replaced(self, text: str, replacement: str) -> str:
-        if text in self.ids:
+        if folded(text) in self.ids:
             return replacement
         if text[:1] in ("{", "["):
             try:
                 return json.dumps(self.without(json.loads(text), replacement))
             except ValueError:
                 pass
-        return text if self._telling is None else self._telling.sub(replacement, text)
+        return text if self._telling is None else self._telling.sub(replacement, composed(text))
 
     def in_table(self, read: Callable[[], pq.ParquetFile]) -> bool:
         """Return whether a table names one of the ids."""
@@ -95,15 +98,37 @@ class Marks:
             column = column.flatten()
         values = pc.unique(column.cast(pa.string())).drop_null()
         if name in ID_COLUMNS:
-            named = pc.any(pc.is_in(values, pa.array(sorted(self.ids), pa.string()))).as_py()
-            return named or (self._person is not None and any(map(self._person.search, values.to_pylist())))
+            texts = list(map(folded, values.to_pylist()))
+            return not self.ids.isdisjoint(texts) or (self._person is not None and any(map(self._person.search, texts)))
         return any(self.in_text(value) or (value[:1] in ("{", "[") and self.in_json(value)) for value in values.to_pylist())
 
 
 def _between_words(names: Collection[str]) -> re.Pattern[str] | None:
-    """Return an expression that finds ids between other words; None if all of them are too short."""
+    """Return an expression that finds ids between other words, in any case; None if all of them are too short."""
     found = sorted(map(re.escape, filter(is_telling, names)), key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(found)})(?!\w)") if found else None
+    return re.compile(rf"(?<!\w)(?:{'|'.join(found)})(?!\w)", re.IGNORECASE) if found else None
+
+
+def near(name: str, others: Iterable[str]) -> list[str]:
+    """Return the ids that only accents, punctuation, leading zeros or a letter tell from a name: they may mean the same."""
+    wanted, brief = folded(name), _brief(name)
+    found = {other for other in others if folded(other) != wanted}
+    return sorted(other for other in found if _brief(other) == brief or _is_one_letter_off(wanted, folded(other)))
+
+
+def _brief(name: str) -> str:
+    """Return the letters and digits of an id, without accents and leading zeros of numbers."""
+    plain = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKD", folded(name)))  # a combining accent is no word character
+    return re.sub(r"(?<!\d)0+(?=\d)", "", plain)
+
+
+def _is_one_letter_off(one: str, other: str) -> bool:
+    """Return whether two ids differ in one letter: replaced, added or left out. Other digits are other ids."""
+    if abs(len(one) - len(other)) > 1 or min(len(one), len(other)) < LEAST_LETTERS:
+        return False
+    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    kept = one[start + (len(one) >= len(other)) :], other[start + (len(other) >= len(one)) :]
+    return kept[0] == kept[1] and not (one[start : start + 1] + other[start : start + 1]).isdecimal()
 
 
 def is_telling(name: str) -> bool:
@@ -210,28 +235,29 @@ def rules_in(value: Any) -> Iterator[tuple[str, str]]:
             yield from rules_in(inner)
 
 
-def examples_of(
-    tables: Sequence[pa.Table], person: str, patterns: Collection[str], listed: Mapping[str, str], *, prefixed: bool
-) -> set[str]:
-    """Return the ids of a person's examples.
+def examples_of(tables: Sequence[pa.Table], person: str, patterns: Collection[str], listed: Mapping[str, str]) -> set[str]:
+    """Return the ids of a person's examples; those in a folder of her name are hers as well.
 
     Args:
         tables: tables with the column example_id and, if their examples are grouped, the column group.
         person: id of the person: the name that a rule gives her, or an id of one of her examples, for its whole group.
         patterns: regular expressions that find the name of a person in the ids of her examples.
         listed: names of persons by example id, from files of groups.
-        prefixed: whether some ids are <person>/<id>.
     """
+    wanted = folded(person)
     rules = [re.compile(pattern) for pattern in patterns]
     found: set[str] = set()
     for table in tables:
         ids = table["example_id"].to_pylist()
         groups = table["group"].to_pylist() if "group" in table.column_names else [None] * len(ids)
-        own = {group for example, group in zip(ids, groups, strict=True) if person in (example, group)} - {None}
-        for example, group in zip(ids, groups, strict=True):
-            named = example == person or group in own or listed.get(example) == person
-            named = named or (prefixed and example.startswith(f"{person}/"))
-            if named or any(_named(rule, example) == person for rule in rules):
+        pairs = zip(ids, groups, strict=True)
+        names = [(folded(example), None if group is None else folded(group)) for example, group in pairs]
+        own = {group for name, group in names if group is not None and wanted in (name, group)}
+        for example, (name, group) in zip(ids, names, strict=True):
+            named = wanted in (name, group) or group in own or wanted in name.split("/")[:-1]
+            if named or wanted in map(
+                folded, filter(None, [listed.get(example), *(_named(rule, example) for rule in rules)])
+            ):
                 found.add(example)
     return found
 

@@ -18,7 +18,7 @@ from memlib.runs import vouching
 from memlib.runs.index import ERASED
 from memlib.runs.records import ErasedRunRecord, ErasureRecord, RunRecord
 from memlib.runs.vouching import key_of
-from memlib.sanitize import count_of
+from memlib.sanitize import count_of, folded
 from memlib.store import Store
 from memlib.store.records import Unreadable, parse, sealed
 
@@ -34,6 +34,11 @@ def is_place(example: str) -> bool:
 def pseudonym(store: Store, name: str) -> str:
     """Return the HMAC of an id, with the key of the store, which is made when it is first needed."""
     return hmac.new(key_of(store), name.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def pseudonyms(store: Store, name: str) -> set[str]:
+    """Return the HMACs of an id as it is compared, and as it is written, as earlier versions recorded it."""
+    return {pseudonym(store, folded(name)), pseudonym(store, name)}
 
 
 def erasures(store: Store) -> dict[str, ErasureRecord]:
@@ -124,7 +129,7 @@ def still_read(store: Store, examples: Mapping[str, Iterable[str]]) -> str:
     artifacts = {name for record in known.values() for name in record.artifacts}
     persons = {digest for record in known.values() for digest in record.examples}
     for name, ids in examples.items():
-        if name in artifacts or any(pseudonym(store, example) in persons for example in ids if not is_place(example)):
+        if name in artifacts or any(pseudonyms(store, example) & persons for example in ids if not is_place(example)):
             return (
                 f"the source of {name} still holds examples that memlib forget has erased from {store.uri}; delete them from "
                 "the source, and erase them again"

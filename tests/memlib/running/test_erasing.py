@@ -339,3 +339,30 @@ def test_on_a_remote_store_copies_in_the_cache_are_deleted_too(tmp_path: Path) -
     assert copies.isdisjoint(path.name for path in cache.iterdir())
     assert (store.artifacts.has(shard), store.artifacts.has(model), store.artifacts.has(other)) == (False, False, True)
     assert not page.exists()
+
+
+def test_an_erased_class_that_is_offered_again_with_one_picture_more_is_noticed(tmp_path: Path) -> None:
+    recipe, store = image_recipe(tmp_path), str(tmp_path / "store")
+    memlib.run(recipe, store=store, quiet=True)
+    found = memlib.forget(person="odd", store=store, delete=True, models=True)
+    assert {name.split("/")[0] for name in found.examples} == {"odd"}
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / "pictures/odd/q99_1.png")
+    with pytest.warns(UserWarning, match="still holds examples that memlib forget has erased"):
+        memlib.run(recipe, store=store, quiet=True)
+
+
+def test_a_person_whose_id_is_stored_in_another_form_is_erased(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = table_recipe(tmp_path)
+    rows = tmp_path / "rows.csv"
+    rows.write_text(rows.read_text().replace(HER, "Zoe\u0308 Quill ").replace("p3,", "zoe-quill,"))
+    store = str(tmp_path / "store")
+    memlib.run(recipe, store=store, quiet=True)
+    assert main(["forget", "--person", "ZOË QUILL", "--store", store]) == 0
+    assert "written nearly the same, and not meant unless you name them: zoe-quill" in capsys.readouterr().out
+    found = memlib.forget(person="zoë quill", store=store, delete=True, models=True)
+    assert sorted(found.examples) == ["Zoe\u0308 Quill/visit8", "Zoe\u0308 Quill/visit9"]
+    assert not [path for path in Path(store).rglob("*") if path.is_file() and b"Zoe\xcc\x88 Quill" in path.read_bytes()]
+    with pytest.raises(ValueError, match=r"nothing in .* concerns the person 'zoe.quill'; did you mean 'zoe-quill'\?"):
+        memlib.forget(person="zoe.quill", store=store)
+    with pytest.warns(UserWarning, match="still holds examples that memlib forget has erased"):
+        memlib.run(recipe, store=store, quiet=True)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlib.running.traces import Marks, UnknownFormat, artifact_names, examples_of, rules_in
+from memlib.running.traces import Marks, UnknownFormat, artifact_names, examples_of, near, rules_in
+from memlib.sanitize import folded
 from memlib.store import Ref, Store
 
 REF = Ref("decode", "a" * 32)
@@ -124,12 +125,37 @@ def test_rules_of_groups_are_found_at_any_depth() -> None:
 def test_a_person_is_found_by_each_rule_and_by_the_group_of_an_example() -> None:
     table = pa.table({"example_id": ["ann/1", "ann/2", "bob_3", "bob_4", "x"], "group": [None, None, "bob_3", "bob_3", None]})
 
-    def found(person: str, *patterns: str, prefixed: bool = False, **listed: str) -> set[str]:
-        return examples_of([table], person, patterns, listed, prefixed=prefixed)
+    def found(person: str, *patterns: str, **listed: str) -> set[str]:
+        return examples_of([table], person, patterns, listed)
 
-    assert found("ann") == set()
-    assert found("ann", prefixed=True) == {"ann/1", "ann/2"}
+    assert found("an") == set()
+    assert found("ann") == found(" Ann") == {"ann/1", "ann/2"}  # her folder
     assert found("bob", "^([a-z]+)_") == {"bob_3", "bob_4"}
     assert found("bob_4") == {"bob_3", "bob_4"}  # her group
     assert found("eve", x="eve", bob_4="bob") == {"x"}
     assert found("ann/1") == {"ann/1"}  # without a group
+
+
+@pytest.mark.parametrize("written", ["Zoë Quill", "Zoe\u0308 Quill", "ZOË QUILL", " zoë quill ", "zoe\u0308 QUILL"])
+def test_ids_are_the_same_in_any_case_and_encoding(written: str) -> None:
+    """A person of whom an id is stored in another form than the one that was asked for is found all the same."""
+    marks = Marks({"Zoë Quill"}, "Zoë Quill")
+    assert folded(written) == "zoë quill"
+    assert marks.in_value({"ids": [written]})
+    assert marks.in_text(f"from {written} about nothing")
+    assert marks.without([written, f"of {written.strip()}."], "-") == ["-", "of -."]
+    table = pa.table({"example_id": [f"{written}/1", "other"], "group": [written, None]})
+    assert examples_of([table], "Zoë Quill", (), {}) == {f"{written}/1"}
+    for name in ("example_id", "text"):
+        held = pa.BufferOutputStream()
+        pq.write_table(pa.table({name: [written]}), held)
+        assert marks.in_table(lambda held=held: pq.ParquetFile(held.getvalue()))
+    assert not marks.in_text("from Zoe Quill")  # another name
+
+
+def test_ids_that_are_nearly_the_same_are_named_and_not_taken_for_the_same() -> None:
+    ids = ["p-17", "P17", "p017", "p_17", "p18", "p171", "anna meyer", "anna  meyer", "anna mayer", "anna", "x"]
+    assert near("p17", ids) == ["p-17", "p017", "p_17"]  # another digit is another person
+    assert near("anna meyer", ids) == ["anna  meyer", "anna mayer"]
+    assert near("p18", ids) == []
+    assert near("Zoë Quill", ["zoe-quill", "zoe\u0308 quill", "zoë quilt"]) == ["zoe-quill", "zoë quilt"]
