@@ -4,10 +4,12 @@ Equal content gets an equal name in every process and on every machine. Values w
 callables, NaN) are rejected.
 """
 
+import errno
 import hashlib
 import json
 import math
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,13 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a file's bytes, in hex.
+
+    Raises:
+        OSError: when it cannot be read, or is a pipe or a device, which might never end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

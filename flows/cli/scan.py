@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption
-from memlib.data.examples import open_location
+from memlib.data.opening import located
 from memlib.data.text.formats import Format
 from memlib.errors import UserError
 from memlib.sanitize import plain
@@ -127,7 +127,7 @@ def _look_at(path: str) -> Kind:
     """Infer the kind of a source with no recognized suffix: mail for a folder or a file that begins with "From " (mbox),
     otherwise text.
     """
-    fs, place = open_location(path)
+    fs, place = located(path)
     if fs.isdir(place):
         return "mail"
     try:

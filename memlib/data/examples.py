@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
@@ -132,19 +131,6 @@ def numbered_classes(largest: int, where: str) -> list[str]:
 
 
 # -- content of a folder or bucket --------------------------------------------------------------------
-
-
-def open_location(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or URL, and the path on it.
-
-    Raises:
-        DataError: for an unknown protocol.
-    """
-    try:
-        fs, root = fsspec.url_to_fs(uri)
-    except (ValueError, ImportError) as error:
-        raise DataError(f"cannot open {uri}: {error}") from error
-    return fs, str(root)
 
 
 def is_hidden(name: str) -> bool:

@@ -2,13 +2,11 @@
 
 import csv
 import hashlib
-import io
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from memlib.data.examples import open_location
-from memlib.data.tables.columns import check_ids, check_once, ids_of, read_csv, reason
+from memlib.data.opening import content_of, read_parquet, reason
+from memlib.data.tables.columns import check_ids, check_once, ids_of, read_csv
 from memlib.errors import DataError
 
 
@@ -27,8 +25,7 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
     content = named_content(path, setting=setting)
     try:
         if path.endswith(".parquet"):
-            table = pq.read_table(io.BytesIO(content))
-            table.validate(full=True)
+            table = read_parquet(content, path)
         else:
             names, rows = read_csv(content, path)
             table = pa.table([pa.array([row[name] for row in rows], pa.string()) for name in names], names=names)
@@ -59,9 +56,7 @@ def named_content(path: str, *, setting: str) -> bytes:
     Raises:
         DataError: when the file cannot be read.
     """
-    fs, location = open_location(path)
     try:
-        with fs.open(location, "rb") as file:
-            return bytes(file.read())
+        return content_of(path)
     except OSError as error:
-        raise DataError(f"cannot read {setting} {path} ({str(error).splitlines()[0]})") from error
+        raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error

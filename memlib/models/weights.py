@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from memlib.data.opening import check_archive, check_regular, located
 from memlib.errors import UserError
 from memlib.specs.external import InFile
 
@@ -100,6 +101,8 @@ def _states(content: Any, place: str, depth: int) -> Iterator[tuple[str, State]]
 
 def _content(path: str) -> Any:
     try:
+        check_regular(*located(path))
+        check_archive(path)
         with open(path, "rb") as file:
             start = file.read(len(LFS))
         if start == LFS:

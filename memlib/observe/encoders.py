@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.canaries.secret_key import keyed_digest
-from memlib.data.tables.columns import check_once, hint_at_ids, ids_of, reason
+from memlib.data.opening import check_regular, located, read_parquet, reason
+from memlib.data.tables.columns import check_once, hint_at_ids, ids_of
 from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest
 from memlib.specs.encoders import EncoderSpec, SuppliedEmbeddings
@@ -102,6 +103,7 @@ def given_layers(
             or non-finite numbers, or are the same for all images.
     """
     try:
+        check_regular(*located(spec.path))
         file = pq.ParquetFile(spec.path)
         available = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
         check_once(file.schema_arrow.names, [spec.id_column], spec.path)
@@ -115,8 +117,7 @@ def given_layers(
         if unknown:
             raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(available)}")
         check_once(file.schema_arrow.names, list(columns.values()), spec.path)
-        table = file.read(columns=list(dict.fromkeys([spec.id_column, *columns.values()])))
-        table.validate(full=True)
+        table = read_parquet(spec.path, spec.path, list(dict.fromkeys([spec.id_column, *columns.values()])))
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read embeddings from {spec.path} ({reason(error)})") from error
     ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())

@@ -1,6 +1,7 @@
 """Outputs supplied by a model's owner: class scores by example id in a Parquet file, validated before use."""
 
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 import scipy
 from numpy.typing import NDArray
 
 from memlib.data.canaries.secret_key import read_secret
-from memlib.data.examples import open_location
-from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of, reason
+from memlib.data.opening import content_of, read_parquet, reason
+from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of
 from memlib.errors import UserError
 from memlib.observe.encoders import pseudonym_of
 from memlib.specs import OutputsSpec
@@ -125,15 +125,14 @@ def check_columns(spec: OutputsSpec) -> None:
 
 
 def _open(spec: OutputsSpec) -> pa.Table:
-    fs, path = open_location(spec.path)
     try:
-        with fs.open(path, "rb") as file:
-            if path.lower().endswith(".csv"):  # ids such as 0012 are no numbers
-                options = pyarrow.csv.ConvertOptions(column_types={spec.id_column: pa.string()})
-                table = pyarrow.csv.read_csv(file, convert_options=options)
-            else:
-                table = pq.read_table(file)
-        table.validate(full=True)
+        content = content_of(spec.path)
+        if spec.path.lower().endswith(".csv"):  # ids such as 0012 are no numbers
+            options = pyarrow.csv.ConvertOptions(column_types={spec.id_column: pa.string()})
+            table = pyarrow.csv.read_csv(io.BytesIO(content), convert_options=options)
+            table.validate(full=True)
+        else:
+            table = read_parquet(content, spec.path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({reason(error)})") from error
     if spec.id_column not in table.column_names:

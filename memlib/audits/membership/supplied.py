@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
 from memlib.data.canaries.secret_key import read_secret
-from memlib.data.examples import open_location
 from memlib.data.groups import groups_in
 from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.opening import digest_of, reason
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import TrainingData
 from memlib.errors import UserError
@@ -153,12 +152,10 @@ class ReadOutputs(Stage[Answers]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The pool, the owner's list and the digest of the file."""
-        fs, location = open_location(self.outputs.path)
         try:
-            with fs.open(location, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = digest_of(self.outputs.path)
         except OSError as error:
-            raise UserError(f"cannot read outputs from {self.outputs.path} ({str(error).splitlines()[0]})") from error
+            raise UserError(f"cannot read outputs from {self.outputs.path} ({reason(error)})") from error
         return {"splits": self.data.splits.key, "members": self.members.key, "outputs": digest}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:

@@ -15,8 +15,9 @@ import yaml
 from numpy.typing import NDArray
 
 from memlib.data.bounds import MOST_PIXELS
-from memlib.data.examples import check_no_fractions, is_hidden, list_files, numbered_classes, open_location
+from memlib.data.examples import check_no_fractions, is_hidden, list_files, numbered_classes
 from memlib.data.images.pictures import Picture, Undecodable, turned_boxes
+from memlib.data.opening import located
 from memlib.errors import DataError, UserError
 from memlib.sanitize import is_text
 from memlib.store.records import json_once
@@ -97,7 +98,7 @@ class Annotations:
         listing: Mapping[str, Mapping[str, Any]],
         annotations: str | None,
     ) -> None:
-        self._fs, self._root = open_location(annotations or path)
+        self._fs, self._root = located(annotations or path)
         if annotations is None:
             names = listing
         elif annotations.lower().endswith(".json"):
@@ -122,7 +123,7 @@ class Annotations:
         if form == "yolo":
             self._name_classes(self._fs, self._root, names)
             if not self.classes and annotations is not None:
-                self._name_classes(*open_location(path), listing)
+                self._name_classes(*located(path), listing)
             if not self.classes:
                 self.remarks.append(f"the classes have only numbers, as there is no {CLASS_FILES[0]} or classes.txt")
         match = match_files(images, found)

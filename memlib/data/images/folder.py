@@ -20,10 +20,10 @@ from memlib.data.examples import (
     list_files,
     listing_digest,
     look_at_image,
-    open_location,
 )
 from memlib.data.images.annotations import Annotations, Objects, match_files, parse_yolo, pixel, states_fractions
 from memlib.data.images.pictures import FRACTIONS, Picture
+from memlib.data.opening import located
 from memlib.data.tables.columns import check_once, read_csv
 from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json
@@ -50,7 +50,7 @@ class _Folder:
 
     def __init__(self, path: str, expected: str) -> None:
         self._path = path
-        self._fs, self._root = open_location(path)
+        self._fs, self._root = located(path)
         self._all = list_files(self._fs, self._root)
         files = [name for name in self._all if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
         self._images = [name for name in files if not is_hidden(name)]
@@ -257,7 +257,7 @@ class CsvImages:
 
     def __init__(self, spec: CsvSource) -> None:
         self._spec = spec
-        fs, path = open_location(spec.path)
+        fs, path = located(spec.path)
         try:
             names, rows = read_csv(fs.cat_file(path), spec.path)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -278,7 +278,7 @@ class CsvImages:
             raise DataError(
                 f"no row of {spec.path} matches `where` and has one of {sorted(label_of)} in column {spec.label_column!r}"
             )
-        self._fs, self._root = open_location(spec.root)
+        self._fs, self._root = located(spec.root)
         for name, _ in self._rows:
             check_inside(self._fs, self._root, name, f"a row of {spec.path}")
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.bounds import MOST_PIXELS, UNREADABLE_ZIP, check_arrays, check_links, check_size
+from memlib.data.bounds import MOST_PIXELS, UNREADABLE_ZIP, check_arrays, check_links
 from memlib.data.examples import (
     NO_BOXES,
     Example,
@@ -24,11 +23,11 @@ from memlib.data.examples import (
     is_hidden,
     listing_digest,
     numbered_classes,
-    open_location,
 )
 from memlib.data.images.annotations import ROTATED_UNKNOWN
 from memlib.data.images.pictures import ROTATED, ROTATED_BOXES, Picture, Undecodable, oddities_of
-from memlib.data.tables.columns import check_ids, check_once, ids_of, reason
+from memlib.data.opening import ParquetContent, located, reason
+from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.errors import DataError, UserError
 from memlib.identity import file_digest
 from memlib.specs import NpzSource, ParquetSource
@@ -46,7 +45,7 @@ class ParquetImages:
 
     def __init__(self, spec: ParquetSource) -> None:
         self._spec = spec
-        self._fs, root = open_location(spec.path)
+        self._fs, root = located(spec.path)
         files = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
         self._files = {
             name: files[name] for name in sorted(files) if name.endswith(".parquet") and not is_hidden(os.path.basename(name))
@@ -76,16 +75,15 @@ class ParquetImages:
         spec = self._spec
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         with self._fs.open(file) as handle:
-            parquet = pq.ParquetFile(handle)
-            names = parquet.schema_arrow.names
+            parquet = ParquetContent(handle, file)
+            names = parquet.schema.names
             check_once(names, wanted, file)
             short = os.path.relpath(file, self._folder)
             row = 0
             for index in range(parquet.num_row_groups):
-                check_size(file, parquet.metadata.row_group(index).total_byte_size)
                 self._groups.append(_RowGroup(file, index, len(self._ids)))
                 columns = [column for column in (spec.label_column, spec.id_column) if column]
-                table = parquet.read_row_group(index, columns=columns)
+                table = parquet.read_row_group(index, columns)
                 table.validate(full=True)
                 labels += table[spec.label_column].to_pylist()
                 if spec.id_column:
@@ -94,7 +92,7 @@ class ParquetImages:
                 else:
                     self._ids += [f"{short}:{row + i:07d}" for i in range(table.num_rows)]
                 row += table.num_rows
-            return _stated_classes(parquet.schema_arrow.metadata, spec.label_column)
+            return _stated_classes(parquet.schema.metadata, spec.label_column)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -131,10 +129,9 @@ class ParquetImages:
         """Return the oddities of the images in a file."""
         oddities: set[str] = set()
         try:
-            for batch in pq.ParquetFile(path).iter_batches(batch_size=100, columns=[self._spec.image_column]):
-                for image in batch.column(0).to_pylist():
-                    data = image.get("bytes") if isinstance(image, dict) else image
-                    oddities |= set(oddities_of(data)) if data is not None else set()
+            for image in ParquetContent(path, path).values(self._spec.image_column):
+                data = image.get("bytes") if isinstance(image, dict) else image
+                oddities |= set(oddities_of(data)) if data is not None else set()
             if self._spec.boxes_column and ROTATED in oddities:
                 oddities.add(ROTATED_BOXES)
         except (UnicodeDecodeError, pa.ArrowException) as error:
@@ -149,7 +146,7 @@ class ParquetImages:
             columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
             try:
                 with self._fs.open(group.file) as handle:
-                    loaded = (number, pq.ParquetFile(handle).read_row_group(group.index, columns=columns))
+                    loaded = (number, ParquetContent(handle, group.file).read_row_group(group.index, columns))
                 loaded[1].validate(full=True)
             except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(group.file, error) from error

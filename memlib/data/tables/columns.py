@@ -72,12 +72,6 @@ def hint_at_ids(ids: Sequence[str | None], wanted: Sequence[str]) -> str:
     return ""
 
 
-def reason(error: Exception) -> str:
-    """Return the first line of a table reader's error; replace Arrow's message for files that are not Parquet."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return "it is not a Parquet file" if "Parquet magic bytes" in lines[0] else lines[0]
-
-
 def check_ids(ids: Sequence[str | None], where: str) -> list[str]:
     """Return the ids unchanged, after a check that none is missing.
 

@@ -5,17 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.bounds import check_size, read_pieces
-from memlib.data.examples import NO_BOXES, Example, listing_digest, open_location
-from memlib.data.tables.columns import check_ids, check_once, ids_of, reason
+from memlib.data.examples import NO_BOXES, Example, listing_digest
+from memlib.data.opening import content_of, located, read_parquet, reason
+from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.data.text.streams import UNREADABLE
 from memlib.errors import DataError, UserError
 from memlib.specs import TableSource
@@ -78,7 +76,7 @@ class Table:
     def __init__(self, spec: TableSource) -> None:
         self._spec = spec
         self._texts: pa.Table
-        self._fs, self._path = open_location(spec.path)
+        self._fs, self._path = located(spec.path)
         table = self._read()
         named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
         check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
@@ -106,13 +104,9 @@ class Table:
     def _read(self) -> pa.Table:
         path = self._spec.path
         try:
-            with fsspec.open(path, "rb", compression="infer") as file:
-                data = b"".join(read_pieces(file, path))
+            data = content_of(path)
             if path.endswith(".parquet"):
-                table = pq.read_table(io.BytesIO(data))
-                check_size(path, table.nbytes)
-                table.validate(full=True)
-                self._texts = table
+                self._texts = table = read_parquet(data, path)
             else:
                 table = self._read_csv(data)
         except UserError:

@@ -13,14 +13,13 @@ from html.parser import HTMLParser
 from pathlib import PurePosixPath
 from typing import Any, AnyStr
 
-import fsspec
 import pyarrow as pa
 import pyarrow.dataset
 from fsspec.implementations.local import LocalFileSystem
 
 from memlib.data.bounds import check_links, check_size, read_pieces
-from memlib.data.examples import find_files, is_hidden, open_location
-from memlib.data.tables.columns import reason
+from memlib.data.examples import find_files, is_hidden
+from memlib.data.opening import decoded_size, located, opened, reason
 from memlib.data.text.chats import Chat, is_chat, render
 from memlib.data.text.streams import LINE_END, LONGEST, UNREADABLE, Text, read_file
 from memlib.errors import DataError, UserError
@@ -131,7 +130,7 @@ class ParquetTexts(Records):
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         source = self._source
-        fs, path = open_location(source.path)
+        fs, path = located(source.path)
         files = sorted(fs.glob(path)) if "*" in path else [path]
         if not files:
             raise DataError(f"no file matches {source.path}")
@@ -139,18 +138,21 @@ class ParquetTexts(Records):
         check_links(fs, path if "*" not in path else os.path.dirname(path.partition("*")[0]), listed)
         size, row = 0, 0
         try:
-            dataset = pyarrow.dataset.dataset(files if "*" in path else path, filesystem=fs)
-            self._check_type(dataset.schema.field(source.text_column).type)
+            reading = pyarrow.dataset.ParquetReadOptions(dictionary_columns=[source.text_column])  # repeated texts stay short
+            form = pyarrow.dataset.ParquetFileFormat(read_options=reading)
+            place = files if "*" in path else path
+            self._check_type(pyarrow.dataset.dataset(place, filesystem=fs).schema.field(source.text_column).type)
+            dataset = pyarrow.dataset.dataset(place, filesystem=fs, format=form)
             options = pyarrow.dataset.ParquetFragmentScanOptions(use_buffered_stream=True, pre_buffer=False)
             for batch in dataset.to_batches(
                 columns=[source.text_column], batch_size=ROWS_READ, batch_readahead=1, fragment_readahead=1,
                 fragment_scan_options=options, use_threads=False,
             ):  # fmt: skip
                 batch.validate(full=True)
-                size += batch.nbytes
+                size += decoded_size(batch.column(0))
                 check_size(source.path, size)
-                for row, value in enumerate(batch.column(0).to_pylist(), start=row + 1):  # noqa: B020 - it counts on
-                    yield f"row {row} of {source.path}", value
+                for row, value in enumerate(batch.column(0), start=row + 1):  # noqa: B020 - it counts on
+                    yield f"row {row} of {source.path}", value.as_py()
         except UserError:
             raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
@@ -216,7 +218,7 @@ def _files(path: str, suffixes: set[str]) -> Iterator[str]:
     Raises:
         DataError: when there is no such file.
     """
-    fs, root = open_location(path)
+    fs, root = located(path)
     listed = fs.glob(root, detail=True) if "*" in root else find_files(fs, root)
     folder = os.path.dirname(root.partition("*")[0]) if "*" in root else root
     check_links(fs, folder, listed)
@@ -317,12 +319,12 @@ def _header(message: EmailMessage, name: str) -> str:
 def _messages(path: str) -> Iterator[bytes]:
     """Yield the messages of an mbox file, split at lines that begin with "From "; any other file is a single message."""
     try:
-        with fsspec.open(path, "rb", compression="infer") as file:
+        with opened(path) as file:
             yield from _split(read_pieces(file, path), path)
     except UserError:
         raise
     except UNREADABLE as error:
-        raise DataError(f"cannot read the mail {path} ({error})") from error
+        raise DataError(f"cannot read the mail {path} ({reason(error)})") from error
 
 
 def _split(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ import io
 import lzma
 import os
 import sys
-import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +19,11 @@ from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import ahocorasick_rs
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from memlib.data.bounds import read_pieces
+from memlib.data.opening import opened, reason
 from memlib.errors import DataError, RunError, UserError
 
 LINE_END = "\n"
@@ -121,11 +120,7 @@ def read_file(path: str) -> Iterator[str]:
     decoder, newlines = codecs.getincrementaldecoder("utf-8-sig")(), io.IncrementalNewlineDecoder(None, translate=True)
     seen = 0
     try:
-        if path.endswith(".zip"):
-            with fsspec.open(path, "rb") as packed, zipfile.ZipFile(packed) as archive:
-                if len(names := [name for name in archive.namelist() if not name.endswith("/")]) != 1:
-                    raise DataError(f"{path} holds {len(names)} files instead of one; unpack the archive, and name one file")
-        with fsspec.open(path, "rb", compression="infer") as file:
+        with opened(path) as file:
             for piece in read_pieces(file, path):
                 begun = len(decoder.getstate()[0])
                 try:
@@ -141,7 +136,7 @@ def read_file(path: str) -> Iterator[str]:
     except UserError:
         raise
     except UNREADABLE as error:
-        raise DataError(f"cannot read the text {path} ({error})") from error
+        raise DataError(f"cannot read the text {path} ({reason(error)})") from error
 
 
 def _not_text(path: str, error: UnicodeDecodeError, before: int) -> DataError:

@@ -239,5 +239,5 @@ def test_parquet_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path, 
     monkeypatch.setenv("MEMLIB_MAX_BYTES", "1000000")
     with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
         list(ParquetTexts(TextParquetSource(kind="text_parquet", path=path)))
-    with pytest.raises(UserError, match="decompresses to more than 1000000 bytes"):
+    with pytest.raises(UserError, match="decodes to more than 1,000,000 bytes"):
         open_source(ParquetSource(kind="parquet", path=path, image_column="text"))

@@ -21,14 +21,13 @@ from memlib.errors import DataError, UserError
 from memlib.running.runners import PlainRunner
 from memlib.specs import CaptionedScenesSource, DataSpec, SplitSpec
 from memlib.specs.captions import PADDING, UNKNOWN, CaptionSpec
-from memlib.specs.resources import Resources
 from memlib.store import Store
 
 SCENES = DataSpec.model_validate({"source": {"kind": "captioned_scenes", "num_examples": 80}, "image_size": 16})
 
 
 def runner(folder: Path) -> PlainRunner:
-    return PlainRunner(Store(str(folder / "store")), Resources())
+    return PlainRunner(Store(str(folder / "store")))
 
 
 def folder_of_images(folder: Path, names: list[str]) -> DataSpec:

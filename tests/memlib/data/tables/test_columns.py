@@ -11,8 +11,9 @@ import pytest
 
 from flows.cli.app import main
 from memlib.data.datasets import open_source
-from memlib.data.examples import find_files, open_location
+from memlib.data.examples import find_files
 from memlib.data.id_files import said_of_examples
+from memlib.data.opening import located
 from memlib.data.tables.columns import check_ids, check_once, hint_at_ids, ids_of
 from memlib.errors import UserError
 from memlib.observe.encoders import given_layers
@@ -73,7 +74,7 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table([pa.array(list("abcd")), pa.array(VECTORS), pa.array(VECTORS)], names=["id", "v", "v"]), path)
     with pytest.raises(UserError, match="2 columns 'v'"):
         given_layers(SuppliedEmbeddings(kind="embeddings", path=str(path), id_column="id"), ["a"], ["v"])
-    with pytest.raises(UserError, match="Multiple matches for"):
+    with pytest.raises(UserError, match="2 columns 'v'"):
         read_outputs(
             OutputsSpec(path=str(path), id_column="id", scores_column="v"),
             pa.table({"example_id": ["a"], "label": [0], "class_name": ["a"]}),
@@ -136,7 +137,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         pytest.skip("this file system takes UTF-8 names alone")
     Path((folder + b"/1.png").decode("utf-8", "surrogateescape")).write_bytes(b"x")
     with pytest.raises(UserError, match=r"caf\\udce9/1.png' is not UTF-8"):
-        find_files(*open_location(str(tmp_path)))
+        find_files(*located(str(tmp_path)))
     with pytest.raises(UserError, match="is not UTF-8; rename the folder"):
         Store(folder.decode("utf-8", "surrogateescape"))
 
