@@ -237,9 +237,16 @@ def live_nodes(ray: Any, resources: Resources) -> list[dict[str, float]]:
         EngineLost: if Ray runs on this machine alone and has lost it.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if resources.ray_address is None and not any("CPU" in node for node in nodes):
+    if resources.ray_address is None and (_has_died() or not any("CPU" in node for node in nodes)):
         raise EngineLost(NODE_LOST)
     return nodes
+
+
+def _has_died() -> bool:
+    """Return whether a process of a local Ray has died that holds its node: Ray itself notices that some seconds later."""
+    worker = sys.modules.get("ray._private.worker")
+    node = getattr(worker, "_global_node", None)
+    return node is not None and any(kind in ("raylet", "gcs_server") for kind, _ in node.dead_processes())
 
 
 def places(ray: Any, resources: Resources, needs: Mapping[str, float]) -> int:
@@ -475,8 +482,9 @@ def _cause(ray: Any, error: Exception) -> Exception:
         cause = error.cause  # Ray's own message would begin with a traceback
         if isinstance(cause, OSError):  # for example, a full disk
             return RunError(f"{type(cause).__name__}: {cause}")
-        original: Exception = cause if isinstance(cause, UserError | RunError) else error.as_instanceof_cause()
-        return original
+        if not isinstance(cause, UserError | RunError):  # a defect of memlib's or of the user's code, not a loss of Ray
+            cause.add_note(error.traceback_str)
+        return cause
     return RunError(f"a worker was lost repeatedly ({str(error).strip().splitlines()[0]})")
 
 
@@ -492,10 +500,15 @@ def _joined(failures: Sequence[Exception], count: int) -> Exception:
 
 
 def as_lost(error: BaseException) -> BaseException:
-    """Return an error in the form that the user should see: a Ray error becomes an EngineLost of one line."""
+    """Return an error in the form that the user should see: a Ray error becomes an EngineLost of one line.
+
+    An error that a task raised is no loss of Ray: running the same command again would only repeat it.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not isinstance(error, ray.exceptions.RayError):
         return error
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return _cause(ray, error)
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
     return EngineLost(f"Ray died during the run ({cause}); run the same command again")
 

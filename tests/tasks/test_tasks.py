@@ -1,6 +1,7 @@
 """Parts as Ray tasks: what is repeated, what ends, what is shown, and with how many threads they compute."""
 
 import json
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,48 @@ def test_a_part_that_fails_does_not_stop_the_others_and_the_first_error_counts_t
     assert ray.options["max_retries"] == 3
     warnings = map_on_ray(context(), "score_nets", compute, [Part("a", (0,)), Part("b", (2,))], 4, Bars())  # type: ignore[arg-type]
     assert warnings == ["watch out"]
+
+
+def test_a_defect_in_a_part_is_no_loss_of_ray_and_keeps_its_traceback(
+    ray: TasksHere, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that repeats runs which lost Ray must not repeat this one for ever."""
+
+    def compute(number: int, told: Any, threads: int) -> tuple[list[str], float]:
+        raise TypeError("unsupported operand")
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        map_on_ray(context(), "score_nets", compute, parts_of(1), 1, Bars())  # type: ignore[arg-type]
+    assert cluster.as_lost(caught.value) is caught.value
+    assert "Traceback ..." in caught.value.__notes__[0]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    within = ray_exceptions.RayTaskError("function", "Traceback ...", KeyError("x"))
+    assert isinstance(cluster.as_lost(within), KeyError)
+    assert isinstance(cluster.as_lost(ray_exceptions.RaySystemError("gone")), EngineLost)
+
+
+@pytest.mark.parametrize("kind", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("moment", ["asked for", "submitted", "failed"])
+def test_ray_that_dies_at_any_moment_is_lost_even_while_it_still_lists_its_node(
+    kind: str, moment: str, ray: TasksHere, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead: list[tuple[str, None]] = [(kind, None)] if moment == "asked for" else []
+    node = types.SimpleNamespace(dead_processes=lambda: dead)
+    monkeypatch.setattr("ray._private.worker._global_node", node)
+
+    def compute(number: int, told: Any, threads: int) -> tuple[list[str], float]:
+        if moment == "failed":
+            dead.append((kind, None))
+            raise ray_exceptions.WorkerCrashedError
+        return [], 1.0
+
+    if moment == "submitted":
+        monkeypatch.setattr(cluster, "LOOK_SECONDS", 0)
+        monkeypatch.setattr(ray, "wait", lambda running, **options: (dead.append((kind, None)), ([], running))[1])
+    with pytest.raises(EngineLost, match="Ray died during the run"):
+        map_on_ray(context(), "score_nets", compute, parts_of(2), 2, Bars())  # type: ignore[arg-type]
+    other = context(ray_address="somewhere:1")  # whose processes are not here
+    assert cluster.live_nodes(ray, other.resources)
 
 
 def test_a_part_whose_worker_was_lost_is_repeated_as_often_as_it_may_be(
