@@ -479,7 +479,7 @@ def is_loss(ray: Any, error: Exception) -> bool:
 def _cause(ray: Any, error: Exception) -> Exception:
     """Return the error of a task in the form that the user should see."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause  # Ray's own message would begin with a traceback
+        cause: Exception = error.cause  # Ray's own message would begin with a traceback
         if isinstance(cause, OSError):  # for example, a full disk
             return RunError(f"{type(cause).__name__}: {cause}")
         if not isinstance(cause, UserError | RunError):  # a defect of memlib's or of the user's code, not a loss of Ray

@@ -187,6 +187,10 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: Trus
     expected = run.published.get(page_path(run))
     if expected is not None and file_digest(page) != expected:
         raise RunError(f"the page of run {run.run} has been changed since it was published; see memlib verify {run.run}")
+    from memlib.report.page import active_in  # loads Jinja
+
+    if found := active_in(page.read_text(encoding="utf-8", errors="replace")):
+        raise RunError(f"the page of run {run.run} holds {found}, as no page of memlib does, and is not opened: {page}")
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
         console.print("no browser found; open this file yourself")

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from typing import ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,6 +17,8 @@ from memlib.findings import Verdict
 from memlib.report.glossary import defined
 from memlib.report.spreadsheet import Rows, csv_uri
 
+_SCRIPTED = re.compile(r"(javascript|vbscript|data:(?!image/|text/csv))", re.IGNORECASE)
+_BLANKS = re.compile(r"[\s\x00-\x1f]+")
 STYLES = {"shown": "found", "bounded": "not_found", "inconclusive": "odd", "descriptive": "odd"}
 """Style of the verdict box, by the word of the verdict."""
 _DRAW_FIRST = (
@@ -293,6 +296,37 @@ def _columns(count: int) -> int:
     if count <= MOST_TILES:
         return max(1, count)
     return max(range(3, MOST_TILES + 1), key=lambda columns: ((count - 1) % columns, columns))
+
+
+class _Active(HTMLParser):
+    """A parser that notes what in a page could act: run code, load other content, or send something."""
+
+    TAGS = frozenset({"script", "iframe", "frame", "object", "embed", "applet", "form", "base", "link", "portal"})
+    ADDRESSES = frozenset({"href", "src", "xlink:href", "action", "formaction", "data", "srcset", "poster"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note an element that could act, or an attribute of it."""
+        named = {name: value or "" for name, value in attrs}
+        refreshes = tag == "meta" and named.get("http-equiv", "").lower() == "refresh"
+        handlers = [name for name in named if name.startswith("on")]
+        codes = [name for name in self.ADDRESSES & named.keys() if _SCRIPTED.match(_BLANKS.sub("", named[name]))]
+        if tag in self.TAGS or refreshes or handlers or codes:
+            self.found = self.found or f"<{tag}{''.join(f' {name}' for name in (*handlers, *codes)[:1])}>"
+
+
+def active_in(page: str) -> str:
+    """Return the first element of a page that could run code, load other content or send something; "" if there is none.
+
+    Pages of memlib have none. Whoever can write to a store can put one there, and seal the run's manifest anew.
+    """
+    parser = _Active()
+    parser.feed(page)
+    parser.close()
+    return parser.found
 
 
 def said_on_page(page: bytes, *texts: str) -> bytes:

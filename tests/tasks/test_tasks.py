@@ -1,7 +1,6 @@
 """Parts as Ray tasks: what is repeated, what ends, what is shown, and with how many threads they compute."""
 
 import json
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +127,7 @@ def test_a_part_that_fails_does_not_stop_the_others_and_the_first_error_counts_t
 
 
 def test_a_defect_in_a_part_is_no_loss_of_ray_and_keeps_its_traceback(
-    ray: TasksHere, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    ray: TasksHere, context: Callable[..., Context]
 ) -> None:
     """A scheduler that repeats runs which lost Ray must not repeat this one for ever."""
 
@@ -139,7 +138,6 @@ def test_a_defect_in_a_part_is_no_loss_of_ray_and_keeps_its_traceback(
         map_on_ray(context(), "score_nets", compute, parts_of(1), 1, Bars())  # type: ignore[arg-type]
     assert cluster.as_lost(caught.value) is caught.value
     assert "Traceback ..." in caught.value.__notes__[0]
-    monkeypatch.setitem(sys.modules, "ray", ray)
     within = ray_exceptions.RayTaskError("function", "Traceback ...", KeyError("x"))
     assert isinstance(cluster.as_lost(within), KeyError)
     assert isinstance(cluster.as_lost(ray_exceptions.RaySystemError("gone")), EngineLost)

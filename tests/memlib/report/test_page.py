@@ -27,6 +27,7 @@ from memlib.report.page import (
     PicturesView,
     Section,
     TableView,
+    active_in,
     advice_of,
     first_words,
     render,
@@ -302,3 +303,17 @@ def test_said_on_page_inserts_an_escaped_line_below_the_verdict() -> None:
 def test_terms_of_one_letter_are_found_as_words(text: str, term: str, used: bool) -> None:
     page = Page("t", "a", "r", "", Verdict("shown", "v", text), Content([], terms=(term,)))
     assert (f"<dt>{term}</dt>" in render(page)) == used
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<script>alert(1)</script>", "<script>"), ("<SCRIPT src=x>", "<script>"), ("<img src=x onerror=alert(1)>", "<img onerror>"),
+        ("<svg/onload=alert(1)>", "<svg onload>"), ("<a href=' java\nscript:alert(1)'>x</a>", "<a href>"), ("<iframe src=x>", "<iframe>"),
+        ("<a href='data:text/html,x'>x</a>", "<a href>"), ("<meta http-equiv=Refresh content=0>", "<meta>"), ("<form>", "<form>"),
+        ("<base href=x>", "<base>"), ("<link rel=stylesheet href=x>", "<link>"), ("<object data=x>", "<object>"),
+        ("<p>&lt;script&gt;</p><a href='#x'>y</a><img src='data:image/png;base64,x'><a href='data:text/csv,x'>z</a>", ""),
+    ],
+)  # fmt: skip
+def test_whatever_could_act_in_a_page_is_found(text: str, found: str) -> None:
+    assert active_in(f"<html><body><p>words</p>{text}</body></html>") == found

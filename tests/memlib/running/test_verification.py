@@ -671,6 +671,18 @@ def test_a_page_that_was_changed_is_not_opened(
     assert len(opened) == 1
 
 
+def test_a_page_with_a_script_is_not_opened_even_if_it_was_sealed(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda address: pytest.fail("opened"))
+    run, page = only_run(store), b"<p>a page</p><script>alert(1)</script>"
+    path = f"runs/{run.run}/report.html"
+    store.publish(path, page)
+    reseal(store, published=run.published | {path: hashlib.sha256(page).hexdigest()})
+    assert main(["open", run.run, "--store", store.uri]) == 2
+    assert "holds <script>, as no page of memlib does, and is not opened" in " ".join(capsys.readouterr().err.split())
+
+
 def test_gc_of_a_lost_run_deletes_its_figures(store: Store) -> None:
     run = only_run(store).run
     store.publish(f"runs/{run}/figures/a.svg", b"<svg/>")
