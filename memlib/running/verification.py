@@ -170,7 +170,7 @@ def verified(
 
 @dataclass
 class _Found:
-    """What the manifests of all runs name, without the manifests themselves."""
+    """Names in the manifests of all runs, without the manifests themselves."""
 
     paths: set[str] = field(default_factory=set)  #: paths of the files of the runs.
     refs: set[Ref] = field(default_factory=set)  #: artifacts of the runs.
@@ -267,7 +267,7 @@ def check_layout(store: Store, named: Collection[str], *, since: float) -> Itera
 
 @dataclass(frozen=True)
 class Excuses:
-    """What the records of a store say was deleted on purpose."""
+    """Artifacts, files and runs that were deleted on purpose, according to the records of a store."""
 
     artifacts: frozenset[str] = frozenset()  #: addresses of artifacts that were erased.
     paths: frozenset[str] = frozenset()  #: other files that were erased.
@@ -302,7 +302,7 @@ def excuses_of(store: Store, trust: Path | None = None) -> Excuses:
 
 @dataclass(frozen=True)
 class Absences:
-    """What is absent of a run because it was erased."""
+    """The artifacts and files of a run that are absent because they were erased."""
 
     artifacts: frozenset[str] = frozenset()  #: addresses of artifacts.
     files: frozenset[str] = frozenset()  #: paths of published files.

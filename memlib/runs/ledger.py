@@ -54,7 +54,7 @@ class Past:
 
     @property
     def deleted(self) -> DeletedRun:
-        """What the store remembers of the run when it is deleted."""
+        """The record of the run that remains in the store when it is deleted."""
         return DeletedRun(**self.line.model_dump(), data=self.data, asks=self.asks, previous=list(self.previous))
 
 

@@ -378,7 +378,7 @@ class Vouched(Record):
 
 
 class DeletedRun(Record):
-    """What a store remembers of a run that was deleted: its look at its data."""
+    """The record of a run that was deleted: its look at its data."""
 
     run: Name
     audit: str = ""

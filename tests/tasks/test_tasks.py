@@ -126,7 +126,7 @@ def test_a_part_that_fails_does_not_stop_the_others_and_the_first_error_counts_t
     assert warnings == ["watch out"]
 
 
-def test_a_defect_in_a_part_is_no_loss_of_ray_and_keeps_its_traceback(
+def test_an_unexpected_error_in_a_part_keeps_its_traceback_and_does_not_count_as_a_loss_of_ray(
     ray: TasksHere, context: Callable[..., Context]
 ) -> None:
     """A scheduler that repeats runs which lost Ray must not repeat this one for ever."""

@@ -154,7 +154,7 @@ print(len(list(Path(sys.argv[2]).glob("artifacts/word/*/manifest.json"))))
 """
 
 
-def test_what_is_computed_while_the_code_of_memlib_changes_is_not_kept(tmp_path: Path) -> None:
+def test_results_computed_while_the_code_of_memlib_changes_are_not_kept(tmp_path: Path) -> None:
     for package in (*version.PACKAGES, "tests"):
         shutil.copytree(version.ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "memlib/training/.loop.py.swp").write_text("of an editor")
@@ -179,7 +179,7 @@ def test_a_worker_with_other_source_files_than_the_drivers_commits_nothing(
     assert not store.artifacts.has(stage.identity.ref)
 
 
-def test_what_other_libraries_or_another_processor_computed_is_said_when_it_is_reused(
+def test_reusing_an_artifact_of_other_libraries_or_another_processor_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(str(tmp_path / "store"))

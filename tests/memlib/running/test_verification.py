@@ -829,7 +829,7 @@ def many_rows() -> bytes:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_regular_file_is_named_and_never_waited_for(store: Store, path: str, kind: str) -> None:
+def test_verify_names_anything_but_a_regular_file_and_never_waits_for_it(store: Store, path: str, kind: str) -> None:
     attempt = store.artifacts.manifest(SCORES).attempt
     place = Path(store.root, path.replace("RUN", only_run(store).run).replace("ATTEMPT", attempt))
     place.parent.mkdir(exist_ok=True)
