@@ -145,17 +145,7 @@ def read_parquet(source: str | bytes | IO[bytes], path: str, columns: Sequence[s
         DataError: when the table would not fit in memory.
         OSError, ValueError, pa.ArrowException: when it is no Parquet file, or is damaged.
     """
-    file = ParquetContent(source, path)
-    tables: list[pa.Table] = []
-    for number in range(file.num_row_groups):
-        check_fits(path, file.sizes[number] + sum(table.nbytes for table in tables))
-        tables.append(file.read_row_group(number, columns))
-    table = pa.concat_tables(tables) if tables else file.schema.empty_table()
-    if missing := [name for name in columns or () if name not in table.column_names]:
-        raise ValueError(f"it has no column {missing[0]}")
-    table = table if columns is None else table.select(list(columns))
-    table.validate(full=True)
-    return table
+    return ParquetContent(source, path).read(columns)
 
 
 class ParquetContent:
@@ -172,6 +162,8 @@ class ParquetContent:
     """
 
     def __init__(self, source: str | bytes | IO[bytes], path: str) -> None:
+        if isinstance(source, str):
+            check_regular(*located(source))
         held: Any = pa.BufferReader(source) if isinstance(source, bytes) else source
         plain = pq.ParquetFile(held)
         columns = [plain.schema.column(number) for number in range(len(plain.schema))]
@@ -179,6 +171,19 @@ class ParquetContent:
         self._path, self._file = path, pq.ParquetFile(held, read_dictionary=texts)
         self.schema, self.num_row_groups = plain.schema_arrow, plain.num_row_groups
         self.sizes = [_least_size(plain.metadata.row_group(number)) for number in range(plain.num_row_groups)]
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read the file, or some of its columns, and check the values; see `read_parquet`."""
+        tables: list[pa.Table] = []
+        for number in range(self.num_row_groups):
+            check_fits(self._path, self.sizes[number] + sum(table.nbytes for table in tables))
+            tables.append(self.read_row_group(number, columns))
+        table = pa.concat_tables(tables) if tables else self.schema.empty_table()
+        if missing := [name for name in columns or () if name not in table.column_names]:
+            raise ValueError(f"it has no column {missing[0]}")
+        table = table if columns is None else table.select(list(columns))
+        table.validate(full=True)
+        return table
 
     def read_row_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read a row group, or some of its columns.

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlib.data.canaries.secret_key import keyed_digest
-from memlib.data.opening import check_regular, located, read_parquet, reason
+from memlib.data.opening import ParquetContent, reason
 from memlib.data.tables.columns import check_once, hint_at_ids, ids_of
 from memlib.errors import UserError
 from memlib.models.external.factory import encoder_digest
@@ -103,21 +102,20 @@ def given_layers(
             or non-finite numbers, or are the same for all images.
     """
     try:
-        check_regular(*located(spec.path))
-        file = pq.ParquetFile(spec.path)
-        available = [field.name for field in file.schema_arrow if _holds_vectors(field.type)]
-        check_once(file.schema_arrow.names, [spec.id_column], spec.path)
+        file = ParquetContent(spec.path, spec.path)
+        available = [field.name for field in file.schema if _holds_vectors(field.type)]
+        check_once(file.schema.names, [spec.id_column], spec.path)
         if not available:
             raise UserError(
                 f"{spec.path} has no column of embeddings (lists of numbers); its columns are "
-                f"{', '.join(file.schema_arrow.names)}; store each embedding as a list"
+                f"{', '.join(file.schema.names)}; store each embedding as a list"
             )
         columns = {layer: available[-1] if layer == LAST else layer for layer in layers}
         unknown = [column for column in columns.values() if column not in available]
         if unknown:
             raise UserError(f"{spec.path} has no layer {unknown[0]!r}; it has {', '.join(available)}")
-        check_once(file.schema_arrow.names, list(columns.values()), spec.path)
-        table = read_parquet(spec.path, spec.path, list(dict.fromkeys([spec.id_column, *columns.values()])))
+        check_once(file.schema.names, list(columns.values()), spec.path)
+        table = file.read(list(dict.fromkeys([spec.id_column, *columns.values()])))
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read embeddings from {spec.path} ({reason(error)})") from error
     ids = pa.array(ids_of(table[spec.id_column], f"{spec.path}: {spec.id_column}"), type=pa.string())

@@ -377,18 +377,11 @@ class Vouched(Record):
     signature: str | None = Field(default=None, max_length=200)  #: Ed25519 signature of the HMAC, in base64.
 
 
-class DeletedRun(Record):
+class DeletedRun(EarlierAudit):
     """The record of a run that was deleted: its look at its data."""
 
     run: Name
-    audit: str = ""
-    finished: Seconds = 0.0
     data: str = ""
-    look: str = ""
-    planned: int = 1
-    headline: str = ""
-    p_value: FiniteFloat | None = None
-    verdict: str | None = None
     asks: str = ""
     previous: list[Name] = Field(default_factory=list)
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlib.data.opening import check_regular, located, read_parquet
+from memlib.data.opening import ParquetContent, read_parquet
 from memlib.errors import UserError
 from memlib.store.permissions import PRIVATE, write_file
 from memlib.tables import FLOAT, INT, TEXT, Column, Table, write_table
@@ -49,7 +48,6 @@ def read_losses(path: Path) -> pa.Table:
         UserError: when the file cannot be read, lacks columns, or has losses that are missing or not finite.
     """
     try:
-        check_regular(*located(str(path)))
         table = read_parquet(str(path), str(path), LOSSES.arrow.names).cast(LOSSES.arrow)
     except (OSError, pa.ArrowException, ValueError) as error:
         columns = ", ".join(LOSSES.arrow.names)
@@ -88,9 +86,9 @@ def read_tokenized(path: Path) -> tuple[list[dict[str, list[int]]], bool]:
         UserError: when the file cannot be read or has no input_ids.
     """
     try:
-        check_regular(*located(str(path)))
-        labelled = "labels" in pq.ParquetFile(path).schema_arrow.names
-        items = read_parquet(str(path), str(path), ["input_ids", *(["labels"] if labelled else [])]).to_pylist()
+        content = ParquetContent(str(path), str(path))
+        labelled = "labels" in content.schema.names
+        items = content.read(["input_ids", *(["labels"] if labelled else [])]).to_pylist()
     except (OSError, pa.ArrowException, ValueError) as error:
         raise UserError(f"cannot read {path} ({type(error).__name__}); name a Parquet file") from error
     if not items or any(not isinstance(value, list) for value in items[0].values()) or "input_ids" not in items[0]:
