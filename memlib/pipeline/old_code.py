@@ -39,7 +39,7 @@ class OldCode:
         with contextlib.suppress(CorruptArtifact):
             manifest, named, name = store.artifacts.manifest(ref), stage.named_code, ref.stage_name
             self.untraced |= manifest.definitions is None or not named.keys() <= manifest.named.keys()
-            if is_changed(manifest, stage) and name not in self.changed:
+            if name not in self.changed and is_changed(manifest, stage):
                 self.changed.append(name)
             if found := dict.fromkeys(differences(manifest)):
                 self.differing[name] = self.differing.get(name, {}) | found
