@@ -41,7 +41,7 @@ from memlib.audits.dossier.subject import models_in
 from memlib.identity import content_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.running import verification
+from memlib.running import checks
 from memlib.running.planning import Costs
 from memlib.runs import garbage
 from memlib.specs.resources import RunOptions
@@ -166,7 +166,7 @@ def store(count: int) -> None:
             "plan 2,000 parts of one stage",
             lambda: [(opened.artifacts.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known],
         )
-        damaged = _timed("verify all of them", lambda: list(verification.check_artifacts(opened, refs)))
+        damaged = _timed("verify all of them", lambda: list(checks.check_artifacts(opened, refs)))
         assert not damaged
         _timed("gc, dry", lambda: garbage.garbage(opened, keep=[], days=-1))
         _timed("memlib runs", lambda: _memlib("runs", "--store", folder))

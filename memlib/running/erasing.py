@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from memlib.errors import CorruptArtifact, RunError, UserError
 from memlib.pipeline.sources import LENGTH
+from memlib.running.checks import keys_in
 from memlib.running.traces import Marks, artifact_names, examples_of, near, rules_in
-from memlib.running.verification import keys_in
 from memlib.runs.erasures import (
     REMOVED,
     erased_runs,

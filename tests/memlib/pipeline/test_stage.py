@@ -14,8 +14,8 @@ from memlib.errors import CorruptArtifact, MissingArtifact, RunError
 from memlib.identity import content_key, file_digest
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, Artifact, Identity, Known, Stage
+from memlib.running.checks import check_artifacts
 from memlib.running.runners import PlainRunner
-from memlib.running.verification import check_artifacts
 from memlib.specs import DataSpec
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed

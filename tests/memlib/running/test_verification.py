@@ -25,9 +25,10 @@ from memlib.audits.sweep.recipe import Recipe, run_of
 from memlib.audits.sweep.stages import Report, Score
 from memlib.findings import Findings
 from memlib.identity import content_key, file_digest
-from memlib.running import verification
+from memlib.running import checks
+from memlib.running.checks import check_artifacts, check_run
 from memlib.running.runners import PlainRunner
-from memlib.running.verification import check_artifacts, check_run, check_signature, sign
+from memlib.running.verification import check_signature, sign
 from memlib.runs import index
 from memlib.runs.index import INDEX, findings_of, list_runs, publish_rows, read_run, results_path, rows_of
 from memlib.runs.pins import pins_of
@@ -789,9 +790,9 @@ def test_the_row_of_a_run_is_compared_byte_by_byte(store: Store, monkeypatch: py
     pq.write_table(other, written, compression="gzip")  # as another version of Arrow might
     store.publish(path, written.getvalue().to_pybytes())
     assert f"{path}: has the values of run {run}, but other bytes" in problems_of(store)
-    own = verification.row_bytes
+    own = checks.row_bytes
     monkeypatch.setattr(
-        verification, "row_bytes", lambda row: own(row).replace(b"parquet-cpp-arrow version", b"parquet-cpp-arrow_version")
+        checks, "row_bytes", lambda row: own(row).replace(b"parquet-cpp-arrow version", b"parquet-cpp-arrow_version")
     )
     assert problems_of(store) == ""
     store.publish(path, forged)
@@ -801,7 +802,7 @@ def test_the_row_of_a_run_is_compared_byte_by_byte(store: Store, monkeypatch: py
 def test_parts_are_compared_by_their_bytes_before_they_are_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     run = only_run(store).run
     part = results_path("summary", "deja_vu", run)
-    monkeypatch.setattr(verification, "read_bytes", lambda content: pytest.fail("decoded"))
+    monkeypatch.setattr(checks, "read_bytes", lambda content: pytest.fail("decoded"))
     for path in (part, results_path("units", "deja_vu", run)):
         store.publish(path, many_rows())
         assert f"{path}: has been changed since it was published" in problems_of(store)

@@ -15,7 +15,7 @@ import pytest
 
 from flows.cli.app import main
 from memlib.errors import RunError
-from memlib.running.verification import check_artifacts
+from memlib.running.checks import check_artifacts
 from memlib.runs import garbage, index
 from memlib.runs.garbage import Garbage
 from memlib.runs.index import list_runs

@@ -23,10 +23,10 @@ from memlib.errors import CorruptArtifact
 from memlib.observe.embeddings import search
 from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.recipes.files import load_recipe, validate
+from memlib.running.checks import check_artifacts, check_run
 from memlib.running.finished import plan
 from memlib.running.reuse import evict
 from memlib.running.runners import PlainRunner
-from memlib.running.verification import check_artifacts, check_run
 from memlib.runs.garbage import garbage
 from memlib.runs.index import list_runs, read_run, rows_of
 from memlib.specs import Resources
