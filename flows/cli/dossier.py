@@ -66,8 +66,6 @@ def dossier(
         Also write the document to this file, as PDF; needs pip install 'memlib[pdf]'.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the document as JSON.
     """
@@ -108,8 +106,6 @@ def risk(
         Write all rows to this new file, as CSV.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the rows as JSON.
     """

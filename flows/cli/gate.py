@@ -57,8 +57,6 @@ def check(
         Also write the outcome to this file, as JUnit XML.
     store
         Folder or s3:// prefix that the run was written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the outcome as JSON.
     """
@@ -107,8 +105,6 @@ def gate(
         Also write the outcome to this file, as Markdown.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the outcome as JSON.
     """

@@ -45,8 +45,6 @@ def mlflow(
         Also upload the page, which shows examples, or the published tables, which list them: --with page tables.
     store
         Folder or s3:// prefix that the run was written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     from memlib.sharing.mlflow import share
 
@@ -77,8 +75,6 @@ def card(
         Further runs to put into the same section.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the same as JSON.
     """
@@ -102,8 +98,6 @@ def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: Trus
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     from memlib.sharing.croissant import describe
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlib
+from flows.cli.messages import say
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
@@ -59,7 +60,8 @@ from memlib.store import DEFAULT_STORE, STORE_VARIABLE, TRUST_VARIABLE, Store
 from memlib.store.permissions import replace_file
 
 StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
-TrustOption = Annotated[Path | None, Parameter(name="--trust", env_var=TRUST_VARIABLE)]
+TRUSTED = "A public key (Ed25519, PEM) from outside the store that must have signed every run that is read, see memlib sign."
+TrustOption = Annotated[Path | None, Parameter(name="--trust", env_var=TRUST_VARIABLE, help=TRUSTED)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
@@ -82,8 +84,6 @@ def runs(
         audits are run on the same data, the more results are to be expected by chance.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the runs' manifests as JSON.
     """
@@ -128,8 +128,6 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE, 
         Folder of the page; by default index/ below the store, or memlib-index/ in the current folder for a store on S3.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     console.print(memlib.index(folder=folder, store=store, trust=trust).address, soft_wrap=True)
 
@@ -151,8 +149,6 @@ def show(
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
     reveal
@@ -178,8 +174,6 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: Trus
         Id of the run, or a unique prefix of it.
     store
         Folder or s3:// prefix that the run was written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     """
     opened = opened_store(store, trust)
     run = find_run(opened, run_id)
@@ -388,8 +382,6 @@ def diff(
         Also write the comparison to this file, as a page that shows both runs side by side. Only you can read the file.
     store
         Folder or s3:// prefix that the runs were written to.
-    trust
-        A public key (Ed25519, PEM) from outside the store, which must have signed every run that is read (memlib sign).
     json_
         Print the differences as JSON.
     """
@@ -491,6 +483,7 @@ def verify(
     *,
     trust: TrustOption = None,
     plan: Path | None = None,
+    recompute: Annotated[bool, Parameter(negative="")] = False,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> int:
@@ -505,11 +498,12 @@ def verify(
     ----------
     run_id
         Id of the run, or a unique prefix of it; by default all runs and artifacts are checked.
-    trust
-        A public key (Ed25519, PEM) from outside the store; runs must be signed with its private key, see memlib sign.
     plan
         A file with a frozen plan (memlib plan --freeze), as it was given to you before the run: the run must have been given
         this plan. Without a run, the file itself is checked and printed; --trust then names the key that must have signed it.
+    recompute
+        Compute the run again from its recipe and data, in this process, and compare: on a machine of the same kind, every
+        file must come out equal byte for byte, but for pages. Code that the recipe names runs only as for memlib resume.
     store
         Folder or s3:// prefix.
     json_
@@ -518,9 +512,15 @@ def verify(
     file = None if plan is None else read_plan(plan)
     if file is not None and run_id is None:
         return _verify_plan(file, str(plan), trust, as_json=json_)
+    if recompute and run_id is None:
+        raise UserError("name the run that is to be recomputed: memlib verify RUN --recompute")
     from memlib.running.verification import verified  # loads scipy
 
     found = verified(opened_store(store), run_id, trust=trust, plan=file)
+    if recompute and run_id is not None:
+        from memlib.running.recomputing import with_recomputed
+
+        found = with_recomputed(found, opened_store(store), run_id, quiet=json_, say=lambda line: say(f"warning: {line}"))
     if json_:
         print(json.dumps(found.as_json(), indent=1))
     for problem in found.problems if not json_ else ():
@@ -532,6 +532,8 @@ def verify(
         console.print(
             f"computed by other code than that of this memlib, or by another version of a stage: {made}", soft_wrap=True
         )
+    if found.recomputed and not json_:
+        console.print(found.recomputed, soft_wrap=True)
     runs = count_of(found.runs, "run")
     checked = f"{count_of(found.artifacts, 'artifact')} and {runs} were checked"
     if found.outcome == "changed":

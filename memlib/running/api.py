@@ -286,29 +286,43 @@ def forget(
     return erasing.erase(opened, asked, models=models) if delete else erasing.survey(opened, asked)
 
 
-def verify(run: Run | str | None = None, *, trust: Key = None, store: str | None = None) -> "Verification":
+def verify(
+    run: Run | str | None = None, *, trust: Key = None, store: str | None = None, recompute: bool = False
+) -> "Verification":
     """Check that a store, or one run in it, is unchanged since it was committed: every byte, digest and number.
 
     Args:
         run: a run, its name, or a unique prefix of the name; by default all runs and artifacts are checked.
         trust: file with a public key (Ed25519, PEM) from outside the store; runs must be signed with its private key.
         store: the store; see `memlib.list_runs`. A run that is given as an object is checked in its own store.
+        recompute: compute the run again from its recipe and data, in this process, and compare all that it computed. What is
+            computed lies in the user's cache folder meanwhile.
 
     Returns:
         the result: its `outcome` is unchanged, changed, or unchecked if something cannot be checked; `problems` names what.
 
     Raises:
-        UserError: if there is nothing to verify, no run or more than one matches, or the key cannot be used.
+        UserError: if there is nothing to verify, no run or more than one matches, or the key, or data to recompute from,
+            cannot be used.
 
     Example:
         >>> import memlib
         >>> memlib.verify().outcome
         'unchanged'
+        >>> memlib.verify(memlib.list_runs()[0].id, recompute=True).recomputed
+        'recomputed here: 8 of 8 artifacts came out equal byte for byte'
     """
-    from memlib.running.verification import verified  # loads scipy
+    from memlib.running.recomputing import with_recomputed  # loads scipy
+    from memlib.running.verification import verified
 
     opened = run.store if isinstance(run, Run) else _existing(store)
-    return verified(opened, run.id if isinstance(run, Run) else run, trust=None if trust is None else Path(trust))
+    name = run.id if isinstance(run, Run) else run
+    found = verified(opened, name, trust=None if trust is None else Path(trust))
+    if not recompute:
+        return found
+    if name is None:
+        raise UserError("name the run that is to be recomputed")
+    return with_recomputed(found, opened, name, quiet=True, say=_warn)
 
 
 def _existing(store: str | None, trust: Key = None) -> Store:

@@ -29,7 +29,13 @@ MOST_LABELS = 4  # parts that a line names
 
 
 def carry_out_here(
-    request: AuditRequest, store: Store, options: RunOptions, *, device: str = "", say: Callable[[str], None]
+    request: AuditRequest,
+    store: Store,
+    options: RunOptions,
+    *,
+    device: str = "",
+    say: Callable[[str], None],
+    runner_class: "Callable[..., StepsRunner] | None" = None,
 ) -> RunRecord:
     """Run an audit in this process; if nothing is left to compute, publish the run again.
 
@@ -39,6 +45,7 @@ def carry_out_here(
         options: what the run prints and recomputes.
         device: device on which PyTorch computes; by default a GPU if there is one and the resources do not exclude it.
         say: called with warnings.
+        runner_class: the runner that carries it out, called with the arguments of `StepsRunner`, the default.
 
     Raises:
         UserError: if the recipe, the data, the store or the device cannot be used as they are.
@@ -60,7 +67,7 @@ def carry_out_here(
         device = "cuda" if torch.cuda.is_available() and resources.gpu is not False else "cpu"
     elif device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device is {device!r}, but PyTorch finds no GPU on this machine; use 'cpu'")
-    runner = StepsRunner(store, torch.device(device), resources, plan, options)
+    runner = (runner_class or StepsRunner)(store, torch.device(device), resources, plan, options)
     with announced(store, audit.name, recipe, resources, runner.computed, say=say, plan=plan, look=options.look) as run:
         runner.journal = Journal(store, run, {"title": str(getattr(recipe, "title", "")), "started": time.time()})
         try:

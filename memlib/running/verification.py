@@ -55,6 +55,7 @@ class Verification:
         problems: deviations from the committed state, and items that cannot be checked.
         plans: what each run says of the frozen plan that it was given, by run.
         other_code: stages, and number of their artifacts, that other code than that of this memlib computed.
+        recomputed: what came of computing the run again; "" if it was only verified.
     """
 
     artifacts: int
@@ -63,6 +64,7 @@ class Verification:
     problems: list[Problem]
     plans: dict[str, str] = field(default_factory=dict)
     other_code: list[str] = field(default_factory=list)
+    recomputed: str = ""
 
     @property
     def outcome(self) -> Literal["unchanged", "changed", "unchecked"]:
