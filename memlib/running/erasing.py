@@ -38,7 +38,7 @@ from memlib.runs.erasures import (
     write_record,
 )
 from memlib.runs.garbage import Garbage, by_artifact, clearing, delete, leftovers
-from memlib.runs.index import ERASED, HISTORY, SIGNATURE, list_runs, publish_rows, read_run, refs_of
+from memlib.runs.index import ENVELOPE, OWN_FILES, SIGNATURE, list_runs, publish_rows, read_run, refs_of
 from memlib.runs.records import ErasedRunRecord, ErasureRecord, RunRecord
 from memlib.runs.requests import at_work
 from memlib.sanitize import folded
@@ -330,15 +330,16 @@ class _Search:
         listed = {**self.store.listing("runs"), **self.store.listing("results")}
         vouched: set[str] = set()
         for run in self._every_run:
-            vouched |= {*run.published, *(f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY, ERASED))}
+            vouched |= {*run.published, *(f"runs/{run.run}/{name}" for name in OWN_FILES)}
             names_her = self._names_her(run)
             if not names_her and not any(map(self._hers, refs_of(run))):
                 continue
             self.runs.append(run)
             self.items += self._published_by(run, listed)
             if names_her:
-                paths = {"manifest": f"runs/{run.run}/{MANIFEST}", "signature": f"runs/{run.run}/{SIGNATURE}"}
-                self.items += [Held(kind, path, listed[path][0]) for kind, path in paths.items() if path in listed]  # type: ignore[arg-type]
+                kinds: dict[str, Kind] = {MANIFEST: "manifest", SIGNATURE: "signature", ENVELOPE: "signature"}
+                paths = {f"runs/{run.run}/{name}": kind for name, kind in kinds.items()}
+                self.items += [Held(kind, path, listed[path][0]) for path, kind in paths.items() if path in listed]
         self.items += [Held("unknown", f"runs/{run}/{MANIFEST}", 0, problem) for run, problem in damaged.items()]
         for path in sorted(listed.keys() - vouched - {item.path for item in self.items}):
             if "table=runs/" not in path:

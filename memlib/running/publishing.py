@@ -23,6 +23,7 @@ from memlib.running.freezing import followed, said_of_plan
 from memlib.runs import ledger
 from memlib.runs.erasures import erasures, still_read
 from memlib.runs.index import (
+    ENVELOPE,
     HISTORY,
     SIGNATURE,
     findings_of,
@@ -322,7 +323,8 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     store.publish(f"runs/{run.run}/{MANIFEST}", json.dumps(written, indent=1).encode())
     folder = f"runs/{run.run}"
     store.drop(f"{folder}/{HISTORY}")  # the manifest holds it all
-    for path in store.listing(folder).keys() - run.published.keys() - {f"{folder}/{MANIFEST}", f"{folder}/{SIGNATURE}"}:
+    own = {f"{folder}/{name}" for name in (MANIFEST, SIGNATURE, ENVELOPE)}
+    for path in store.listing(folder).keys() - run.published.keys() - own:
         store.drop(path)  # of an earlier publication, whose page had other figures
     publish_rows(store, [entry for entry in list_runs(store.trusting(None)).entries if entry["run"] == run.run])
     return whole.model_copy(update={DIGEST: written[DIGEST]})

@@ -23,9 +23,9 @@ from memlib.running.freezing import said_of_plan
 from memlib.runs.erasures import erased_part
 from memlib.runs.garbage import committed, under_way, unexpected
 from memlib.runs.index import (
-    ERASED,
-    HISTORY,
+    ENVELOPE,
     INDEX,
+    OWN_FILES,
     SIGNATURE,
     find_run,
     list_runs,
@@ -36,7 +36,7 @@ from memlib.runs.index import (
 )
 from memlib.runs.plans import frozen_in
 from memlib.runs.records import PlanFile, RunRecord
-from memlib.runs.signatures import private_key, sign_text, signed_text, trusted_key, unlike_signed
+from memlib.runs.signatures import envelope, private_key, sign_text, signed_text, trusted_key, unlike_enveloped, unlike_signed
 from memlib.sanitize import count_of
 from memlib.specs.cores import cores
 from memlib.store import MANIFEST, Ref, Store
@@ -146,7 +146,7 @@ class _Found:
     def add(self, run: RunRecord) -> None:
         """Add a run."""
         self.paths |= {*run.published, results_path(RUNS.name, run.audit, run.run)}
-        self.paths |= {f"runs/{run.run}/{name}" for name in (MANIFEST, SIGNATURE, HISTORY, ERASED)}
+        self.paths |= {f"runs/{run.run}/{name}" for name in OWN_FILES}
         self.refs |= refs_of(run)
         self.previous[run.run], self.earlier[run.run] = run.ledger.previous, [one.run for one in run.ledger.earlier]
         if run.plan is not None:
@@ -243,6 +243,8 @@ def sign(store: Store, name: str, key: Path) -> str:
         )
     signature = sign_text(signed_text(run), private)
     record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
+    manifest = store.published(f"runs/{run.run}/{MANIFEST}") or b""
+    store.publish(f"runs/{run.run}/{ENVELOPE}", envelope(run, manifest, private))
     return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
 
 
@@ -255,6 +257,9 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     Raises:
         UserError: when the file does not hold such a key, or lies in the store.
     """
-    key = trusted_key(trusted, store.root if store.is_local else None)
-    if problem := unlike_signed(run, store.published(f"runs/{run.run}/{SIGNATURE}"), key):
+    key, folder = trusted_key(trusted, store.root if store.is_local else None), f"runs/{run.run}"
+    if problem := unlike_signed(run, store.published(f"{folder}/{SIGNATURE}"), key):
         yield Problem(f"run {run.run}", problem)
+    other = store.published(f"{folder}/{ENVELOPE}")  # absent for runs that an earlier memlib signed
+    if other is not None and (problem := unlike_enveloped(run, store.published(f"{folder}/{MANIFEST}") or b"", other, key)):
+        yield Problem(f"{folder}/{ENVELOPE}", problem)

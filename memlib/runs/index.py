@@ -94,7 +94,9 @@ def _text(spec: Mapping[str, Any], name: str) -> str:
 INDEX = "index/runs.json"
 HISTORY = "history.json"  # of the publications of a run after its first one; its manifest is not rewritten
 SIGNATURE = "signature.json"  # of a run's manifest
+ENVELOPE = "attestation.json"  # another signature of it, which other programs can read
 ERASED = "erased.json"  # names what was deleted of a run to erase a person; publishing the run again removes it
+OWN_FILES = (MANIFEST, SIGNATURE, ENVELOPE, HISTORY, ERASED)  # files of a run beside those that it has published
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
 BATCH = 500

@@ -1,20 +1,30 @@
-"""Ed25519 signatures of runs and of frozen plans. Keys are read from files, and only public ones are ever shown or stored."""
+"""Ed25519 signatures of runs and of frozen plans. Keys are read from files, and only public ones are ever shown or stored.
+
+A run has two signatures: `memlib verify` reads one of the manifest's digest; programs that know in-toto read the other one,
+an envelope (DSSE v1) with a statement (in-toto v1) that names the digests of the run's files.
+"""
 
 import base64
 import functools
+import hashlib
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlib.errors import UserError
+from memlib.identity import canonical_json
 from memlib.runs.records import RunRecord, SignatureRecord
-from memlib.store.records import Unreadable, parse
+from memlib.store import MANIFEST
+from memlib.store.records import Unreadable, json_once, parse
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 
 ALGORITHM = "Ed25519"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:memlib:audit:v1"
 
 
 def private_key(path: Path) -> "Ed25519PrivateKey":
@@ -123,6 +133,59 @@ def unlike_signed(run: RunRecord, content: bytes | None, key: "Ed25519PublicKey"
     if record.model_extra or (record.algorithm, record.run, record.manifest) != (ALGORITHM, run.run, run.digest):
         return "has a signature whose other fields were changed"
     return ""
+
+
+def statement_of(run: RunRecord, manifest: bytes) -> dict[str, Any]:
+    """Return a run as a statement of in-toto: the digests of its files, and as predicate its verdict.
+
+    Args:
+        manifest: content of the file with its manifest.
+    """
+    files = {f"runs/{run.run}/{MANIFEST}": hashlib.sha256(manifest).hexdigest(), **run.published}
+    verdict = None if run.verdict is None else run.verdict.model_dump(include={"word", "sentence"})
+    said = {"run": run.run, "audit": run.audit, "finished": run.finished, "manifest": run.digest, "verdict": verdict}
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(files.items())],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {**said, "memlib": str(run.software.get("memlib", ""))},
+    }
+
+
+def envelope(run: RunRecord, manifest: bytes, key: "Ed25519PrivateKey") -> bytes:
+    """Return the envelope (DSSE, JSON) with the signed statement of a run, see `statement_of`."""
+    payload = canonical_json(statement_of(run, manifest)).encode()
+    signature = base64.b64encode(key.sign(_encoded(payload))).decode()
+    signatures = [{"keyid": shown_key(key.public_key()), "sig": signature}]
+    whole = {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    return canonical_json(whole).encode()
+
+
+def _encoded(payload: bytes) -> bytes:
+    """Return what is signed of an envelope: its pre-authentication encoding."""
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+
+
+def unlike_enveloped(run: RunRecord, manifest: bytes, content: bytes, key: "Ed25519PublicKey") -> str:
+    """Return what is wrong with the envelope of a run; "" if the holder of a key signed it for the run as it is.
+
+    Args:
+        manifest: content of the file with its manifest.
+        content: content of the file with the envelope.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    payload = canonical_json(statement_of(run, manifest)).encode()
+    try:
+        whole = json_once(content)
+        (signature,) = whole.pop("signatures")
+        key.verify(base64.b64decode(signature.pop("sig"), validate=True), _encoded(payload))
+    except InvalidSignature:
+        return "does not match the run, or was signed with another key"
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return "cannot be read"
+    expected = {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE}
+    return "" if (whole, signature) == (expected, {"keyid": shown_key(key)}) else "has fields that were changed"
 
 
 def shown_key(key: "Ed25519PublicKey") -> str:

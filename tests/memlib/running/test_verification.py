@@ -33,6 +33,7 @@ from memlib.runs import index
 from memlib.runs.index import INDEX, findings_of, list_runs, publish_rows, read_run, results_path, rows_of
 from memlib.runs.pins import pins_of
 from memlib.runs.records import RunRecord
+from memlib.runs.signatures import public_key, shown_key
 from memlib.specs.question import asks_digest, run_name
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
@@ -419,8 +420,9 @@ def test_a_signature_holds_for_one_run_and_one_key(
     assert main(trusted) == 2
     assert "differs from what was signed" in capsys.readouterr().out
     store.publish(f"runs/{run}/signature.json", b"{}")
-    (problem,) = check_signature(store, only_run(store), keys["mine.pub"])
+    problem, other = check_signature(store, only_run(store), keys["mine.pub"])
     assert "has a signature that cannot be read" in problem.problem
+    assert (other.what, other.problem.split(",")[0]) == (f"runs/{run}/attestation.json", "does not match the run")
 
 
 def test_unusable_keys_and_keys_readable_by_others_are_refused(store: Store, keys: dict[str, Path], tmp_path: Path) -> None:
@@ -872,3 +874,53 @@ def test_other_fields_of_a_signature_are_checked(store: Store, keys: dict[str, P
     for change in ({"algorithm": "none"}, {"run": "0" * 12}, {"manifest": "0" * 64}, {"by": "somebody"}):
         store.publish(path, json.dumps(content | change).encode())
         assert "has a signature whose other fields were changed" in problems_of(store, trust=keys["mine.pub"])
+
+
+def test_the_reference_libraries_of_dsse_and_in_toto_read_and_check_a_signed_run(store: Store, keys: dict[str, Path]) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from google.protobuf import json_format
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as Message
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import VerificationError
+    from securesystemslib.signer import SSlibKey
+
+    run = only_run(store)
+    sign(store, run.run, keys["mine"])
+    mine, theirs = (
+        SSlibKey.from_crypto(load_pem_public_key(keys[name].read_bytes()), keyid=shown_key(public_key(keys["mine.pub"])))
+        for name in ("mine.pub", "other.pub")
+    )
+    content = json.loads(store.published(f"runs/{run.run}/attestation.json") or b"")
+    envelope = Envelope.from_dict(json.loads(json.dumps(content)))
+    assert list(envelope.verify([mine], 1)) == [mine.keyid]
+    with pytest.raises(VerificationError):
+        envelope.verify([theirs], 1)
+    envelope.payload = envelope.payload.replace(b'"sha256":"', b'"sha256":"0')
+    with pytest.raises(VerificationError):
+        envelope.verify([mine], 1)
+    statement = Statement.copy_from_pb(json_format.ParseDict(json.loads(Envelope.from_dict(content).payload), Message()))
+    statement.validate()
+    for subject in statement.pb.subject:
+        assert file_digest(Path(store.root, subject.name)) == subject.digest["sha256"]
+    assert {subject.name for subject in statement.pb.subject} == {f"runs/{run.run}/manifest.json", *run.published}
+    assert statement.pb.predicate["run"] == run.run
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"payload": "e30="}, "has fields that were changed"),
+        ({"payloadType": "text/plain"}, "has fields that were changed"),
+        ({"more": 1}, "has fields that were changed"),
+        ({"signatures": [{"keyid": "", "sig": "AAAA"}]}, "does not match the run"),
+        ({"signatures": []}, "cannot be read"),
+        ({"signatures": {"sig": 1}}, "cannot be read"),
+    ],
+)
+def test_a_changed_envelope_is_named(store: Store, keys: dict[str, Path], change: dict[str, Any], said: str) -> None:
+    run = only_run(store).run
+    sign(store, run, keys["mine"])
+    path = f"runs/{run}/attestation.json"
+    store.publish(path, json.dumps(json.loads(store.published(path) or b"") | change).encode())
+    assert f"{path}: {said}" in problems_of(store, trust=keys["mine.pub"])
