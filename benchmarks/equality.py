@@ -1,5 +1,7 @@
 """Four runs of each smoke, whose files must be equal byte for byte, but for pages and the times in manifests.
 
+A dossier names the digests of the manifests that it joins; its recipe is here for its members.
+
 in process: `memlib run --in-process`, undisturbed. on Ray: the same command on Prefect and Ray. busy: in process, beside two busy
 processes. killed: in process, killed with -9 at .3, .6 and .9 of the time of the first run and started again each time, with a
 state to resume from after every second of a training. Stores of finished runs are kept in --folder and not computed again.
@@ -19,6 +21,7 @@ from benchmarks.waiting import beside
 from memlib.recipes.files import shipped_recipes
 
 WAYS = ("in process", "on Ray", "busy", "killed")
+DOSSIER = "dossier"
 KILLS = (0.3, 0.6, 0.9)  # of the time of the undisturbed run
 
 
@@ -45,11 +48,16 @@ def carry_out(recipe: str, store: Path, way: str, seconds: float) -> None:
 def content_of(store: Path) -> dict[str, Any]:
     """Return what must be equal: digests of the files of artifacts and of tables, and findings and verdicts of runs."""
     found: dict[str, Any] = {}
+    runs = [json.loads(path.read_text()) for path in store.glob("runs/*/manifest.json")]
+    own = {ref for run in runs if run["audit"] == DOSSIER for ref in (run["scores"], run["artifacts"]["report"])}
     for path in store.glob("artifacts/**/manifest.json"):
+        if str(path.parent.relative_to(store / "artifacts")) in own:
+            continue
         for name, file in json.loads(path.read_text())["files"].items():
             found[f"{path.parent.relative_to(store)}/{name}"] = file["sha256"], file["size"]
-    for path in store.glob("runs/*/manifest.json"):
-        run = json.loads(path.read_text())
+    for run in runs:
+        if run["audit"] == DOSSIER:
+            continue
         found |= {name: (digest, (store / name).stat().st_size) for name, digest in run["published"].items()}
         found |= {f"{run['run']} {name}": (run[name], 0) for name in ("findings", "verdict", "scores")}
     return {name: value for name, value in found.items() if not name.endswith("report.html")}

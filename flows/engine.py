@@ -26,7 +26,7 @@ from memlib.pipeline.stage import NO_CELLS, AnyArtifact, Artifact, CellRequest, 
 from memlib.pipeline.tables import Tables
 from memlib.report.format import finding_rows
 from memlib.running.cells import finished_cells, forced_in, problem_of
-from memlib.running.reuse import evict
+from memlib.running.reuse import evict, going_on
 from memlib.runs.index import page_path, results_path
 from memlib.runs.plans import given_plan
 from memlib.runs.records import RunRecord
@@ -102,7 +102,8 @@ def carry_out(
             context.warn(line)
         try:
             with keep_interrupts():
-                manifest = _run_of(body(CellsRunner(context), recipe))
+                audited = functools.partial(body, CellsRunner(context), recipe)
+                manifest = _run_of(going_on(audited, opened, shared.known, context.warn))
         except BaseException as caught:
             error = as_lost(caught)
             problem = str(error) if isinstance(error, UserError | RunError | OSError) else type(error).__name__

@@ -432,6 +432,10 @@ class Known:
         store.artifacts.discard(ref, evicted=evicted)
         self._contents.pop(ref.key, None)
 
+    def look_again(self) -> None:
+        """Forget the content of all artifacts, which other drivers may have changed."""
+        self._contents.clear()
+
     def record(self, store: Store, stage: AnyStage) -> Making:
         """Return the description of a stage's work for its artifact's manifest, see `Stage.record`."""
         return stage.record(self.contents_of(store, stage.identity.inputs))

@@ -28,6 +28,7 @@ from memlib.runs.erasures import erased_part, in_words
 from memlib.runs.garbage import committed
 from memlib.runs.index import (
     ERASED,
+    MOST_ROW_BYTES,
     cells_of,
     findings_of,
     read_run,
@@ -44,7 +45,6 @@ from memlib.tables import RUNS, read_bytes, read_table
 
 SUMMARY_FILE = "summary.parquet"
 ROWS = 10_000
-MOST_ROW_BYTES = 2**20  # of a run's row of the table of runs
 SWEEP = Recipe.model_fields["audit"].default
 FREE = frozenset({"source", "prefix", "suffix"})  # inputs that are no keys, but which a user may choose to look like one
 

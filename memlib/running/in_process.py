@@ -13,7 +13,7 @@ from memlib.recipes.named_files import require_files
 from memlib.recipes.request import AuditRequest
 from memlib.running.finished import finished
 from memlib.running.limits import check_hours, check_time
-from memlib.running.reuse import evict
+from memlib.running.reuse import evict, going_on
 from memlib.running.runners import PlainRunner
 from memlib.running.threads import settings_of
 from memlib.runs.journal import Journal
@@ -71,7 +71,7 @@ def carry_out_here(
     with announced(store, audit.name, recipe, resources, runner.computed, say=say, plan=plan, look=options.look) as run:
         runner.journal = Journal(store, run, {"title": str(getattr(recipe, "title", "")), "started": time.time()})
         try:
-            record = body_of(audit)(runner, recipe)
+            record = going_on(lambda: body_of(audit)(runner, recipe), store, runner.known, runner.warn)
         except BaseException as error:
             for line in dict.fromkeys(runner.warnings):
                 say(line)

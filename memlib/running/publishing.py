@@ -27,8 +27,9 @@ from memlib.runs.index import (
     HISTORY,
     SIGNATURE,
     findings_of,
+    has_row,
     list_runs,
-    publish_rows,
+    publish_row,
     read_run,
     refs_of,
     results_path,
@@ -241,6 +242,8 @@ def publish_again(store: Store, work: Work, name: str, recipe: Any, cells: Ended
         return None
     if store.is_local and any(_digest(store, path) != digest for path, digest in run.published.items()):
         return None
+    if not has_row(store, run):
+        publish_row(store, run.run)
     later = [*_later(store, run.run), _publication(work)]
     store.publish(f"runs/{run.run}/{HISTORY}", json.dumps({"publications": [one.model_dump() for one in later]}).encode())
     history, seconds = [*run.history, *later], later[-1].seconds
@@ -262,6 +265,9 @@ def _all(which: str, work: Work, cells: Mapping[str, RunRecord]) -> list[str]:
     compares.
     """
     own = getattr(work, which)
+    if which == "reused":  # a run that went on after an interruption found what it had computed before
+        computed = set(work.computed)
+        own = [ref for ref in dict.fromkeys(own) if ref not in computed]
     return sorted({*own, *(ref for one in cells.values() for ref in getattr(one, which))}) if cells else own
 
 
@@ -326,7 +332,7 @@ def publish_run(store: Store, work: Work, run: RunRecord) -> RunRecord:
     own = {f"{folder}/{name}" for name in (MANIFEST, SIGNATURE, ENVELOPE)}
     for path in store.listing(folder).keys() - run.published.keys() - own:
         store.drop(path)  # of an earlier publication, whose page had other figures
-    publish_rows(store, [entry for entry in list_runs(store.trusting(None)).entries if entry["run"] == run.run])
+    publish_row(store, run.run)
     return whole.model_copy(update={DIGEST: written[DIGEST]})
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memlib.audits import audit_of
 from memlib.audits.last_stages import REPORT_FILE
-from memlib.errors import CorruptArtifact
+from memlib.errors import CorruptArtifact, UserError
 from memlib.pipeline.definitions import pinned_codes
 from memlib.pipeline.stage import AnyStage
 from memlib.recipes.request import AuditRequest
@@ -37,6 +37,7 @@ from memlib.tables import RUNS
 
 TOLERANCE = 1e-3  # of floats above 1 relatively, of others absolutely, or relative to a column of which all are below 1
 MOST_THREADS = 256
+DOSSIER = "dossier"
 IN_ROUNDING = ("device", "halved", "stack_size", "world_size")  # facts on which rounding depends, beside the machine
 AS_BEFORE = ("memlib", "ray", "prefect")  # libraries on which no number depends, or whose code has a digest of its own
 
@@ -80,10 +81,13 @@ def recompute(store: Store, name: str, *, quiet: bool, say: Callable[[str], None
         say: called with warnings.
 
     Raises:
-        UserError: when the data, or files that the recipe names, cannot be used as they are.
+        UserError: when the data, or files that the recipe names, cannot be used as they are, or the run is a dossier.
         RunError: when the recipe was redacted, or a stage fails.
     """
     run = find_run(store, name)
+    if run.audit == DOSSIER:  # which names the manifests of its members, with their times, and other runs of the store
+        members = ", ".join(sorted(one for one in run.cells.values() if one is not None))
+        raise UserError(f"run {run.run} is a dossier: recompute the runs that it joins ({members}), one by one")
     check_recipe(erased_part(store, run.run), run)
     runs = with_members(store, run)
     made = _manifests(store, refs_of(*runs))

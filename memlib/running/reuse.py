@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from typing import TypeVar
 
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Known, in_words
@@ -10,6 +11,9 @@ from memlib.runs.garbage import under_way
 from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
 from memlib.store import Ref, Store
+
+MOST_TIMES = 5  # that a run goes on after other drivers have discarded what it reads
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,17 @@ class Reuse:
         try:
             manifest = self.store.artifacts.lookup(ref.stage, ref.key)
         except CorruptArtifact as damage:
-            if not is_damaged(self.store, ref):
-                return self.store.artifacts.lookup(ref.stage, ref.key) is not None  # recomputed meanwhile by another driver
+            if not is_damaged(self.store, ref):  # another driver has recomputed it, or the store's listing is behind
+                return self.store.artifacts.has(ref)
             self.warn(f"{damage}; computing it again")
             self.known.discard(self.store, ref)
             return False
         if manifest is None:
             return False
-        changed = self.known.changed_since(self.store, self.store.artifacts.manifest(ref))
+        try:
+            changed = self.known.changed_since(self.store, self.store.artifacts.manifest(ref))
+        except MissingArtifact:  # another driver has discarded it since
+            return False
         if not changed:
             return True
         reason = in_words(ref, changed)
@@ -57,6 +64,33 @@ class Reuse:
         """Discard an artifact, and the state of an interrupted attempt."""
         self.known.discard(self.store, ref)
         self.store.resume.drop(ref.key)
+
+
+def going_on(work: Callable[[], Done], store: Store, known: Known, say: Callable[[str], None]) -> Done:
+    """Carry out an audit, and go on where an artifact that it reads was discarded, recomputed or damaged meanwhile.
+
+    What was computed is found in the store; damaged artifacts are discarded, and those that are gone are computed again.
+
+    Args:
+        work: the audit from its beginning.
+        store: store of the artifacts.
+        known: artifacts of the run, whose content is looked up anew.
+        say: called with a line each time.
+
+    Raises:
+        CorruptArtifact: when this has happened MOST_TIMES.
+    """
+    for _ in range(MOST_TIMES):
+        try:
+            return work()
+        except CorruptArtifact as error:
+            if error.ref is None:
+                raise
+            if is_damaged(store, error.ref):
+                known.discard(store, error.ref)
+            known.look_again()
+            say(f"{error}; going on with what the store holds now")
+    return work()
 
 
 def is_damaged(store: Store, ref: Ref) -> bool:

@@ -28,7 +28,7 @@ from memlib.pipeline.stage import (
 from memlib.pipeline.tables import Tables
 from memlib.running.cells import finished_cells, forced_in, problem_of
 from memlib.running.publishing import Work, publish_again, publish_audit, said_of_erased
-from memlib.running.reuse import Reuse
+from memlib.running.reuse import Reuse, going_on
 from memlib.running.threads import threads_of
 from memlib.runs.records import PlanFile, RunRecord
 from memlib.specs import Resources, Spec
@@ -52,6 +52,7 @@ class PlainRunner:
     Attributes:
         warnings: warnings for the user.
         transient: artifacts with files that may be evicted, see `memlib.running.reuse.evict`.
+        known: artifacts of the run so far.
         old_code: stages whose artifacts were reused although their code has changed.
     """
 
@@ -64,8 +65,8 @@ class PlainRunner:
         options: RunOptions = RunOptions(),
     ) -> None:
         self._store, self._device, self._options = store, device, options
-        self._known, self._work = Known(), Work(resources, plan=plan, look=options.look)
-        self._reuse = Reuse(store, self._known, options, lambda text: self.warn(text))
+        self.known, self._work = Known(), Work(resources, plan=plan, look=options.look)
+        self._reuse = Reuse(store, self.known, options, lambda text: self.warn(text))
         self._stages: dict[Ref, tuple[AnyStage, int]] = {}
         self.warnings: list[str] = []
         self.old_code = OldCode()
@@ -102,7 +103,7 @@ class PlainRunner:
     def _run(self, stage: Stage[Out], parts: int) -> Artifact[Out]:
         """Run one of the parts of a step."""
         ref = stage.identity.ref
-        self._known.add(ref)
+        self.known.add(ref)
         self._stages[ref] = stage, parts
         if self._is_current(stage, ref):
             self._work.reused.append(str(ref))
@@ -120,7 +121,7 @@ class PlainRunner:
         """Compute one of the parts of a step, with the threads that every other runner would give it."""
         for artifact in stage.reads_transient:
             if not self._store.artifacts.is_complete(artifact.ref):
-                self._known.discard(self._store, artifact.ref, evicted=True)
+                self.known.discard(self._store, artifact.ref, evicted=True)
                 self._make(self._stages[artifact.ref][0], artifact.ref, self._stages[artifact.ref][1])
         self._compute(stage, ref, threads_of(self.resources, stage, parts))
 
@@ -128,7 +129,7 @@ class PlainRunner:
         """Compute an artifact that is not in the store."""
         import torch
 
-        with self._store.artifacts.write(ref, **self._known.record(self._store, stage)) as attempt:
+        with self._store.artifacts.write(ref, **self.known.record(self._store, stage)) as attempt:
             attempt.warn, attempt.progress = self.warn, functools.partial(self.progress, stage)
             attempt.resume_seconds = self.resources.resume_seconds
             with naming(stage):
@@ -176,7 +177,8 @@ class PlainRunner:
                 inner._work = Work(self.resources, look=look)
                 self.warnings += AUDITS[cell.audit].limits(cell.recipe)
                 try:
-                    run = body_of(AUDITS[cell.audit])(inner, cell.recipe)
+                    body = functools.partial(body_of(AUDITS[cell.audit]), inner, cell.recipe)
+                    run = going_on(body, self._store, self.known, self.warn)
                     assert run is not None
                     done[name] = run
                 except Exception as error:
@@ -226,7 +228,7 @@ class FinishedRunner(PlainRunner):
     def _is_current(self, stage: AnyStage, ref: Ref) -> bool:
         """Return whether the artifact is committed; what is not current is left to a runner that reports and computes it."""
         artifacts = self._store.artifacts
-        return artifacts.lookup(ref.stage, ref.key) is not None and not self._known.changed_since(
+        return artifacts.lookup(ref.stage, ref.key) is not None and not self.known.changed_since(
             self._store, artifacts.manifest(ref)
         )
 

@@ -18,7 +18,7 @@ from memlib.runs.records import DeletedRun, RequestRecord, RunRecord, StatusReco
 from memlib.runs.vouching import record_deletion
 from memlib.store import MANIFEST, MARKER, Ref, Store
 from memlib.store.artifacts import LET_GO
-from memlib.store.records import FORMER, Unreadable, parse
+from memlib.store.records import FORMER, FormerRecord, Unreadable, parse
 
 SUMMED = ("seconds", "cpu_seconds", "bytes_in", "bytes_out", "units")
 HIGHEST = ("peak_memory_bytes", "gpu_peak_memory_bytes")
@@ -138,7 +138,10 @@ def garbage(store: Store, *, keep: Collection[str] | None = None, days: float, l
     items += [*_folders(store, "resume", whole_before), *_folders(store, "ray", before)]
     listed |= {folder: store.listing(folder) for folder in ("tmp", "logs")} | {"results": results}
     old = {folder: _old(files, before) for folder, files in listed.items()}
-    kinds: tuple[tuple[Kind, str], ...] = (("request", "requests"), ("status", "status"), ("part", "tmp"))
+    old[CLEARING] = _old(store.listing(CLEARING), min(before, now - SILENT_SECONDS))  # of a gc that was killed
+    kinds: tuple[tuple[Kind, str], ...] = (
+        ("request", "requests"), ("status", "status"), ("part", "tmp"), ("part", CLEARING),
+    )  # fmt: skip
     for kind, folder in kinds:
         items += [Garbage(kind, path, size) for path, size in _ours(old, folder) if path not in alive]
     named = {f"logs/{ref.stage}/{ref.key}/" for ref in wanted}
@@ -357,8 +360,17 @@ def _unexpected_in_artifacts(store: Store) -> Iterator[str]:
         with contextlib.suppress(CorruptArtifact):
             manifest = store.artifacts.manifest(ref)
             name = "/".join(inner[1:])
-            if inner == [FORMER] or (inner[0] == manifest.attempt and name not in manifest.files and name != LET_GO):
+            is_other = inner[0] == manifest.attempt and name not in manifest.files and name != LET_GO
+            if is_other or (inner == [FORMER] and not _is_former(store.published(path))):
                 yield path
+
+
+def _is_former(content: bytes | None) -> bool:
+    """Return whether a file is one that a driver wrote when it discarded an artifact, and could not remove again."""
+    with contextlib.suppress(Unreadable):
+        parse(FormerRecord, content or b"")
+        return True
+    return False
 
 
 def leftovers(store: Store) -> list[Garbage]:

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from memlib.errors import RunError, Untrusted, UserError
 from memlib.runs import NoSuchRun
@@ -100,6 +101,7 @@ OWN_FILES = (MANIFEST, SIGNATURE, ENVELOPE, HISTORY, ERASED)  # files of a run b
 FORMAT = 1
 SETTLING_SECONDS = 2.0  # a store's clock may tick once a second: manifests written just before the index are read again
 BATCH = 500
+MOST_ROW_BYTES = 2**20  # of a run's row of the table of runs
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,11 @@ def _entry(
         return {"problem": f"it belongs to run {run.run}", "mark": mark}
     if key is not None and (problem := unlike_signed(run, signature, key)):
         return {"problem": f"it {problem}", "mark": mark}
+    return _entry_of(run, mark)
+
+
+def _entry_of(run: RunRecord, mark: tuple[int, float]) -> RunEntry:
+    """Return the index entry of a run."""
     look = look_of(run.ledger, run.audit)
     recorded: LedgerEntry = {
         "data": run.ledger.data,
@@ -392,16 +399,51 @@ def rows_of(entries: Iterable[RunEntry]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
-    """Rewrite the rows of runs that were published or deleted, and of all runs with the same recipe and data.
+def publish_row(store: Store, name: str) -> None:
+    """Write the row of a run that was just published, and the rows of all runs with the same recipe and data.
 
-    A run's other tables are counted only once its row exists.
+    The store's listing need not show the run yet, and other drivers may publish it as well: the last row that is written is
+    that of the manifest.
+    """
+    store, written = store.trusting(None), None
+    while (run := read_run(store, name)).digest != written:
+        entry, written = _entry_of(run, (0, 0.0)), run.digest
+        _publish_rows(store, [entry], [entry, *(one for one in list_runs(store).entries if one["run"] != name)])
+
+
+def has_row(store: Store, run: RunRecord) -> bool:
+    """Return whether the row of a run is there and as old as its manifest; a run that was killed may have left it behind."""
+    content = store.published(results_path(RUNS.name, run.audit, run.run))
+    if content is None:
+        return False
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        if sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
+            return False
+        (finished,) = file.read(["finished"], use_threads=False)["finished"].to_pylist()
+    except (pa.ArrowException, KeyError, OSError, ValueError):
+        return False
+    return bool(finished == datetime.fromtimestamp(run.finished, tz=UTC))
+
+
+def publish_rows(store: Store, changed: Iterable[RunEntry]) -> None:
+    """Rewrite the rows of runs that were changed or deleted, and of all runs with the same recipe and data.
 
     Args:
         changed: entries of the changed runs, as `list_runs` returned them.
     """
+    _publish_rows(store, changed, list_runs(store.trusting(None)).entries)
+
+
+def _publish_rows(store: Store, changed: Iterable[RunEntry], entries: Sequence[RunEntry]) -> None:
+    """Rewrite rows; a run's other tables are counted only once its row exists.
+
+    Args:
+        changed: entries of the changed runs.
+        entries: all runs of the store, newest first.
+    """
     questions = {_question(entry) for entry in changed if entry["asks"]}  # runs without `asks` predate the table of runs
-    entries = list_runs(store.trusting(None)).entries
     rows = rows_of(entries)
     for entry in entries:
         if _question(entry) in questions:

@@ -137,6 +137,16 @@ def test_publishing_again_keeps_intact_files_and_restores_spoilt_ones(again: tup
         assert all(path.exists() for path in files)
 
 
+def test_publishing_again_writes_the_row_of_a_run_that_was_killed_before_it(again: tuple[Path, Store]) -> None:
+    recipe, store = again
+    (row,) = Path(store.root).glob("results/table=runs/**/part-0.parquet")
+    written = row.read_bytes()
+    for spoil in (row.unlink, lambda: row.write_bytes(written[:-9]), lambda: row.write_bytes(b"")):
+        spoil()
+        assert publish_again(recipe, store) is not None
+        assert row.read_bytes() == written
+
+
 def test_publishing_again_removes_figures_of_an_earlier_page_but_no_signature(again: tuple[Path, Store]) -> None:
     recipe, store = again
     run = list_runs(store).entries[0]["run"]

@@ -13,13 +13,16 @@ import yaml
 from flows.cli.app import main
 from memlib.audits.arrangement import stages_of
 from memlib.errors import RunError
+from memlib.pipeline.stage import AnyStage
 from memlib.recipes.request import AuditRequest
 from memlib.running.finished import needs_workers
-from memlib.running.in_process import carry_out_here
+from memlib.running.in_process import StepsRunner, carry_out_here
+from memlib.running.verification import verified
+from memlib.runs.garbage import committed
 from memlib.runs.journal import read_status
 from memlib.runs.records import RunRecord
 from memlib.specs.resources import RunOptions
-from memlib.store import Store
+from memlib.store import Ref, Store
 from memlib.training.loop import Training
 
 MOONS: dict[str, Any] = {
@@ -51,6 +54,24 @@ def test_a_run_prints_its_steps_and_leaves_no_status(tmp_path: Path, capsys: pyt
     assert read_status(Store(str(tmp_path)), record.run) is None
     run(tmp_path, RunOptions(quiet=True), title="another title")
     assert not capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_another_discards_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, discarded = StepsRunner._compute, []
+
+    def disturbed(runner: StepsRunner, stage: AnyStage, ref: Ref, threads: int) -> None:
+        if ref.stage == "self_influence" and not discarded:
+            discarded.extend(ref for ref in committed(runner.store) if ref.stage in ("hold_out", "gradient_norms"))
+            for other in discarded:
+                runner.store.artifacts.discard(other)
+        own(runner, stage, ref, threads)
+
+    monkeypatch.setattr(StepsRunner, "_compute", disturbed)
+    record, said = run(tmp_path)
+    assert len(discarded) == 2
+    assert any("going on with what the store holds now" in line for line in said)
+    assert not set(record.computed) & set(record.reused)
+    assert verified(Store(str(tmp_path))).outcome == "unchanged"
 
 
 def test_a_forced_stage_is_computed_again_and_nothing_else(store: Path) -> None:

@@ -347,6 +347,14 @@ def test_clear_keeps_an_artifact_that_is_written_to_just_before_deletion(
     assert set(store.listing("artifacts")) == {path for path in written if str(UNUSED) in path}
 
 
+def test_the_mark_of_a_gc_that_was_killed_is_garbage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.publish("clearing/0123456789ab.json", b"{}")
+    mark = Garbage("part", "clearing/0123456789ab.json", 2)
+    assert mark not in garbage.garbage(store, days=LATER)  # it may be at work
+    monkeypatch.setattr(garbage, "SILENT_SECONDS", -1.0)
+    assert mark in garbage.garbage(store, days=LATER)
+
+
 def test_a_run_that_begins_without_waiting_ends_the_clearing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "LOOK_SECONDS", 0.0)
     real = garbage.garbage
