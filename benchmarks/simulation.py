@@ -64,7 +64,7 @@ DAY = 86_400.0
 WRITES = frozenset({"put", "create", "make_folder", "filling", "send", "fill", "pipe_file", "put_file"})
 CHANGES = WRITES | {"remove", "rm_file"}
 FAULTS = ("killed before", "killed in", "killed after", "full", "error", "lost connection", "reply lost")
-START = 1_800_000_000.0
+START = 2_500_000_000.0  # later than any time of this process
 
 
 class Killed(BaseException):
@@ -293,6 +293,9 @@ class Folder(Local):
 
     def listing(self, folder: str) -> dict[str, Any]:
         self.world.operation("listing", folder)
+        for path, (_, written) in super().listing(folder).items():
+            if written < START:  # by a stage, in this process's time
+                self._dated(path)
         return super().listing(folder)
 
     def create(self, path: str, data: bytes, bits: int) -> bool:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memlib.data.images.stored import create_array
 from memlib.errors import RunError, UserError
 from memlib.models.encoder import Encoder
 from memlib.models.external.network import ExternalNetwork
@@ -74,7 +75,7 @@ def embed(
                 raise RunError(f"the {name} embeddings are too large for {dtype}; set decode.embeddings to float32")
             if name not in arrays:
                 shape = (len(rows), values.shape[1])
-                arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+                arrays[name] = create_array(folder / f"{name}.npy", dtype, shape)
             arrays[name][part] = values.cpu().numpy()
         if progress is not None:
             progress(part.stop, len(rows))

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from harness import Memlib, newest, published
 
+from tests.forks import run_code
+
 Finished = tuple[Path, dict[str, Any]]
 
 
@@ -70,3 +72,20 @@ def test_a_full_disk_in_training_ends_the_run_which_continues_with_more_space(
     mine, theirs = published(store, newest(store)), published(*finished)
     assert all(mine[name].equals(theirs[name]) for name in theirs)
     assert json.loads((store / f"runs/{manifest['run']}/manifest.json").read_text())["run"] == finished[1]["run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["100k", "200k", "400k"])
+def test_a_full_disk_is_an_error_in_a_notebook_and_not_its_end(memlib: Memlib, small: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", small], check=True)
+    code = f"""
+import memlib
+try:
+    memlib.run({str(memlib.recipe)!r}, store={str(small / "store")!r}, quiet=True)
+except OSError as error:
+    print("caught:", error)
+"""
+    done = run_code(code)
+    assert done.returncode == 0, done.stderr  # a write to mapped memory without room would be the end (SIGBUS)
+    assert "caught: [Errno 28] " in done.stdout
+    assert "No space left on device" in done.stdout

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
 from memlib.specs.cores import cores
@@ -236,6 +236,19 @@ class Storing:
     add: Callable[[bytes], None]
 
 
+def create_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Create a file (.npy) for an array, and return the array, mapped into memory.
+
+    Raises:
+        OSError: when the disk has no room for it; a full disk that is noticed by writing to the memory ends the process.
+    """
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if array.nbytes:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
 @contextmanager
 def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[Storing]:
     """Open a file for writing examples, which `read_images` can read afterwards.
@@ -246,14 +259,14 @@ def storing(folder: Path, shape: tuple[int, ...], storage: Storage) -> Iterator[
     """
     if storage == "raw":
         dtype = np.uint8 if len(shape) == 4 else np.float32
-        pixels = np.lib.format.open_memmap(folder / IMAGES, mode="w+", dtype=dtype, shape=shape)
+        pixels = create_array(folder / IMAGES, dtype, shape)
 
         def keep(position: int, example: NDArray[Any]) -> bytes:
             pixels[position] = example
             return b""
 
         yield Storing(keep, lambda file: None)
-        pixels.flush()
+        pixels.flush()  # type: ignore[attr-defined]
         return
     metadata = {"side": str(shape[1]), "channels": str(shape[3])}
     schema = pa.schema([pa.field("image", pa.binary())], metadata=metadata)
