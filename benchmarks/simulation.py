@@ -98,6 +98,7 @@ class World:
         self.back = threading.Semaphore(0)
         self.bucket = Bucket(self)
         self.log: list[str] = []
+        self.filled: set[Path] = set()  # folders that stages fill
         self.touched = ""  # path that the last operation changed
         self.problems: list[str] = []  # what a reader could have seen
         self._of_thread = threading.local()
@@ -182,6 +183,7 @@ class World:
     def operation(self, name: str, path: str) -> str:
         """Wait for the turn of this thread's actor; return the fault that meets this operation, "" if none."""
         actor = self.actor
+        self._date_written()
         self.now += self.rng.uniform(0.0, 0.2)
         if actor is None:
             return ""
@@ -217,8 +219,17 @@ class World:
     def kill(self) -> None:
         """End this thread's actor."""
         assert self.actor is not None
+        self._date_written()
         self.actor.is_dead = True
         raise Killed
+
+    def _date_written(self) -> None:
+        """Give the files that stages have written to the store the time of the simulation."""
+        for folder in sorted(self.filled) if self.kind == "folder" else ():
+            for path in folder.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime < START:
+                        os.utime(path, (self.now, self.now))
 
     # -- simulated modules ----------------------------------------------------------------------------
 
@@ -293,9 +304,6 @@ class Folder(Local):
 
     def listing(self, folder: str) -> dict[str, Any]:
         self.world.operation("listing", folder)
-        for path, (_, written) in super().listing(folder).items():
-            if written < START:  # by a stage, in this process's time
-                self._dated(path)
         return super().listing(folder)
 
     def create(self, path: str, data: bytes, bits: int) -> bool:
@@ -352,6 +360,7 @@ class Folder(Local):
         fault = self.world.operation("send", folder)
         for name in files:
             self._dated(f"{folder}/{name}")
+        self.world.filled.discard(filled)
         self._after(fault)
 
     def local(self, path: str, expected: Any) -> Path:
@@ -477,6 +486,7 @@ def simulated(world: World) -> Iterator[None]:
     def path(attempt: Attempt, name: str) -> Path:
         fault = world.operation("fill", name)
         found = own_path(attempt, name)
+        world.filled.add(attempt.folder)
         if fault.startswith("killed"):
             found.write_bytes(b"half")
             world.kill()

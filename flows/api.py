@@ -3,11 +3,11 @@
 import contextlib
 import os
 import secrets
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flows.cli.messages import say
 from flows.environment import prepare_environment
 from flows.prefect_server import check_prefect, ready_database
 from memlib.audits.arrangement import check_stages
@@ -60,7 +60,7 @@ def run(
     prepare_environment()
     opened = Store(chosen_store(store))
     options = RunOptions(quiet=quiet, force=tuple(force), cascade=cascade)
-    record = carry_out(request, opened, options, say=lambda line: print(line, file=sys.stderr))
+    record = carry_out(request, opened, options, say=say)
     return Run(opened, record)
 
 

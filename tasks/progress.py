@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from memlib.console import PlainConsole
 from memlib.runs.journal import Journal
 from tasks.display import is_gone
 
@@ -181,7 +182,7 @@ class _PrefectProgress:
                 update_progress_artifact(self._artifact, progress=100 * share, description=said)
 
 
-class StderrConsole(Console):
+class StderrConsole(PlainConsole):
     """A console on standard error; what is printed while bars are shown appears above them.
 
     A pipe gets no control characters, whatever FORCE_COLOR says. The cursor is never hidden, as a process that is killed

@@ -18,7 +18,6 @@ from memlib.running.limits import check_hours
 from memlib.running.publishing import Work
 from memlib.runs.journal import LOG_VARIABLE, Journal
 from memlib.runs.plans import given_plan
-from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
 from memlib.store import Making, Ref, Store
@@ -120,7 +119,7 @@ class Context:
 
     def _print(self, text: str) -> None:
         if self._prints:
-            self._console.print(plain(text), style="dim" if self.live else None, soft_wrap=True)
+            self._console.print(text, style="dim" if self.live else None, soft_wrap=True)
 
     def warn(self, text: str, *, names_data: bool = False) -> None:
         """Print a warning, and add it to the logs of the Prefect run.
@@ -131,7 +130,7 @@ class Context:
         tell(
             "a warning was printed that may name examples; see the output of the run" if names_data else text, logging.WARNING
         )
-        self._console.print(f"warning: {plain(text)}", style="yellow" if self.live else None, soft_wrap=True)
+        self._console.print(f"warning: {text}", style="yellow" if self.live else None, soft_wrap=True)
 
     def bars(self, stage: str, title: str = "") -> AbstractContextManager[Bars]:
         """Return progress bars for a terminal, or lines elsewhere; the journal and Prefect get the progress in any case."""

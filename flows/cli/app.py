@@ -19,6 +19,7 @@ from flows.cli.messages import say
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, TRY_AGAIN, heedless
 from flows.environment import prepare_environment
 from flows.interrupts import interrupt, keep_interrupts
+from memlib.console import show_text
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 
 MOMENT_SECONDS = 0.01
@@ -30,7 +31,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     For the current session: eval "$(memlib completion bash)", likewise for zsh, or memlib completion fish | source. To keep
     it, save the script where your shell looks for completions.
     """
-    print(app.generate_completion(shell=shell))
+    show_text(app.generate_completion(shell=shell))
 
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {

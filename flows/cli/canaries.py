@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from flows.cli.store import JsonOption
+from memlib.console import console, show_json
 from memlib.errors import UserError
-from memlib.sanitize import count_of, plain
+from memlib.sanitize import count_of
 
 if TYPE_CHECKING:
     from memlib.data.canaries.documents import CanaryDocument, Coins
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from memlib.stats.canaries import CanaryAudit
 
 FAILED = 1
-console = Console(highlight=False, markup=False)
 canaries = App(
     name="canaries",
     help=__doc__,
@@ -82,7 +80,7 @@ def make(
     inserted = int(coins.inside.sum())
     if json_:
         numbers = {"canaries": count, "inserted": inserted, "repeats": repeats, "guesses": list(coins.guesses)}
-        print(json.dumps({"folder": str(target), **numbers}, indent=1))
+        show_json({"folder": str(target), **numbers})
         return
     lines = [
         f"{target} has {count_of(count, 'canary', 'canaries')}, of which {inserted:,} are in {documents.INSERT_FILE}",
@@ -90,7 +88,7 @@ def make(
         f"CanaryCallback or memlib canaries score; keep {documents.COINS_FILE} from the trainer",
     ]
     for line in lines:
-        console.print(plain(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 @canaries.command
@@ -137,11 +135,11 @@ def check(
         problems, remarks = [*problems, *found[0]], found[1]
     if json_:
         outcome = {"canaries": len(encoded), "longest": longest, "problems": problems, "remarks": remarks}
-        print(json.dumps(outcome, indent=1))
+        show_json(outcome)
     else:
         console.print(f"{count_of(len(encoded), 'canary', 'canaries')} of up to {longest} tokens", soft_wrap=True)
         for line in [*(f"problem: {problem}" for problem in problems), *remarks]:
-            console.print(plain(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
     return FAILED if problems else 0
 
 
@@ -180,7 +178,7 @@ def score(
     encoded, _ = _encoded(folder, model)
     known = [] if base is None else [_measured(base, None, encoded, BASE_STEP)]
     write_losses(output.expanduser(), [*known, _measured(model, adapter, encoded, step)])
-    console.print(plain(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}"), soft_wrap=True)
+    console.print(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}", soft_wrap=True)
 
 
 @canaries.command
@@ -239,7 +237,7 @@ def audit(
     score_ = "base loss - loss" if scores.relative else "-loss"
     if json_:
         facts = {"step": scores.step, "score": score_, "alpha": alpha, "adjacency": "add-remove", "claimed_epsilon": epsilon}
-        print(json.dumps({**facts, **asdict(result), "outcome_of_claim": claim}, indent=1))
+        show_json({**facts, **asdict(result), "outcome_of_claim": claim})
         return
     _print_table(
         {"model": f"step {scores.step}, score {score_}", **_rows(result, alpha), **({"claim": claim} if claim else {})}
@@ -278,7 +276,7 @@ def _claim(epsilon: float | None, adjacency: str, result: CanaryAudit) -> str | 
 def _print_table(rows: Mapping[str, str]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, text in rows.items():
-        table.add_row(name, plain(text))
+        table.add_row(name, text)
     console.print(table)
 
 

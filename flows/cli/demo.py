@@ -1,22 +1,21 @@
 """The command that shows in seconds what an audit finds, on data that memlib brings along."""
 
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from flows.cli.messages import say
 from flows.cli.store import StoreOption, print_secrets
+from memlib.console import console
 from memlib.recipes.request import AuditRequest
 from memlib.running.in_process import carry_out_here
 from memlib.runs.records import RunRecord
 from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
-console = Console(highlight=False, markup=False)
 MEMBERS = {"shadows.count": 16, "shadows.chunk": 16, "score.auc_bound": 0.6}  # which 600 digits can bound
 TRAINED = {"trained": 30, "not trained": 0}  # epochs
 SECRET = {
@@ -87,4 +86,4 @@ def _show_secret(store: Store) -> RunRecord:
 
 def _carried_out(recipe: str, changes: Mapping[str, Any], store: Store) -> RunRecord:
     request = AuditRequest.read(recipe, changes)
-    return carry_out_here(request, store, RunOptions(quiet=True), device="cpu", say=lambda line: print(line, file=sys.stderr))
+    return carry_out_here(request, store, RunOptions(quiet=True), device="cpu", say=say)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption, TrustOption, print_run
+from memlib.console import console, show_json, show_text
 from memlib.errors import UserError
-from memlib.sanitize import plain
 from memlib.store import DEFAULT_STORE
 from memlib.store.permissions import read_plain
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from memlib.runs.run import Run
 
 MOST_BYTES = 2**20  # maximum size of the owner's statements
-console = Console(highlight=False, markup=False)
 
 DataOption = Annotated[str, Parameter(name="--data")]
 ModelOption = Annotated[str, Parameter(name="--model")]
@@ -75,7 +72,7 @@ def dossier(
     if pdf is not None:
         _write_pdf(run, pdf)
     if json_:
-        print(run.published(f"runs/{run.id}/dossier.json").decode())
+        show_text(run.published(f"runs/{run.id}/dossier.json").decode())
     else:
         print_run(run.store, run.record)
 
@@ -119,14 +116,14 @@ def risk(
         write_new(csv_, csv_of(table.to_pylist()).encode())
     rows = table.slice(0, most).to_pylist()
     if json_:
-        print(json.dumps(rows, indent=1))
+        show_json(rows)
         return
     from memlib.report.format import format_p
 
     for row in rows:
         p = f"  p = {format_p(row['p_value'])}, adjusted {format_p(row['p_adjusted'])}" if row["p_value"] is not None else ""
         console.print(
-            f"{row['place']:>6}  {row['kind']} {plain(row['id'])}  named by {row['named']} of {row['examined']}{p}",
+            f"{row['place']:>6}  {row['kind']} {row['id']}  named by {row['named']} of {row['examined']}{p}",
             soft_wrap=True,
         )
     console.print(f"{len(rows)} of {table.num_rows}; the dossier is run {run.id}")

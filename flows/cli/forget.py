@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 import memlib
 from flows.cli.store import NOT_CHECKABLE, JsonOption, StoreOption
+from memlib.console import console, show_json
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE
 
@@ -37,8 +36,6 @@ MEANINGS = {
 }
 
 MOST_NEAR = 5  # ids that are listed
-
-console = Console(highlight=False, markup=False)
 
 
 def forget(
@@ -76,7 +73,7 @@ def forget(
     found = memlib.forget(person=person, example=example, models=models, delete=delete, store=store)
     found = found.with_items(_in_prefect(found, delete=delete))
     if json_:
-        print(json.dumps(erasing.as_json(found, deleted=delete, models=models), indent=1))
+        show_json(erasing.as_json(found, deleted=delete, models=models))
     else:
         _print(found, delete=delete, models=models)
     return NOT_CHECKABLE if found.unknown else 0
@@ -109,7 +106,7 @@ def _print(found: Survey, *, delete: bool, models: bool) -> None:
                 f"{meaning}: {len(items)} ({sum(item.size for item in items) / 2**20:.1f} MiB)", style="bold", soft_wrap=True
             )
         for item in items:
-            console.print(f"  {plain(item.path)}{f': {plain(item.note)}' if item.note else ''}", soft_wrap=True)
+            console.print(f"  {item.path}{f': {item.note}' if item.note else ''}", soft_wrap=True)
     if found.near:
         names = ", ".join(map(plain, found.near[:MOST_NEAR]))
         more = f" and {len(found.near) - MOST_NEAR} more" if len(found.near) > MOST_NEAR else ""

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from xml.etree import ElementTree
 
 from cyclopts import Parameter
-from rich.console import Console
 
 import memlib
 from flows.cli.files import write_again
 from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
 from memlib.audits.judging import Judged, Outcome, decide
+from memlib.console import console, show_json
 from memlib.recipes.request import AuditRequest
 from memlib.running.baseline import planned_margins
 from memlib.running.gate import AuditDecision, GateDecision, read_policy
@@ -24,7 +24,6 @@ from memlib.sanitize import plain
 from memlib.store import DEFAULT_STORE, Store
 
 STATUS: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "undecided": 3}
-console = Console(highlight=False, markup=False)
 
 
 def check(
@@ -66,7 +65,7 @@ def check(
     if junit is not None:
         write_again(junit, _xml(_suite(f"memlib {run.audit} {run.id}", run.audit, decision.findings)))
     if json_:
-        print(json.dumps(decision.as_json(), indent=1))
+        show_json(decision.as_json())
     for judged in decision.findings if not json_ else ():
         console.print(f"{judged.outcome}: {judged.gate}: {judged.reason}", soft_wrap=True)
     return STATUS[decision.outcome]
@@ -117,7 +116,7 @@ def gate(
     if summary is not None:
         write_again(summary, "\n".join(_markdown(decision)).encode())
     if json_:
-        print(json.dumps(decision.as_json(), indent=1))
+        show_json(decision.as_json())
         return STATUS[decision.outcome]
     for audit in decision.audits:
         console.print(f"{_named(audit)}: {audit.outcome}", style="bold", soft_wrap=True)

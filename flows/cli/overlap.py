@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from flows.cli.files import write_new
 from flows.cli.store import StoreOption
+from memlib.console import console
 from memlib.errors import UserError
 from memlib.recipes.request import AuditRequest
 from memlib.report.spreadsheet import csv_of
@@ -21,8 +21,6 @@ from memlib.store import DEFAULT_STORE, Store
 if TYPE_CHECKING:
     from memlib.data.overlap import Set
     from memlib.running.runners import PlainRunner
-
-console = Console(highlight=False, markup=False)
 
 
 def overlap(

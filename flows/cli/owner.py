@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
-from rich.console import Console
 
 from flows.cli.store import StoreOption
 from memlib.audits import AUDITS
 from memlib.audits.base import Audit
+from memlib.console import console
 from memlib.data.canaries.secret_key import read_secret
 from memlib.data.images.stored import are_images
 from memlib.errors import UserError
@@ -27,8 +27,6 @@ from memlib.store.permissions import PRIVATE, make_folder, write_file
 
 if TYPE_CHECKING:
     from memlib.running.runners import PlainRunner
-
-console = Console(highlight=False, markup=False)
 
 
 def ids(

@@ -1,7 +1,6 @@
 """Commands that plan, run and resume audits."""
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from flows.cli.messages import say
 from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import check_stages
+from memlib.console import show_json
 from memlib.errors import UserError
 from memlib.recipes.files import overridden, validate
 from memlib.recipes.request import AuditRequest
@@ -25,7 +25,6 @@ from memlib.runs.erasures import check_recipe, erased_part
 from memlib.runs.journal import log_as_asked
 from memlib.runs.plans import content_of, read_plan, recipe_of, with_signature, write_plan
 from memlib.runs.records import PlanFile, RequestRecord, RunRecord
-from memlib.sanitize import plain
 from memlib.specs import Resources
 from memlib.specs.cores import cores
 from memlib.specs.resources import RunOptions
@@ -150,7 +149,7 @@ def _carry_out(
         if run.verdict is not None:
             ending.learn(verdict=run.verdict.word, sentence=run.verdict.sentence)
     if as_json:
-        print(json.dumps(run.model_dump(), indent=1))
+        show_json(run.model_dump())
     else:
         print_run(opened, run)
 
@@ -231,7 +230,7 @@ def plan(
         steps.limits += margins_of(request, policy, opened_store(store), baseline)
     file = None if freeze is None else _frozen(request, steps, freeze, key)
     if json_:
-        print(json.dumps(steps.as_json() if file is None else file.model_dump(), indent=1))
+        show_json(steps.as_json() if file is None else file.model_dump())
     else:
         stored.print_plan(steps)
         if file is not None:
@@ -316,11 +315,10 @@ def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
     """
     kept = {name: value for name, value in recorded.items() if name != "ray_address"}
     if recorded.get("ray_address"):
-        address = plain(str(recorded["ray_address"]))
-        print(
+        address = str(recorded["ray_address"])
+        say(
             f"the run used the Ray cluster at {address}; if you trust this address, connect to it again with --set "
-            f"resources.ray_address={address}",
-            file=sys.stderr,
+            f"resources.ray_address={address}"
         )
     validated = validate(Resources, kept).model_dump(mode="json")  # "64" and 64.0 are numbers, too
     for name in ("workers_per_model", "threads_per_worker"):
@@ -331,7 +329,7 @@ def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
     defaults = Resources().model_dump(mode="json")
     changed = {name: value for name, value in kept.items() if name in defaults and value != defaults[name]}
     if changed:
-        print(f"resources of the run: {', '.join(f'{k} {plain(str(v))}' for k, v in changed.items())}", file=sys.stderr)
+        say(f"resources of the run: {', '.join(f'{k} {v}' for k, v in changed.items())}")
     return kept
 
 

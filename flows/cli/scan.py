@@ -12,17 +12,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from fsspec.utils import infer_compression
 from pydantic import TypeAdapter
-from rich.console import Console
 
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption
+from memlib.console import console, show_text
 from memlib.data.opening import located
 from memlib.data.text.formats import Format
 from memlib.errors import UserError
-from memlib.sanitize import plain
 from memlib.specs import TextSource
 
-console = Console(highlight=False, markup=False)
 Kind = Literal["text", "text_parquet", "jsonl", "mail"]
 KINDS: Mapping[str, Kind] = {
     ".parquet": "text_parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".mbox": "mail", ".eml": "mail",
@@ -93,7 +91,7 @@ def scan(
     total, once = len(found.counts), found.once
     if json_:
         numbers = {"occurrences": found.occurrences, "secrets": total, "once": once, "more_often": total - once}
-        print(
+        show_text(
             json.dumps({"text": text, "format": format_, **numbers, "remarks": remarks, "file": out and str(out)}, indent=1)
         )
         return
@@ -107,7 +105,7 @@ def scan(
             "also set canaries.unseen to a file of secrets of the same kind that the text does not contain, 40 per secret"
         )
     for line in lines:
-        console.print(plain(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _source(path: str, kind: Kind | None, column: str | None, template: str | None) -> TextSource:

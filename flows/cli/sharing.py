@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
+from memlib.console import console, show_text
 from memlib.runs.index import find_run
 from memlib.runs.run import Run
-from memlib.sanitize import plain
 from memlib.sharing.aggregates import Extra
 from memlib.store import DEFAULT_STORE
-
-console = Console(highlight=False, markup=False)
 
 
 def mlflow(
@@ -50,14 +47,12 @@ def mlflow(
 
     run = _run(store, trust, run_id)
     receipt = share(run, uri, experiment=experiment, extra=with_)
-    console.print(f"{'shared' if receipt.is_new else 'updated'} run {run.id}: {plain(receipt.url)}", soft_wrap=True)
+    console.print(f"{'shared' if receipt.is_new else 'updated'} run {run.id}: {receipt.url}", soft_wrap=True)
     console.print("uploaded: findings, recipe and verdict, without single examples, classes and locations", soft_wrap=True)
     for path in receipt.files:
         console.print(f"uploaded: {path}", soft_wrap=True)
     if receipt.kept_at:
-        console.print(
-            f"not uploaded: summary and card, as the server keeps artifacts at {plain(receipt.kept_at)}", soft_wrap=True
-        )
+        console.print(f"not uploaded: summary and card, as the server keeps artifacts at {receipt.kept_at}", soft_wrap=True)
 
 
 def card(
@@ -81,7 +76,7 @@ def card(
     from memlib.sharing.card import as_json, cards_of, markdown_of
 
     cards = cards_of([_run(store, trust, name) for name in (run_id, *others)])
-    print(
+    show_text(
         json.dumps(as_json(cards), indent=1, ensure_ascii=False) if json_ else markdown_of(cards), end="\n" if json_ else ""
     )
 
@@ -101,7 +96,7 @@ def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: Trus
     """
     from memlib.sharing.croissant import describe
 
-    print(json.dumps(describe(_run(store, trust, run_id)), indent=1, ensure_ascii=False))
+    show_text(json.dumps(describe(_run(store, trust, run_id)), indent=1, ensure_ascii=False))
 
 
 def _run(store: str, trust: Path | None, run_id: str) -> Run:

@@ -1,17 +1,14 @@
 """Commands that print the shipped recipes, and the columns of the results."""
 
-import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.cli.store import JsonOption
 from memlib.audits import AUDITS, audit_of, published_tables
+from memlib.console import console, show_json, show_text
 from memlib.errors import UserError
 from memlib.recipes.files import load_recipe, printed_recipe, shipped_recipes
-
-console = Console(highlight=False, markup=False)
 
 
 def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
@@ -26,10 +23,10 @@ def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
     """
     if json_:
         contents = {key: load_recipe(key)[0] for key in ([name] if name is not None else shipped_recipes())}
-        print(json.dumps(contents, indent=1))
+        show_json(contents)
         return
     if name is not None:
-        print(printed_recipe(name), end="")
+        show_text(printed_recipe(name), end="")
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     current = ""
@@ -55,14 +52,14 @@ def schema(what: str | None = None, /, *, json_: JsonOption = False) -> None:
         Print the columns as JSON; the schema of a recipe is always JSON.
     """
     if what is not None and what in AUDITS:
-        print(json.dumps(AUDITS[what].recipe.model_json_schema(), indent=1))
+        show_json(AUDITS[what].recipe.model_json_schema())
         return
     published = published_tables()
     if what is not None and what not in published:
         raise UserError(f"no table or audit {what!r}; choose from {', '.join([*published, *AUDITS])}")
     if json_:
         tables = {name: list(published[name].items()) for name in ([what] if what else published)}
-        print(json.dumps({name: [_described(audit, t) for audit, t in of] for name, of in tables.items()}, indent=1))
+        show_json({name: [_described(audit, t) for audit, t in of] for name, of in tables.items()})
         return
     for name in [what] if what else published:
         for audit, table in published[name].items():

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from cyclopts import Parameter
-from rich.console import Console
 
 import memlib
 from flows.cli.files import write_new
@@ -23,6 +22,7 @@ from flows.cli.store import JsonOption, StoreOption
 from flows.prefect_server import check_prefect
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.cells import CellsSpec
+from memlib.console import console, show_json
 from memlib.errors import RunError, UserError
 from memlib.recipes.cells import cells_of
 from memlib.recipes.dossiers import dossier_recipe
@@ -47,7 +47,6 @@ DOSSIER = """\
 # is for goes into release: memlib schema dossier, or docs/reference/recipes.md.
 """
 QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
-console = Console(highlight=False, markup=False)
 
 
 def init(
@@ -214,7 +213,7 @@ def validate(
     cells = list(cells_of(spec)) if isinstance(spec, CellsSpec) else []
     if json_:
         found = {"audit": name, "recipe": spec.model_dump(mode="json"), "limits": limits}
-        print(json.dumps(found | ({"cells": cells} if cells else {}), indent=1))
+        show_json(found | ({"cells": cells} if cells else {}))
         return
     for line in limits:
         console.print(line, soft_wrap=True)
@@ -239,7 +238,7 @@ def sources(*, json_: JsonOption = False) -> None:
     kinds = {"images and points": [*_members(PlainSource), JoinedSource], "text": _members(TextSource)}
     rows_by_title = {title: [_source(kind) for kind in members] for title, members in kinds.items()}
     if json_:
-        print(json.dumps(rows_by_title, indent=1))
+        show_json(rows_by_title)
         return
     for title, rows in rows_by_title.items():
         console.print(title, style="bold")
@@ -276,7 +275,7 @@ def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> 
     checks = list(_looked_at(store))
     if json_:
         rows = [{"what": what, "found": state, "problem": problem} for what, state, problem in checks]
-        print(json.dumps(rows, indent=1))
+        show_json(rows)
     for what, state, problem in checks if not json_ else ():
         console.print(f"{what}: {state}{f'; {problem}' if problem else ''}", soft_wrap=True)
     problems = [what for what, _, problem in checks if problem]

@@ -1,8 +1,6 @@
 """The commands that operate on a store: list and show runs, compare, verify and sign them, and delete what is unused."""
 
-import json
 import re
-import sys
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +11,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.cells import cell_len
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +18,7 @@ from rich.text import Text
 import memlib
 from flows.cli.messages import say
 from memlib.audits import AUDITS, audit_of
+from memlib.console import console, show_json, show_text
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
 from memlib.identity import file_digest
@@ -69,8 +67,6 @@ NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot
 COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
 
-console = Console(highlight=False, markup=False)
-
 
 def runs(
     *, data: str | None = None, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None, json_: JsonOption = False
@@ -96,10 +92,10 @@ def runs(
         if not entries:
             raise UserError(f"no run in {store} has data {data!r}; memlib show RUN --json prints the digest of a run's data")
     if listed.damaged:
-        print(f"memlib: {listed.warning()}", file=sys.stderr)
+        say(f"memlib: {listed.warning()}")
     if json_:
         finished = [read_run(opened, entry["run"]) for entry in entries]
-        print(json.dumps([record.model_dump() for record in (*open_runs, *finished)], indent=1))
+        show_json([record.model_dump() for record in (*open_runs, *finished)])
         return
     for note in open_runs:
         started = datetime.fromtimestamp(note.started).strftime("%Y-%m-%d %H:%M")
@@ -113,7 +109,7 @@ def runs(
         cells = (run.headline, _number(run.value), format_p(run.p_value), run.verdict)
         title = f"{run.title} (erased in part)" if run.id in erased else run.title
         rows.append((run.id, f"{run.finished:%Y-%m-%d %H:%M}", audit_of(run.audit), *cells, title))
-    print("\n".join(_aligned(rows)))
+    show_text("\n".join(_aligned(rows)))
 
 
 def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
@@ -157,7 +153,7 @@ def show(
     opened = opened_store(store, trust)
     run = find_run(opened, run_id)
     if json_:
-        print(json.dumps(run.model_dump(), indent=1))
+        show_json(run.model_dump())
         return
     if reveal:
         print_secrets(opened, run)
@@ -216,15 +212,15 @@ def status(
     if isinstance(record, RunRecord):
         rows = garbage.metrics_by_stage(opened, record)
         if json_:
-            print(json.dumps({"run": record.run, "state": "completed", "stages": rows}, indent=1))
+            show_json({"run": record.run, "state": "completed", "stages": rows})
         else:
             console.print(f"run {record.run}  {record.title}  (completed)", soft_wrap=True)
-            print("\n".join(_aligned([*_metrics(rows)])))
+            show_text("\n".join(_aligned([*_metrics(rows)])))
             console.print(_in_all(rows))
         return
     progress = _progress(opened, record)
     if json_:
-        print(json.dumps(progress.model_dump(), indent=1))
+        show_json(progress.model_dump())
         return
     if not watch:
         console.print(_status(progress), soft_wrap=True)
@@ -393,7 +389,7 @@ def diff(
 
         replace_file(page, render(page_of(found, opened)).encode())
     if json_:
-        print(json.dumps(found.as_json(), indent=1))
+        show_json(found.as_json())
     else:
         _print_comparison(found)
         if page is not None:
@@ -522,7 +518,7 @@ def verify(
 
         found = with_recomputed(found, opened_store(store), run_id, quiet=json_, say=lambda line: say(f"warning: {line}"))
     if json_:
-        print(json.dumps(found.as_json(), indent=1))
+        show_json(found.as_json())
     for problem in found.problems if not json_ else ():
         console.print(f"{problem.what}: {problem.problem}", soft_wrap=True)
     for name, said in found.plans.items() if not json_ else ():
@@ -558,7 +554,7 @@ def _verify_plan(file: PlanFile, named: str, trust: Path | None, *, as_json: boo
     if trust is not None and all(one.key != shown_key(public_key(trust)) for one in file.signatures):
         raise RunError(f"the plan {named} is not signed with the key of {trust}")
     if as_json:
-        print(json.dumps(file.model_dump(), indent=1))
+        show_json(file.model_dump())
     else:
         print_frozen(file, named=f"{named}, frozen")
     return 0
@@ -648,7 +644,7 @@ def gc(
     kept = {find_run(opened, run_id).run for run_id in keep} if keep else None
     items = (garbage.clear if delete else garbage.garbage)(opened, keep=kept, days=days, lost=lost)
     if json_:
-        print(json.dumps({"deleted": delete, "found": [asdict(item) for item in items]}, indent=1))
+        show_json({"deleted": delete, "found": [asdict(item) for item in items]})
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("kind", "count", "MiB"):
