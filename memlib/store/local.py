@@ -8,7 +8,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -30,6 +30,7 @@ from memlib.store.permissions import (
 from memlib.store.records import MOST_BYTES, FileRecord, Unreadable
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)  # of a store that can only be read
+TIMES = 3
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # file systems without hard links
 
 
@@ -138,14 +139,13 @@ class Local(Backend):
     @override
     def put(self, path: str, source: Path | bytes, *, bits: int, folder_bits: int) -> str:
         target = Path(self.at(path))
-        make_folder(target.parent, folder_bits)
         part = self._part()
         try:
             if isinstance(source, bytes):
                 write_file(part, source, bits)
             else:
                 copy_file(source, part, bits)
-            part.replace(target)
+            _into_folder(target.parent, folder_bits, lambda: part.replace(target))
         finally:
             part.unlink(missing_ok=True)
         return str(target)
@@ -172,7 +172,7 @@ class Local(Backend):
     @override
     def drop_empty(self, path: str) -> None:
         folder = self._plain(path)
-        while folder is not None and folder != Path(self.root):
+        while folder is not None and Path(self.root) not in (folder, folder.parent):  # others are about to write to these
             try:
                 folder.rmdir()
             except FileNotFoundError:
@@ -210,8 +210,7 @@ class Local(Backend):
     @contextlib.contextmanager
     def filling(self, folder: str, bits: Permissions) -> Iterator[Path]:
         path = Path(self.at(folder))
-        make_folder(path.parent, bits.folder)
-        path.mkdir(mode=PRIVATE.folder)
+        _into_folder(path.parent, bits.folder, lambda: path.mkdir(mode=PRIVATE.folder))
         yield path
 
     @override
@@ -236,6 +235,16 @@ class Local(Backend):
     @override
     def forget(self, expected: FileRecord) -> None:
         """Do nothing: there are no copies."""
+
+
+def _into_folder(folder: Path, bits: int, move: Callable[[], object]) -> None:
+    """Create a folder and move something into it, again if another process has removed the folder, still empty, meanwhile."""
+    for _ in range(TIMES):
+        with contextlib.suppress(FileNotFoundError):
+            make_folder(folder, bits)
+            move()
+            return
+    move()
 
 
 def _links_below(base: str, name: str) -> Iterator[str]:

@@ -83,13 +83,13 @@ def test_an_artifact_found_sound_on_the_second_lookup_is_kept(tmp_path: Path, mo
 
     def damaged_at_first(self: Artifacts, stage: str, key: str) -> Ref | None:
         looked.append(key)
-        if len(looked) == 1:
+        if len(looked) == 1:  # another driver was about to replace it, or a listing was behind
             raise CorruptArtifact("file a is damaged", MODEL)
         return lookup(self, stage, key)
 
     monkeypatch.setattr(Artifacts, "lookup", damaged_at_first)
     assert committed(Context(store), MODEL, TrainNets)
-    assert len(looked) == 2
+    assert store.artifacts.has(MODEL)
 
 
 def test_compute_there_skips_an_artifact_that_is_already_committed(tmp_path: Path) -> None:

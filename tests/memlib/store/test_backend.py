@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memlib.store import Store
+from memlib.store import Store, local
 from memlib.store.backend import TMP, Backend, Damaged
 from memlib.store.permissions import PRIVATE
 from memlib.store.records import FileRecord
@@ -131,3 +131,25 @@ class TestRemote(Conformance):
         backend.put("a/one", b"content", **BITS)
         with pytest.raises(Damaged, match="file two is missing"):
             backend.check_there("a", {"one": record(b"CONTENT"), "two": record(b"x")})
+
+
+def test_a_folder_that_another_process_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.begin()
+    made, removed = local.make_folder, []
+
+    def removed_at_once(folder: Path, bits: int) -> None:
+        made(folder, bits)
+        if folder.name == "inner" and not removed:
+            removed.append(folder)
+            folder.rmdir()
+
+    monkeypatch.setattr(local, "make_folder", removed_at_once)
+    store.publish("runs/inner/page.html", b"page")
+    assert (store.published("runs/inner/page.html"), len(removed)) == (b"page", 1)
+    store.drop("runs/inner/page.html")
+    store.drop_empty("runs/inner")
+    assert Path(store.root, "runs").is_dir()  # another process may be about to write there
+    assert not Path(store.root, "runs/inner").exists()
