@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.identity import canonical_json
 from memlib.pipeline.definitions import pinned_codes
 from memlib.running.absences import Problem, absences_of, excuses_of
 from memlib.running.checks import and_more, check_artifacts, check_run, known_of, with_members
@@ -36,7 +35,14 @@ from memlib.runs.index import (
 )
 from memlib.runs.plans import frozen_in
 from memlib.runs.records import PlanFile, RunRecord
-from memlib.runs.signatures import envelope, private_key, sign_text, signed_text, trusted_key, unlike_enveloped, unlike_signed
+from memlib.runs.signatures import (
+    envelope,
+    private_key,
+    signature_file,
+    trusted_key,
+    unlike_enveloped,
+    unlike_signed,
+)
 from memlib.sanitize import count_of
 from memlib.specs.cores import cores
 from memlib.store import MANIFEST, Ref, Store
@@ -241,11 +247,9 @@ def sign(store: Store, name: str, key: Path) -> str:
             f"run {run.run} joins {count_of(len(unsigned), 'run')} that this key has not signed; sign first: "
             f"{', '.join(sorted(unsigned))}"
         )
-    signature = sign_text(signed_text(run), private)
-    record = {"algorithm": "Ed25519", "run": run.run, "manifest": run.digest, "signature": signature}
     manifest = store.published(f"runs/{run.run}/{MANIFEST}") or b""
     store.publish(f"runs/{run.run}/{ENVELOPE}", envelope(run, manifest, private))
-    return store.publish(f"runs/{run.run}/{SIGNATURE}", canonical_json(record).encode())
+    return store.publish(f"runs/{run.run}/{SIGNATURE}", signature_file(run, private))
 
 
 def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Problem]:

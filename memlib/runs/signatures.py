@@ -130,9 +130,18 @@ def unlike_signed(run: RunRecord, content: bytes | None, key: "Ed25519PublicKey"
         return f"has a signature that cannot be read ({error})"
     if run.digest is None:
         return "has a manifest without a digest, which no signature covers"
-    if record.model_extra or (record.algorithm, record.run, record.manifest) != (ALGORITHM, run.run, run.digest):
+    if content != canonical_json(_record_of(run, record.signature)).encode():
         return "has a signature whose other fields were changed"
     return ""
+
+
+def signature_file(run: RunRecord, key: "Ed25519PrivateKey") -> bytes:
+    """Return the content of the file with the signature of a run's manifest."""
+    return canonical_json(_record_of(run, sign_text(signed_text(run), key))).encode()
+
+
+def _record_of(run: RunRecord, signature: str) -> dict[str, Any]:
+    return {"algorithm": ALGORITHM, "run": run.run, "manifest": run.digest, "signature": signature}
 
 
 def statement_of(run: RunRecord, manifest: bytes) -> dict[str, Any]:
@@ -155,8 +164,11 @@ def statement_of(run: RunRecord, manifest: bytes) -> dict[str, Any]:
 def envelope(run: RunRecord, manifest: bytes, key: "Ed25519PrivateKey") -> bytes:
     """Return the envelope (DSSE, JSON) with the signed statement of a run, see `statement_of`."""
     payload = canonical_json(statement_of(run, manifest)).encode()
-    signature = base64.b64encode(key.sign(_encoded(payload))).decode()
-    signatures = [{"keyid": shown_key(key.public_key()), "sig": signature}]
+    return _enveloped(payload, key.sign(_encoded(payload)), shown_key(key.public_key()))
+
+
+def _enveloped(payload: bytes, signature: bytes, key: str) -> bytes:
+    signatures = [{"keyid": key, "sig": base64.b64encode(signature).decode()}]
     whole = {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
     return canonical_json(whole).encode()
 
@@ -177,15 +189,14 @@ def unlike_enveloped(run: RunRecord, manifest: bytes, content: bytes, key: "Ed25
 
     payload = canonical_json(statement_of(run, manifest)).encode()
     try:
-        whole = json_once(content)
-        (signature,) = whole.pop("signatures")
-        key.verify(base64.b64decode(signature.pop("sig"), validate=True), _encoded(payload))
+        (signature,) = json_once(content)["signatures"]
+        sig = base64.b64decode(signature["sig"], validate=True)
+        key.verify(sig, _encoded(payload))
     except InvalidSignature:
         return "does not match the run, or was signed with another key"
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return "cannot be read"
-    expected = {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE}
-    return "" if (whole, signature) == (expected, {"keyid": shown_key(key)}) else "has fields that were changed"
+    return "" if content == _enveloped(payload, sig, shown_key(key)) else "has fields that were changed"
 
 
 def shown_key(key: "Ed25519PublicKey") -> str:
