@@ -2,7 +2,7 @@
 
 The store holds three signed runs: two of self-influence, and the sweep of which they are the cells. Each file is appended to,
 flipped, cut, emptied, deleted, and replaced by a folder, a pipe or a link, and gets another file beside it; each field of each kind of
-JSON file is changed, removed, added and named twice, with the file's digest as it was and computed anew. Each change is verified without a
+JSON file is changed, removed, added and named twice, with the file's digest as it was and recomputed. Each change is verified without a
 key and with the trusted one. --list names those that neither names.
 """
 
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,12 @@ def _of_fields(name: str, content: bytes) -> Iterator[tuple[Change, Any]]:
             yield Change(kind, name, what), lambda at, t=text: at.write_text(t)
             if "digest" in whole and place != ("digest",):
                 text = json.dumps(sealed({key: value for key, value in new.items() if key != "digest"}), indent=1)
-                yield Change(f"{kind}, sealed anew", name, what), lambda at, t=text: at.write_text(t)
+                yield Change(f"{kind}, digest recomputed", name, what), lambda at, t=text: at.write_text(t)
     added = {**whole, "more": "x"}
     yield Change("field added", name), lambda at, t=json.dumps(added): at.write_text(t)
     if "digest" in whole:
         text = json.dumps(sealed({key: value for key, value in added.items() if key != "digest"}))
-        yield Change("field added, sealed anew", name), lambda at, t=text: at.write_text(t)
+        yield Change("field added, digest recomputed", name), lambda at, t=text: at.write_text(t)
     first = next(iter(whole))
     twice = json.dumps(whole)[:-1] + f', "{first}": {json.dumps(whole[first])}}}'
     yield Change("field named twice", name), lambda at, t=twice: at.write_text(t)
@@ -174,13 +174,16 @@ def count(folder: Path, *, every: int = 1) -> dict[str, list[Change]]:
     """Try the changes, or every so many of them; return them by how they are named."""
     store, public = signed_store(folder)
     assert not is_named(store, public)
-    found: dict[str, list[Change]] = {"without a key": [], "with the key alone": [], "not": []}
+    found: dict[str, list[Change]] = {"without a key": [], "with the key alone": [], "not": [], "a traceback": []}
     for number, (change, make) in enumerate(changes(store)):
         if number % every:
             continue
         other = Path(shutil.copytree(store, folder / "changed"))
         make(other / change.path)
-        how = "without a key" if is_named(other, None) else "with the key alone" if is_named(other, public) else "not"
+        try:
+            how = "without a key" if is_named(other, None) else "with the key alone" if is_named(other, public) else "not"
+        except Exception as error:
+            how, change = "a traceback", replace(change, what=f"{change.what} {error!r}")
         found[how].append(change)
         shutil.rmtree(other)
     return found
@@ -194,15 +197,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         found = count(Path(folder), every=options.every)
     kinds = dict.fromkeys(change.kind for of in found.values() for change in of)
-    print("| change | tried | named without a key | with the trusted key alone | not named |")
-    print("|---|---|---|---|---|")
+    print("| change | tried | named without a key | with the trusted key alone | not named | verify ended with a traceback |")
+    print("|---|---|---|---|---|---|")
     counts = {how: Counter(change.kind for change in of) for how, of in found.items()}
     for kind in kinds:
         cells = [counts[how][kind] for how in found]
         print(f"| {kind} | {sum(cells)} | {' | '.join(map(str, cells))} |")
     print(f"| all | {sum(map(len, found.values()))} | {' | '.join(str(len(of)) for of in found.values())} |")
-    for change in found["not"] if options.list else ():
-        print(f"not named: {change.kind}: {change.path} {change.what}")
+    for how in ("not", "a traceback") if options.list else ():
+        for change in found[how]:
+            print(f"{how}: {change.kind}: {change.path} {change.what}")
     return 0
 
 

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 
 from memlib.audits.base import Audit
+from memlib.errors import RunError
+from memlib.sanitize import plain
 from memlib.tables import COMMON, CURVES, RUNS, SUMMARY, Table
 
 PACKAGES = {
@@ -23,10 +25,18 @@ PACKAGES = {
 }
 
 
+class NoSuchAudit(RunError, KeyError):
+    """An audit that a manifest or a caller names, but that this memlib does not have."""
+
+    __str__ = RunError.__str__
+
+
 class _Audits(Mapping[str, Audit]):
     """Mapping from command-line names to audits, each imported on first access."""
 
     def __getitem__(self, name: str) -> Audit:
+        if name not in PACKAGES:
+            raise NoSuchAudit(f"this memlib has no audit {plain(name)!r}; a later memlib may have it")
         audit: Audit = importlib.import_module(PACKAGES[name]).AUDIT
         return audit
 

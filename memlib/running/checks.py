@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlib.audits import AUDITS, audit_of, published_tables, tables_of
+from memlib.audits import AUDITS, PACKAGES, audit_of, published_tables, tables_of
 from memlib.audits.last_stages import REPORT_FILE
 from memlib.audits.sweep.recipe import Recipe
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError
@@ -38,6 +38,7 @@ from memlib.runs.index import (
 from memlib.runs.pins import unlike_pin
 from memlib.runs.plans import PLAN, frozen_in, parse_plan
 from memlib.runs.records import Departure, Pin, RunRecord
+from memlib.sanitize import plain
 from memlib.specs.question import asks_digest
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord, Unreadable
@@ -103,6 +104,9 @@ def check_run(
     name = f"run {run.run}"
     if not is_checkable(run):
         yield Problem(name, "has a manifest without pins or digest, so nothing of it can be checked; run its audit again")
+        return
+    if audit_of(run.audit) not in PACKAGES:
+        yield Problem(name, f"is of an audit that this memlib does not have ({plain(run.audit)})", is_unchecked=True)
         return
     absent = absences_of(store, run, excuses)
     known = known_of(committed(store)) if known is None else known

@@ -1,4 +1,4 @@
-"""What is printed shows no control characters of others, whichever way it takes; there is no other way."""
+"""All that is printed goes through one console, which replaces control characters."""
 
 import ast
 import io

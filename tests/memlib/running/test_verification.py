@@ -924,3 +924,12 @@ def test_a_changed_envelope_is_named(store: Store, keys: dict[str, Path], change
     path = f"runs/{run}/attestation.json"
     store.publish(path, json.dumps(json.loads(store.published(path) or b"") | change).encode())
     assert f"{path}: {said}" in problems_of(store, trust=keys["mine.pub"])
+
+
+def test_a_run_of_an_audit_of_a_later_memlib_is_named_and_not_read(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    reseal(store, audit="deja_later")
+    run = list_runs(store).entries[0]["run"]
+    assert "is of an audit that this memlib does not have (deja_later)" in problems_of(store)
+    for command in (["show", run], ["check", run, "--fail-on", "shown"], ["card", run]):
+        assert main([*command, "--store", store.uri]) == 2
+        assert "memlib: this memlib has no audit 'deja-later'; a later memlib may have it" in capsys.readouterr().err
