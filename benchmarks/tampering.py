@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import memlib
 from memlib.errors import RunError, UserError
-from memlib.running.verification import sign, verified
+from memlib.running.verification import sign
 from memlib.store import Store
 from memlib.store.records import sealed
 
@@ -165,7 +165,7 @@ def _changed(value: Any) -> Any:
 def is_named(root: Path, trust: Path | None) -> bool:
     """Return whether verify says that something is wrong."""
     try:
-        return verified(Store(str(root)), trust=trust).outcome != "unchanged"
+        return memlib.verify(store=str(root), trust=trust).outcome != "unchanged"
     except (RunError, UserError):
         return True
 

@@ -265,5 +265,7 @@ def check_signature(store: Store, run: RunRecord, trusted: Path) -> Iterator[Pro
     if problem := unlike_signed(run, store.published(f"{folder}/{SIGNATURE}"), key):
         yield Problem(f"run {run.run}", problem)
     other = store.published(f"{folder}/{ENVELOPE}")  # absent for runs that an earlier memlib signed
+    if other is None and ENVELOPE in store.names(folder):
+        yield Problem(f"{folder}/{ENVELOPE}", "is not a regular file")
     if other is not None and (problem := unlike_enveloped(run, store.published(f"{folder}/{MANIFEST}") or b"", other, key)):
         yield Problem(f"{folder}/{ENVELOPE}", problem)

@@ -37,8 +37,15 @@ def asks(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asks_digest(recipe: Mapping[str, Any]) -> str:
-    """Return a digest of `asks`, equal for recipes that differ only in titles, report settings and data locations."""
-    return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
+    """Return a digest of `asks`, equal for recipes that differ only in titles, report settings and data locations.
+
+    Raises:
+        ValueError: when the data are not described as in a recipe.
+    """
+    try:
+        return hashlib.sha256(canonical_json(asks(recipe)).encode()).hexdigest()
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its data are not described as in a recipe ({type(error).__name__}: {error})") from error
 
 
 def asks_but_seeds(recipe: Mapping[str, Any]) -> dict[str, Any]:

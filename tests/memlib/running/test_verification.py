@@ -933,3 +933,9 @@ def test_a_run_of_an_audit_of_a_later_memlib_is_named_and_not_read(store: Store,
     for command in (["show", run], ["check", run, "--fail-on", "shown"], ["card", run]):
         assert main([*command, "--store", store.uri]) == 2
         assert "memlib: this memlib has no audit 'deja-later'; a later memlib may have it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", [{}, {"source": {}}, {"source": []}, {"source": None}, []])
+def test_a_recipe_without_its_source_is_a_finding(store: Store, data: Any) -> None:
+    reseal(store, recipe={**only_run(store).recipe, "data": data})
+    assert "its recipe cannot be read: its data are not described as in a recipe" in problems_of(store)

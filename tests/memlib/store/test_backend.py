@@ -133,9 +133,7 @@ class TestRemote(Conformance):
             backend.check_there("a", {"one": record(b"CONTENT"), "two": record(b"x")})
 
 
-def test_a_folder_removed_by_another_process_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_removed_by_another_process_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(tmp_path / "store"))
     store.begin()
     made, removed = local.make_folder, []
