@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from memlib.errors import RunError, UserError
+from memlib.errors import EngineLost, UserError
 from memlib.store.permissions import PRIVATE, make_folder, user_folder
 
 MOST_CHECKED = 2**26  # bytes of a database that is searched for damage, which takes about a second
@@ -60,7 +60,7 @@ def ready_database() -> Iterator[None]:
     """Check the database before a server starts in the block; a new one begins as a copy of a new one of an earlier run.
 
     Raises:
-        RunError: if another process keeps the database locked.
+        EngineLost: if another process keeps the database locked.
         UserError: if the database is of a newer Prefect, is damaged, or is none.
     """
     path = database()
@@ -102,7 +102,7 @@ def check_database(path: Path) -> None:
             if "locked" not in str(error):
                 raise UserError(f"Prefect's database {path} cannot be written ({error}); set PREFECT_HOME") from error
             if time.monotonic() > end:
-                raise RunError(f"Prefect's database {path} is locked by another process; {advice}") from error
+                raise EngineLost(f"Prefect's database {path} is locked by another process; {advice}") from error
             time.sleep(0.2)
         except sqlite3.DatabaseError as error:
             message = (

@@ -19,6 +19,11 @@ def brief(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"
 
 
+def one_line(text: str) -> str:
+    """Return the sanitized text in one line, as of a name that could otherwise write lines of its own."""
+    return " ".join(brief(text).split())
+
+
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """Return a number and its noun, which is in the plural unless the number is 1."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

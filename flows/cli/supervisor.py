@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,7 @@ ORPHANED = signal.SIGUSR1  # from the kernel to the guard: the command is gone
 INSISTING = ((3.0, signal.SIGINT), (10.0, signal.SIGKILL))
 """Seconds after a signal that ends a run, and the signal that the guard sends then, if a library swallowed the first."""
 ENDING_SECONDS = 10.0
+LOOK_SECONDS = 0.05
 LONGEST_WAIT = 3600.0
 END = "ended "
 _told: int | None = None  # in the computing process: descriptor of what the command and the guard read at the end
@@ -195,7 +197,10 @@ def _call_hooks(said: bytes, state: str | None = None) -> None:
     if lines:
         from flows.cli.hooks import fire_line
 
-        fire_line(lines[-1].decode(), state)
+        hook = threading.Thread(target=fire_line, args=(lines[-1].decode(), state), daemon=True)
+        hook.start()
+        while hook.is_alive() and signal.sigtimedwait(ENDING, LOOK_SECONDS) is None:  # a signal ends a hook that hangs
+            pass
 
 
 def _mark(said: bytes, state: Literal["failed", "stopped"], problem: str) -> None:

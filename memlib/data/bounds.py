@@ -136,7 +136,10 @@ def check_links(fs: Any, root: str, listing: Mapping[str, Mapping[str, Any]]) ->
 
 def _check_links(root: Path, path: Path, said_by: str) -> None:
     allowed = [root, *(Path(part) for part in os.environ.get(ROOTS, "").split(os.pathsep) if part)]
-    real = path.resolve()
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError):  # Python's for a loop of links
+        raise DataError(f"{said_by}: {path.name} leads to itself; remove it") from None
     if not any(real.is_relative_to(folder.resolve()) for folder in allowed):
         raise DataError(
             f"{said_by} leads from {path.name} to {real}, outside of {root}; to allow this link, "

@@ -17,10 +17,10 @@ from PIL import Image
 
 from memlib.data.bounds import check_links
 from memlib.data.images.dicom import is_dicom
-from memlib.data.images.pictures import READINGS, Picture, Undecodable, oddities_of, read_picture
+from memlib.data.images.pictures import READINGS, Picture, Undecodable, oddities_of, open_image, read_picture
 from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.sanitize import is_text
+from memlib.sanitize import is_text, one_line
 from memlib.store.permissions import PRIVATE, make_folder, user_folder
 
 HEADER = 256  # bytes of a file by which DICOM is known
@@ -56,7 +56,7 @@ class UnreadableImage(ValueError):
     """Error for an image that cannot be decoded; it carries the id and label so that the image can be listed."""
 
     def __init__(self, example_id: str, label: int, reason: str) -> None:
-        super().__init__(f"{example_id}: {reason}")
+        super().__init__(f"{one_line(example_id)}: {one_line(reason)}")
         self.example_id, self.label, self.reason = example_id, label, reason
 
 
@@ -226,7 +226,7 @@ def look_at_image(path: str) -> Collection[str]:
             if is_dicom(start):
                 return oddities_of(start + file.read())
             file.seek(0)
-            with Image.open(file) as image:
+            with open_image(file) as image:
                 return oddities_of(image)
     except Exception:  # the file is reported when it is decoded
         return ()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import safetensors
 
 from memlib.errors import UserError
+from memlib.sanitize import one_line
 from memlib.store.records import Unreadable, json_once
 
 Out = TypeVar("Out")
@@ -81,6 +82,7 @@ def check_folder(folder: str, what: str) -> None:
         )
     if not whole:
         raise UserError(f"there is no {what} in {folder} (no {CONFIGS[what]})")
+    _check_weights(root, folder)
     pickles = sorted(root.glob(PICKLES[what]))
     if pickles and not any(root.glob("*.safetensors")):
         name = json.dumps(folder)
@@ -92,6 +94,33 @@ def check_folder(folder: str, what: str) -> None:
             f"{folder} has its weights only in {pickles[0].name}, a pickle, which is not opened, as it may run code. If you "
             f"trust the file, convert it: python -c {shlex.quote(program)}"
         )
+
+
+def _check_weights(root: Path, folder: str) -> None:
+    """Check that weights are regular files of the folder itself, of which memlib takes digests and which it measures.
+
+    Raises:
+        UserError: for a pipe or a device in place of a file, and for an index that names files elsewhere.
+    """
+    for path in sorted(root.glob("*.safetensors*")):
+        if not path.is_file():
+            raise UserError(f"{path.name} in {folder} is not a regular file; put the file itself there")
+    for path in sorted(root.glob("*.safetensors.index.json")):
+        try:
+            named = read_json(path)["weight_map"].values()
+            other = next((one for one in named if not _is_weights(root, one)), None)
+        except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+            raise UserError(f"{path.name} in {folder} is no index of weights ({type(error).__name__})") from error
+        if other is not None:
+            raise UserError(
+                f"{path.name} in {folder} names {one_line(str(other))!r}, which is no file *.safetensors of that folder; put "
+                "all weights there"
+            )
+
+
+def _is_weights(root: Path, name: Any) -> bool:
+    is_plain = isinstance(name, str) and "/" not in name and not name.startswith(".") and name.endswith(".safetensors")
+    return is_plain and (root / name).is_file()
 
 
 def adapter_files(folder: str) -> dict[str, Path]:

@@ -310,7 +310,7 @@ def verify(
         >>> memlib.verify().outcome
         'unchanged'
         >>> memlib.verify(memlib.list_runs()[0].id, recompute=True).recomputed
-        'recomputed here: 8 of 8 artifacts came out equal byte for byte'
+        'recomputed here: 7 of 7 artifacts came out equal byte for byte'
     """
     from memlib.running.recomputing import with_recomputed  # loads scipy
     from memlib.running.verification import verified

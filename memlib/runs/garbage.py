@@ -239,7 +239,11 @@ def clearing(store: Store) -> Iterator[None]:
         RunError: when another process is clearing the store.
     """
     if _clearing(store):
-        raise RunError(f"another memlib gc or forget is clearing {store.uri}; try again when it has ended")
+        seconds = f"{SILENT_SECONDS:.0f} s"
+        raise RunError(
+            f"another memlib gc or forget is clearing {store.uri}; try again when it has ended, or, if it was killed, "
+            f"after {seconds}"
+        )
     path = f"{CLEARING}/{uuid.uuid4().hex[:12]}.json"
     with beating(store, path, json.dumps({"started": time.time()}).encode()):
         try:

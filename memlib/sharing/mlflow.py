@@ -16,7 +16,7 @@ from memlib.findings import Finding, Findings
 from memlib.report.spreadsheet import csv_of
 from memlib.runs.index import page_path
 from memlib.runs.run import Run
-from memlib.sanitize import brief, plain
+from memlib.sanitize import brief, one_line, plain
 from memlib.sharing.aggregates import Extra, names_of, shared_findings, shared_recipe
 from memlib.sharing.card import card_of, markdown_of
 from memlib.sharing.web import WebError, check_url, host_of, send
@@ -28,6 +28,7 @@ RUN_TAG = "memlib.run"
 TOKEN, USERNAME, PASSWORD = "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 LONGEST_NAME, LONGEST_PARAM, LONGEST_TAG = 250, 500, 5000  # the limits of MLflow 2.0; later servers take longer values
 MOST_METRICS, MOST_PARAMS = 1000, 100  # of one request
+OTHER_SERVER = "the server does not answer as MLflow does; is the address right?"
 FOLDER = "memlib"  # of the run's artifacts in MLflow
 
 
@@ -69,12 +70,20 @@ def share(run: Run, uri: str, *, experiment: str = "memlib", extra: Sequence[Ext
         RunError: if the server cannot be reached or refuses the run, or a published file is missing.
     """
     server, shared = Server(uri), content_of(run, extra)
+    try:
+        return _sent(server, run, shared, experiment, extra)
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:  # of an answer without what MLflow's have
+        raise RunError(OTHER_SERVER) from error
+
+
+def _sent(server: "Server", run: Run, shared: Shared, experiment: str, extra: Sequence[Extra]) -> Receipt:
+    """Send a run to a server, and return a record of it."""
     place = server.experiment(experiment)
     found = server.find(place, run.id)
     info = found or server.create(place, run.id, shared)
-    url = f"{server.uri}/#/experiments/{quote(place)}/runs/{quote(info['run_id'])}"
+    url = one_line(f"{server.uri}/#/experiments/{quote(place)}/runs/{quote(info['run_id'])}")
     server.log(info["run_id"], shared)
-    kept_at = "" if str(info["artifact_uri"]).startswith(PROXIED) else str(info["artifact_uri"])
+    kept_at = "" if str(info["artifact_uri"]).startswith(PROXIED) else one_line(str(info["artifact_uri"]))
     if kept_at and extra:
         raise RunError(
             f"{host_of(server.uri)} does not store artifacts itself (they are kept at {brief(kept_at)}), so memlib cannot "
@@ -284,8 +293,8 @@ def _answer(content: bytes) -> dict[str, Any]:
     """
     try:
         answer = json.loads(content or b"{}")
-    except ValueError:
+    except (RecursionError, ValueError):
         answer = None
     if not isinstance(answer, dict):
-        raise RunError("the server does not answer as MLflow does; is the address right?")
+        raise RunError(OTHER_SERVER)
     return answer

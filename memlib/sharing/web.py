@@ -5,17 +5,21 @@ Redirections are refused, as urllib would send the credentials on to another ser
 
 import contextlib
 import http.client
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from memlib.errors import RunError, UserError
+from memlib.sanitize import one_line
 
 TIMEOUT_SECONDS = 30.0
+TIMES_AT_MOST = 2.0  # timeouts that a whole answer may take
 WAITS = (1.0, 2.0, 4.0)
 """Seconds before each repetition, unless the server names another time (Retry-After)."""
 LONGEST_WAIT = 30.0
@@ -107,6 +111,24 @@ def send(
 
 
 def _once(request: urllib.request.Request, timeout: float) -> bytes:
+    """Send a request once, in a thread: the timeouts of sockets begin again with each byte of a slow answer."""
+    answer: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(_sent(request, timeout))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return answer.result(TIMES_AT_MOST * timeout)
+    except TimeoutError:
+        host, seconds = host_of(request.full_url), TIMES_AT_MOST * timeout
+        raise WebError(f"{host} has not answered within {seconds:.0f} s") from None
+
+
+def _sent(request: urllib.request.Request, timeout: float) -> bytes:
     host = host_of(request.full_url)
     try:
         with _opener.open(request, timeout=timeout) as answer:
@@ -122,4 +144,4 @@ def _once(request: urllib.request.Request, timeout: float) -> bytes:
         raise WebError(f"{host} answered {error.code}{moved}", status=error.code, content=content, wait=wait) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise WebError(f"{host} cannot be reached ({str(reason) or type(reason).__name__})") from None
+        raise WebError(f"{host} cannot be reached ({one_line(str(reason)) or type(reason).__name__})") from None

@@ -20,6 +20,7 @@ from PIL import Image
 
 from memlib.data.bounds import check_pixels
 from memlib.data.images.glyphs import DIGITS, LETTERS, draw_text
+from memlib.data.images.pictures import open_image
 from memlib.data.text.names import other_names
 from memlib.errors import UserError
 from memlib.identity import derive_seed
@@ -158,7 +159,7 @@ def _read_picture(path: str, mask: str | None, *, channels: int) -> tuple[NDArra
 
 def _opened(path: str, mode: str) -> Image.Image:
     try:
-        picture = Image.open(path)
+        picture = open_image(path)
         check_pixels(picture)
         return picture.convert(mode)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files

@@ -5,6 +5,8 @@ the first of several pictures is used. Images with any other problem are refused
 """
 
 import io
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,6 +40,9 @@ READINGS = (
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),
 )
 """Marks of the digests of sources, newest first, each with the oddities that versions before the mark decoded differently."""
+FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")  # Pillow's names
+QUOTED = re.compile(r"""b?(['"`]).*\1""")
+BAND = 256  # rows
 PHOTOMETRIC, BITS_PER_SAMPLE = 262, 258  # TIFF's tags
 DEEP_MODES = ("RGB", "LA", "RGBA")  # Pillow's modes of which it keeps 8 of 16 bits
 DEEP_TIFF = (*DEEP_MODES, "RGBX", "CMYK")
@@ -86,7 +91,7 @@ def read_picture(data: bytes | Image.Image) -> Picture:
         if isinstance(data, bytes) and is_dicom(data):
             return _read_dicom(data)
         opened = isinstance(data, Image.Image)
-        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
         check_pixels(image)
         _check_shape(image.size)
         if _is_deep_tiff(image):
@@ -98,8 +103,28 @@ def read_picture(data: bytes | Image.Image) -> Picture:
     except UnidentifiedImageError as error:  # Pillow's message holds a memory address that differs each time
         raise Undecodable("cannot be decoded (not a known image format)") from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, ... for broken files
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise Undecodable(f"cannot be decoded ({lines[0]})") from error
+        raise Undecodable(f"cannot be decoded ({_said(error)})") from error
+
+
+def open_image(file: Any) -> Image.Image:
+    """Open an image by Pillow, of the formats of image files alone: others' readers run programs, as Ghostscript for EPS.
+
+    Args:
+        file: path, or file opened for reading.
+
+    Raises:
+        UnidentifiedImageError, OSError, ValueError, ...: what Pillow raises for files that it cannot read.
+    """
+    Image.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they quote the file; what is too large is refused by `check_pixels`
+        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+def _said(error: Exception) -> str:
+    """Return what an error of a decoder says, without what it may quote of the file: text in quotes, or after a colon."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return QUOTED.sub("...", lines[0].partition(":")[0])
 
 
 def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
@@ -107,7 +132,7 @@ def oddities_of(data: bytes | Image.Image) -> tuple[str, ...]:
     try:
         if isinstance(data, bytes) and is_dicom(data):
             return tuple(what for what, tells in DICOM_ODDITIES.items() if tells(data))
-        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data))
+        image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
         is_deep = _is_deep_colour(image)
         more = (DEEP_TIFF_COLOUR,) if _is_deep_tiff(image) else ()
         return (*_oddities(image, _orientation(image), is_deep=is_deep), *more)
@@ -145,7 +170,7 @@ def _oddities(image: Image.Image, orientation: int, *, is_deep: bool) -> tuple[s
     oddities = []
     if orientation in TRANSPOSITIONS:
         oddities.append(ROTATED)
-    if getattr(image, "n_frames", 1) > 1:
+    if _has_several(image):
         oddities.append(SEVERAL)
     if image.has_transparency_data:
         oddities.append(TRANSPARENT)
@@ -157,6 +182,18 @@ def _oddities(image: Image.Image, orientation: int, *, is_deep: bool) -> tuple[s
     if is_deep:
         oddities.append(DEEP_COLOUR)
     return tuple(oddities)
+
+
+def _has_several(image: Image.Image) -> bool:
+    """Return whether a file holds more than one picture; not how many, for which some formats must be read whole."""
+    if image.format != "TIFF":
+        return bool(getattr(image, "is_animated", False))
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    image.seek(0)
+    return True
 
 
 def _orientation(image: Image.Image) -> int:
@@ -196,8 +233,10 @@ def _deep_colours(data: bytes, orientation: int) -> NDArray[np.uint16]:
     colours, alpha = values[: len(values) - 1 + len(values) % 2], values[-1:] if len(values) % 2 == 0 else None
     if alpha is not None and bool((alpha < 2**16 - 1).any()):
         white = next(2**bits - 1 for bits in (8, 10, 12, 14, 16) if colours.max(initial=0) < 2**bits)
-        share = alpha / (2**16 - 1)
-        colours = (colours * share + white * (1 - share)).round().astype(np.uint16)
+        for top in range(0, colours.shape[1], BAND):  # floats of the whole picture would take eight times its room
+            band = slice(top, top + BAND)
+            share = alpha[:, band] / (2**16 - 1)
+            colours[:, band] = (colours[:, band] * share + white * (1 - share)).round().astype(np.uint16)
     seen = colours.transpose(1, 2, 0)
     seen = TURNED[orientation](seen) if orientation in TURNED else seen
     return np.ascontiguousarray(seen if seen.shape[2] == 3 else seen[:, :, 0])

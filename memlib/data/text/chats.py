@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, tzinfo
 from itertools import islice
@@ -26,6 +27,7 @@ from memlib.version import SOURCES, check_sources
 TOGETHER = 100  # chats that are rendered per request
 SECONDS = 60.0  # time limit of a request, after the child has started
 STARTING_SECONDS = 300.0
+MOST_ANSWERED = 2**26  # bytes of all texts of a request
 TODAY = (2026, 1, 1)  # the date that templates are given
 NEEDED = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
 """Environment of the child process, which sees no credentials."""
@@ -86,16 +88,20 @@ class _Renderer:
         try:
             self._child.stdin.write(json.dumps(chats).encode() + b"\n")
             self._child.stdin.flush()
-            line = b""
-            while not line.endswith(b"\n"):
-                if not select.select([self._child.stdout], [], [], seconds)[0]:
+            parts, size, end = [b""], 0, time.monotonic() + seconds
+            while not parts[-1].endswith(b"\n"):
+                remaining = max(0.0, end - time.monotonic())
+                if not select.select([self._child.stdout], [], [], remaining)[0]:
                     self._end()
                     return {"problem": f"has taken more than {seconds:.0f} s for {len(chats)} chats", "begun": False}
-                part = os.read(self._child.stdout.fileno(), 2**20)
-                if not part:
+                parts.append(os.read(self._child.stdout.fileno(), 2**20))
+                size += len(parts[-1])
+                if size > MOST_ANSWERED:
+                    self._end()
+                    return {"problem": f"writes more than {MOST_ANSWERED:,} bytes for {len(chats)} chats", "begun": False}
+                if not parts[-1]:
                     break
-                line += part
-            answer: dict[str, Any] = json.loads(line)
+            answer: dict[str, Any] = json.loads(b"".join(parts))
         except (OSError, ValueError):
             self._end()
             return {"problem": "ended its process; it may need too much memory", "begun": False}
@@ -127,9 +133,9 @@ def serve() -> None:
         for line in sys.stdin.buffer:
             signal.alarm(int(STARTING_SECONDS))  # ends this process, even if nobody is left to do so
             answer = _rendered(json.loads(line), *sys.argv[1:])
-            signal.alarm(0)
             sys.__stdout__.buffer.write(json.dumps(answer).encode() + b"\n")  # type: ignore[union-attr]
             sys.__stdout__.flush()  # type: ignore[union-attr]
+            signal.alarm(0)
 
 
 def _rendered(chats: list[Chat], folder: str, sources: str) -> dict[str, Any]:
