@@ -389,3 +389,17 @@ sys.exit(command())
         130,
         "memlib: stopped; to continue, run the same command again, or memlib resume\n",
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_hook_that_hangs(tmp_path: Path, number: signal.Signals) -> None:
+    hook = "from flows.cli.hooks import Event, Hooks, MARK; from dataclasses import asdict; import json"
+    facts = 'MARK + json.dumps([asdict(Hooks(on_end="sleep 1000")), asdict(Event("a", "t", "s", status="completed"))])'
+    done = start(tmp_path, f"from flows.cli.supervisor import hand_over; {hook}; hand_over({facts}); return ended(0)")
+    while not any("1000" in one.cmdline() for one in psutil.Process(done.pid).children(recursive=True)):
+        assert done.poll() is None
+        time.sleep(0.1)
+    began = time.monotonic()
+    done.send_signal(number)
+    assert done.wait(20) == 0
+    assert time.monotonic() - began < 5

@@ -1,6 +1,7 @@
 """Unusual images and boxes: each is read as intended, compared pixel by pixel, or reported by a message."""
 
 import io
+import os
 import struct
 import zlib
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from PIL import Image
 from memlib.data.data_summary import described, preview, understood, warnings
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source, UnreadableImage
-from memlib.data.images.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT
+from memlib.data.images.pictures import DEEP, ROTATED, SEVERAL, TRANSPARENT, oddities_of, read_picture
 from memlib.data.images.shards import CUT, write_shard
 from memlib.data.images.stored import read_images
 from memlib.errors import UserError
@@ -379,3 +380,46 @@ def test_parts_of_a_data_set_are_named_where_they_look_like_classes(tmp_path: Pa
     assert remarks == [
         "train2017 and val2017 are taken for classes; if they are parts of a data set, set path to one of them"
     ]
+
+
+def test_pictures_of_other_formats_are_not_opened_whatever_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Pillow would hand PostScript to Ghostscript."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    (programs / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n{} loop\n%%EOF\n"
+    for spec in (folder(tmp_path / "eps", a__png=script), folder(tmp_path / "xpm", a__png=b'/* XPM */\n"SECRET 1 1 1",')):
+        source = open_source(spec)
+        source.content_digest()
+        with pytest.raises(UnreadableImage, match=r"a/a.png: cannot be decoded \(not a known image format\)$"):
+            source[0]
+    assert not (tmp_path / "called").exists()
+
+
+def test_errors_of_decoders_quote_nothing_and_names_write_no_lines(tmp_path: Path) -> None:
+    secret = b"P3 64 64 255\nSECRETPASSWORDSECRET"
+    with pytest.raises(UnreadableImage) as caught:
+        open_source(folder(tmp_path, **{"a\nmemlib: all good__ppm": secret}))[0]
+    assert "SECRET" not in str(caught.value)
+    assert str(caught.value).startswith("a/a memlib: all good.ppm: cannot be decoded (")
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    spec = folder(tmp_path, a__png=encoded(COLOURS))
+    (tmp_path / "a" / "b.png").symlink_to("b.png")
+    with pytest.raises(UserError, match="b.png leads to itself; remove it"):
+        open_source(spec).content_digest()
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "WEBP", "PNG"])
+def test_several_pictures_are_noticed_by_the_second_one(tmp_path: Path, kind: str) -> None:
+    more = [Image.fromarray(COLOURS[::-1]), Image.fromarray(COLOURS[:, ::-1])]
+    data = encoded(COLOURS, kind, save_all=True, append_images=more)
+    assert oddities_of(data) == (SEVERAL,)
+    assert SEVERAL not in oddities_of(encoded(COLOURS, kind))
+    if kind == "TIFF":
+        assert np.array_equal(read_picture(data).pixels, COLOURS)

@@ -1,6 +1,10 @@
 """A run in MLflow: aggregates alone unless more is asked for, once however often it is shared, credentials from outside."""
 
 import base64
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from memlib.store import Store
 
 from .conftest import SECRET, publish
 from .fake_mlflow import Fake, serving
+
+SLEEP = time.sleep
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +193,42 @@ def test_long_values_are_cut_to_the_limits_of_the_server(fake: Fake, tmp_path: P
     (shared,) = fake.runs.values()
     assert len(shared["params"]) == 252
     assert len(shared["params"]["widths"]) == 500
+
+
+@contextlib.contextmanager
+def answering(answer: bytes, *, pause: float = 0.0) -> Iterator[str]:
+    """Serve one answer to every request, byte by byte if there is a pause."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with contextlib.suppress(OSError), connection:
+                    connection.recv(65536)
+                    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+                    for piece in [bytes([one]) for one in head + answer] if pause else [head + answer]:
+                        connection.sendall(piece)
+                        SLEEP(pause)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    listening.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{}", b"[" * 200_000, b'{"experiment": null}', b'{"experiment": {"experiment_id": "1"}, "runs": null}',
+        b'{"experiment": {"experiment_id": "1"}, "runs": [{"info": 5}]}', b'{"experiment": {"experiment_id": "1"}, "runs": [{}]}',
+        b'{"experiment": {"experiment_id": "1"}, "runs": [{"info": {"run_id": 5, "artifact_uri": "x"}}]}',
+    ],
+)  # fmt: skip
+def test_answers_that_are_not_those_of_mlflow_are_one_line(run: Run, answer: bytes) -> None:
+    with answering(answer) as uri, pytest.raises(RunError, match="the server does not answer as MLflow does"):
+        share(run, uri)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for() -> None:
+    with answering(b"{}" * 5000, pause=0.05) as uri, pytest.raises(web.WebError, match="has not answered within 1 s"):
+        web.send("GET", uri, waits=(), timeout=0.5)

@@ -120,6 +120,7 @@ def test_chats_are_rendered_by_the_template_on_any_day(tmp_path: Path, monkeypat
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             "has taken more than 3 s for 2 chats",
         ),
+        ("{{ 'a' * 3000000 }}", "writes more than 2,000,000 bytes for 2 chats"),
     ],
 )
 def test_templates_that_fail_or_never_end_raise_a_one_line_error(
@@ -127,6 +128,7 @@ def test_templates_that_fail_or_never_end_raise_a_one_line_error(
 ) -> None:
     folder = tokenizer(tmp_path / "tokenizer", template)
     path = lines(tmp_path / "a.jsonl", [{"messages": chat} for chat in CHATS])
+    monkeypatch.setattr(chats, "MOST_ANSWERED", 2_000_000)
     if "99999" in str(template):
         monkeypatch.setattr(chats, "STARTING_SECONDS", 3.0)
     with pytest.raises(UserError, match=message) as caught:

@@ -1,7 +1,9 @@
 """External models: tokenizers that merge digits, ranks against brute force, and messages about wrong models."""
 
 import itertools
+import json
 import math
+import os
 import shutil
 import threading
 from collections import deque
@@ -529,3 +531,30 @@ def test_fixing_a_place_of_spelled_candidates_keeps_those_with_the_fixed_choice(
     assert part.size == space.size // 3
     costs = np.concatenate(list(leaf_costs(model, part, context=space.context, limit=1 << 40)))
     assert len(costs) == 27
+
+
+@pytest.mark.parametrize(
+    "named", ["../elsewhere.safetensors", ".hidden.safetensors", "sub/w.safetensors", "w.bin", "none.safetensors", 5]
+)
+def test_weights_that_an_index_names_elsewhere_are_refused(tmp_path: Path, named: Any) -> None:
+    """Their content would be in no digest, and their size unchecked."""
+    folder = save_model(tmp_path / "gpt")
+    (folder / "sub").mkdir()
+    for other in ("../elsewhere.safetensors", ".hidden.safetensors", "sub/w.safetensors", "w.bin"):
+        shutil.copy(folder / "model.safetensors", folder / other)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"w": named}}))
+    with pytest.raises(UserError, match="names '.*', which is no file "):
+        external_language_digest(HuggingFaceSpec(kind="huggingface", path=str(folder)))
+    for content in ("{}", "[]", '{"weight_map": 5}', "[" * 100_000, "no JSON"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(UserError, match="is no index of weights"):
+            load_model(str(folder))
+
+
+def test_a_pipe_in_place_of_weights_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "gpt")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(UserError, match="model.safetensors in .* is not a regular file"):
+        load_model(str(folder))
