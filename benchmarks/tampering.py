@@ -13,12 +13,14 @@ import os
 import shutil
 import sys
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -34,6 +36,8 @@ MOONS: dict[str, Any] = {
     "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
 }  # fmt: skip
 SWEEP = {"audit": "sweep", "title": "epochs", "recipe": MOONS, "grid": {"training.epochs": [1, 2]}}
+
+OF_FOLDERS = ("a folder in its place", "a pipe in its place", "a link in its place")
 
 
 @dataclass(frozen=True)
@@ -162,26 +166,38 @@ def _changed(value: Any) -> Any:
     return {"more": 1} if isinstance(value, dict) else ["more"]
 
 
-def is_named(root: Path, trust: Path | None) -> bool:
-    """Return whether verify says that something is wrong."""
+def is_named(root: Path, trust: Path | None, *, remote: bool = False) -> bool:
+    """Return whether verify says that something is wrong, of the store in a folder or of its copy among remote objects."""
+    uri = str(root)
+    if remote:
+        uri, memory = f"memory://{uuid.uuid4().hex}", fsspec.filesystem("memory")
+        for path in root.rglob("*"):
+            if path.is_file():
+                memory.pipe_file(f"{uri}/{path.relative_to(root)}", path.read_bytes())
     try:
-        return memlib.verify(store=str(root), trust=trust).outcome != "unchanged"
+        return memlib.verify(store=uri, trust=trust).outcome != "unchanged"
     except (RunError, UserError):
         return True
+    finally:
+        fsspec.filesystem("memory").store.clear()
 
 
-def count(folder: Path, *, every: int = 1) -> dict[str, list[Change]]:
+def count(folder: Path, *, every: int = 1, remote: bool = False) -> dict[str, list[Change]]:
     """Try the changes, or every so many of them; return them by how they are named."""
     store, public = signed_store(folder)
-    assert not is_named(store, public)
+    assert not is_named(store, public, remote=remote)
     found: dict[str, list[Change]] = {"without a key": [], "with the key alone": [], "not": [], "a traceback": []}
     for number, (change, make) in enumerate(changes(store)):
-        if number % every:
+        if number % every or (remote and change.kind in OF_FOLDERS):
             continue
         other = Path(shutil.copytree(store, folder / "changed"))
         make(other / change.path)
         try:
-            how = "without a key" if is_named(other, None) else "with the key alone" if is_named(other, public) else "not"
+            how = "not"
+            if is_named(other, None, remote=remote):
+                how = "without a key"
+            elif is_named(other, public, remote=remote):
+                how = "with the key alone"
         except Exception as error:
             how, change = "a traceback", replace(change, what=f"{change.what} {error!r}")
         found[how].append(change)
@@ -193,9 +209,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="try one change of so many")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--remote", action="store_true", help="of remote objects, as on S3")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        found = count(Path(folder), every=options.every)
+        found = count(Path(folder), every=options.every, remote=options.remote)
     kinds = dict.fromkeys(change.kind for of in found.values() for change in of)
     print("| change | tried | named without a key | with the trusted key alone | not named | verify ended with a traceback |")
     print("|---|---|---|---|---|---|")

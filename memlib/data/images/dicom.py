@@ -168,7 +168,8 @@ def _check_decoder(file: Any) -> None:
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError as error:
-        raise ValueError(f"there is no decoder for its transfer syntax {syntax.name}") from error
+        known = syntax.name if syntax.name != str(syntax) else "which is unknown"
+        raise ValueError(f"there is no decoder for its transfer syntax, {known}") from error
     if not (decoder.is_native or decoder.is_available):
         raise DataError(f"DICOM files compressed as {syntax.name} need a decoder: pip install 'memlib[dicom]'")
 

@@ -43,6 +43,7 @@ READINGS = (
 FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")  # Pillow's names
 QUOTED = re.compile(r"""b?(['"`]).*\1""")
 BAND = 256  # rows
+warnings.filterwarnings("ignore", module=r"(PIL|pydicom)\b")  # they quote the file, and `check_pixels` refuses large pictures
 PHOTOMETRIC, BITS_PER_SAMPLE = 262, 258  # TIFF's tags
 DEEP_MODES = ("RGB", "LA", "RGBA")  # Pillow's modes of which it keeps 8 of 16 bits
 DEEP_TIFF = (*DEEP_MODES, "RGBX", "CMYK")
@@ -116,9 +117,7 @@ def open_image(file: Any) -> Image.Image:
         UnidentifiedImageError, OSError, ValueError, ...: what Pillow raises for files that it cannot read.
     """
     Image.init()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they quote the file; what is too large is refused by `check_pixels`
-        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def _said(error: Exception) -> str:
