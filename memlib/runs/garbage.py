@@ -238,15 +238,11 @@ def clearing(store: Store) -> Iterator[None]:
     Raises:
         RunError: when another process is clearing the store.
     """
-    if _clearing(store):
-        seconds = f"{SILENT_SECONDS:.0f} s"
-        raise RunError(
-            f"another memlib gc or forget is clearing {store.uri}; try again when it has ended, or, if it was killed, "
-            f"after {seconds}"
-        )
+    _check_alone(store)
     path = f"{CLEARING}/{uuid.uuid4().hex[:12]}.json"
     with beating(store, path, json.dumps({"started": time.time()}).encode()):
         try:
+            _check_alone(store, but=path)  # of two that begin at once, neither deletes anything
             yield
         finally:
             store.drop(path)
@@ -293,9 +289,20 @@ def delete(store: Store, item: Garbage) -> None:
     store.drop_empty(item.path)
 
 
-def _clearing(store: Store) -> bool:
+def _check_alone(store: Store, *, but: str = "") -> None:
+    """Raise RunError if another process is clearing the store."""
+    if _clearing(store, but=but):
+        raise RunError(
+            f"another memlib gc or forget is clearing {store.uri}; try again when it has ended, or, if it was killed, "
+            f"after {SILENT_SECONDS:.0f} s"
+        )
+
+
+def _clearing(store: Store, *, but: str = "") -> bool:
     now = None
-    for _, beaten in store.listing(CLEARING).values():
+    for path, (_, beaten) in store.listing(CLEARING).items():
+        if path == but:
+            continue
         now = store.clock() if now is None else now
         if now - beaten < SILENT_SECONDS:
             return True

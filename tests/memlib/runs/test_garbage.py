@@ -347,6 +347,19 @@ def test_clear_keeps_an_artifact_that_is_written_to_just_before_deletion(
     assert set(store.listing("artifacts")) == {path for path in written if str(UNUSED) in path}
 
 
+def test_of_two_that_begin_to_clear_at_once_neither_deletes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = garbage.beating
+
+    def beside_another(store: Store, path: str, content: bytes) -> Any:
+        store.publish("clearing/0123456789ab.json", b"{}")
+        return own(store, path, content)
+
+    monkeypatch.setattr(garbage, "beating", beside_another)
+    with pytest.raises(RunError, match="another memlib gc or forget is clearing .* if it was killed, after 120 s"):
+        garbage.clear(store, days=LATER)
+    assert list(store.listing("clearing")) == ["clearing/0123456789ab.json"]
+
+
 def test_the_mark_of_a_gc_that_was_killed_is_garbage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.publish("clearing/0123456789ab.json", b"{}")
     mark = Garbage("part", "clearing/0123456789ab.json", 2)
