@@ -210,6 +210,9 @@ def answering(answer: bytes, *, pause: float = 0.0) -> Iterator[str]:
                     for piece in [bytes([one]) for one in head + answer] if pause else [head + answer]:
                         connection.sendall(piece)
                         SLEEP(pause)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):  # a connection that is closed before all was read is reset
+                        pass
 
     threading.Thread(target=serve, daemon=True).start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
