@@ -401,5 +401,5 @@ def test_a_signal_ends_a_hook_that_hangs(tmp_path: Path, number: signal.Signals)
         time.sleep(0.1)
     began = time.monotonic()
     done.send_signal(number)
-    assert done.wait(20) == 0
-    assert time.monotonic() - began < 5
+    assert done.wait(60) == 0
+    assert time.monotonic() - began < 30  # a command of a hook may take 60 s
