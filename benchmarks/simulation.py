@@ -52,12 +52,12 @@ from memlib.store.local import Local
 from memlib.store.refs import Attempt
 from memlib.store.remote import Remote
 
-AUDIT: dict[str, Any] = {
+MOONS: dict[str, Any] = {
     "audit": "self_influence", "title": "moons", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
     "split": {"train_per_class": 15}, "model": {"architecture": "mlp", "widths": [4]}, "influence": {"checkpoints": 1},
     "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
-    "resources": {"resume_seconds": 0},
 }  # fmt: skip
+AUDIT = MOONS | {"resources": {"resume_seconds": 0}}
 STAGES = ("decode", "hold_out", "train", "gradient_norms", "self_influence", "report")
 KINDS = ("folder", "objects")
 DAY = 86_400.0

@@ -25,16 +25,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 import memlib
+from benchmarks.simulation import MOONS
 from memlib.errors import RunError, UserError
 from memlib.running.verification import sign
 from memlib.store import Store
 from memlib.store.records import sealed
 
-MOONS: dict[str, Any] = {
-    "audit": "self_influence", "title": "moons", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
-    "split": {"train_per_class": 15}, "model": {"architecture": "mlp", "widths": [4]}, "influence": {"checkpoints": 1},
-    "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
-}  # fmt: skip
 SWEEP = {"audit": "sweep", "title": "epochs", "recipe": MOONS, "grid": {"training.epochs": [1, 2]}}
 
 OF_FOLDERS = ("a folder in its place", "a pipe in its place", "a link in its place")

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 import memlib
 from flows.cli.store import NOT_CHECKABLE, JsonOption, StoreOption
 from memlib.console import console, show_json
-from memlib.sanitize import count_of, plain
+from memlib.sanitize import count_of
 from memlib.store import DEFAULT_STORE
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _print(found: Survey, *, delete: bool, models: bool) -> None:
         for item in items:
             console.print(f"  {item.path}{f': {item.note}' if item.note else ''}", soft_wrap=True)
     if found.near:
-        names = ", ".join(map(plain, found.near[:MOST_NEAR]))
+        names = ", ".join(found.near[:MOST_NEAR])
         more = f" and {len(found.near) - MOST_NEAR} more" if len(found.near) > MOST_NEAR else ""
         console.print(f"written nearly the same, and not meant unless you name them: {names}{more}", soft_wrap=True)
     for record in found.earlier.values():

@@ -10,6 +10,7 @@ from memlib.identity import file_digest
 from memlib.pipeline.definitions import equal_codes
 from memlib.pipeline.provenance import software
 from memlib.pipeline.stage import AnyStage
+from memlib.sanitize import plain
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord
 
@@ -86,12 +87,17 @@ def _changed_files(manifest: ArtifactRecord) -> Iterator[str]:
                 yield path
 
 
+def other_libraries(manifest: ArtifactRecord, here: Mapping[str, str]) -> Iterator[str]:
+    """Yield the libraries of an artifact's making that have other versions here, but for those on which no number depends."""
+    for name, version in here.items():
+        there = manifest.libraries.get(name)
+        if name not in ("memlib", "ray", "prefect") and there is not None and there != version:
+            yield f"{name} {plain(there)} (here {version})"
+
+
 def differences(manifest: ArtifactRecord) -> Iterator[str]:
     """Yield the libraries, and the kind of processor, that differ between an artifact's making and this process."""
-    for name, here in software().items():
-        there = manifest.libraries.get(name)
-        if name not in ("memlib", "ray", "prefect") and there is not None and there != here:
-            yield f"{name} {there} (here {here})"
+    yield from other_libraries(manifest, software())
     machine, torch = manifest.facts.get("machine"), sys.modules.get("torch")
     there = machine.get("cpu") if isinstance(machine, dict) else None
     if torch is not None and there is not None and there != (here := torch.backends.cpu.get_cpu_capability()):

@@ -312,16 +312,17 @@ def verify(
         >>> memlib.verify(memlib.list_runs()[0].id, recompute=True).recomputed
         'recomputed here: 7 of 7 artifacts came out equal byte for byte'
     """
-    from memlib.running.recomputing import with_recomputed  # loads scipy
-    from memlib.running.verification import verified
+    from memlib.running.verification import verified  # loads scipy
 
     opened = run.store if isinstance(run, Run) else _existing(store)
     name = run.id if isinstance(run, Run) else run
-    found = verified(opened, name, trust=None if trust is None else Path(trust))
-    if not recompute:
-        return found
-    if name is None:
+    if recompute and name is None:
         raise UserError("name the run that is to be recomputed")
+    found = verified(opened, name, trust=None if trust is None else Path(trust))
+    if not recompute or name is None:
+        return found
+    from memlib.running.recomputing import with_recomputed
+
     return with_recomputed(found, opened, name, quiet=True, say=_warn)
 
 

@@ -28,9 +28,9 @@ from memlib.runs.erasures import erased_part, in_words
 from memlib.runs.garbage import committed
 from memlib.runs.index import (
     ERASED,
-    MOST_ROW_BYTES,
     cells_of,
     findings_of,
+    fits_row,
     read_run,
     results_path,
     row_bytes,
@@ -460,8 +460,7 @@ def _unlike_row(file: pq.ParquetFile, expected: Mapping[str, Any] | None) -> str
     Readers filter by the statistics in a file, which its values do not show.
     """
     unlike, metadata = "does not match {run}", file.metadata
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    if expected is None or metadata.num_rows != 1 or sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
+    if expected is None or not fits_row(metadata):
         return unlike
     table = file.read(use_threads=False)
     table.validate(full=True)
@@ -472,6 +471,6 @@ def _unlike_row(file: pq.ParquetFile, expected: Mapping[str, Any] | None) -> str
     if metadata.created_by == ours.created_by:
         return "has the values of {run}, but other bytes than were written; run its audit again"
     of_ours = (ours.row_group(0).column(number).statistics for number in range(ours.num_columns))
-    of_theirs = (groups[0].column(number).statistics for number in range(metadata.num_columns))
+    of_theirs = (metadata.row_group(0).column(number).statistics for number in range(metadata.num_columns))
     same = all(theirs is None or theirs == mine for theirs, mine in zip(of_theirs, of_ours, strict=True))
     return "" if same else "has the values of {run}, but statistics of others, by which readers filter; run its audit again"

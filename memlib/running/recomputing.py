@@ -8,7 +8,7 @@ the tables of results are compared by value.
 import functools
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from memlib.audits import audit_of
 from memlib.audits.last_stages import REPORT_FILE
-from memlib.errors import CorruptArtifact, UserError
+from memlib.errors import UserError
 from memlib.pipeline.definitions import pinned_codes
+from memlib.pipeline.old_code import other_libraries
 from memlib.pipeline.stage import AnyStage
 from memlib.recipes.request import AuditRequest
 from memlib.running.absences import Problem
@@ -39,7 +40,6 @@ TOLERANCE = 1e-3  # of floats above 1 relatively, of others absolutely, or relat
 MOST_THREADS = 256
 DOSSIER = "dossier"
 IN_ROUNDING = ("device", "halved", "stack_size", "world_size")  # facts on which rounding depends, beside the machine
-AS_BEFORE = ("memlib", "ray", "prefect")  # libraries on which no number depends, or whose code has a digest of its own
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def recompute(store: Store, name: str, *, quiet: bool, say: Callable[[str], None
         raise UserError(f"run {run.run} is a dossier: recompute the runs that it joins ({members}), one by one")
     check_recipe(erased_part(store, run.run), run)
     runs = with_members(store, run)
-    made = _manifests(store, refs_of(*runs))
+    made = store.artifacts.manifests_of(refs_of(*runs))
     request = AuditRequest.read(run.recipe, expected=audit_of(run.audit))
     device = "" if any("gpu" in _machine(manifest) for manifest in made.values()) else "cpu"
     folder = user_folder("cache") / "recomputed" / run.run
@@ -138,17 +138,6 @@ def _machine(manifest: ArtifactRecord) -> Mapping[str, Any]:
     return machine if isinstance(machine, dict) else {}
 
 
-def _manifests(store: Store, refs: Collection[Ref]) -> dict[Ref, ArtifactRecord]:
-    """Return the manifests of artifacts, as far as they can be read; others are named by `memlib verify`."""
-    found = {}
-    for ref in refs:
-        try:
-            found[ref] = store.artifacts.manifest(ref)
-        except CorruptArtifact:
-            continue
-    return found
-
-
 def _compared(
     store: Store, runs: Sequence[RunRecord], made: Mapping[Ref, ArtifactRecord], here: Store, again: Sequence[RunRecord]
 ) -> Recomputed:
@@ -160,7 +149,7 @@ def _compared(
         here: the store of what was computed here.
         again: the runs that were computed here.
     """
-    mine = _manifests(here, refs_of(*again))
+    mine = here.artifacts.manifests_of(refs_of(*again))
     others = [Problem(str(ref), problem, unchecked) for ref, problem, unchecked in _of_other_keys(made, mine)]
     unlike = [ref for ref in made.keys() & mine.keys() if _unlike(made[ref], mine[ref])]
     because: dict[str, None] = {}
@@ -211,10 +200,7 @@ def _unlike(before: ArtifactRecord, now: ArtifactRecord) -> set[str]:
 
 def _reasons(ref: Ref, before: ArtifactRecord, now: ArtifactRecord) -> Iterator[str]:
     """Yield what explains that an artifact is rounded differently here."""
-    for name, version in now.libraries.items():
-        there = before.libraries.get(name)
-        if name not in AS_BEFORE and there is not None and there != version:
-            yield f"{name} {plain(there)} (here {version})"
+    yield from other_libraries(before, now.libraries)
     facts = [{**{name: one.facts.get(name) for name in IN_ROUNDING}, **_machine(one)} for one in (before, now)]
     for name in facts[1]:
         there, value = facts[0].get(name), facts[1][name]

@@ -411,6 +411,12 @@ def publish_row(store: Store, name: str) -> None:
         _publish_rows(store, [entry], [entry, *(one for one in list_runs(store).entries if one["run"] != name)])
 
 
+def fits_row(metadata: pq.FileMetaData) -> bool:
+    """Return whether a file may be the one with a run's row: one row, and not much to decode."""
+    sizes = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return bool(metadata.num_rows == 1 and sum(sizes) <= MOST_ROW_BYTES)
+
+
 def has_row(store: Store, run: RunRecord) -> bool:
     """Return whether the row of a run is there and as old as its manifest; a run that was killed may have left it behind."""
     content = store.published(results_path(RUNS.name, run.audit, run.run))
@@ -418,8 +424,7 @@ def has_row(store: Store, run: RunRecord) -> bool:
         return False
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        if sum(group.total_byte_size for group in groups) > MOST_ROW_BYTES:
+        if not fits_row(file.metadata):
             return False
         (finished,) = file.read(["finished"], use_threads=False)["finished"].to_pylist()
     except (pa.ArrowException, KeyError, OSError, ValueError):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import INFLUENCE as MOONS
 
 import memlib
 from flows.cli.app import main
@@ -17,11 +18,6 @@ from memlib.pipeline import user_code
 from memlib.running.in_process import StepsRunner
 from memlib.runs.run import Run
 
-MOONS: dict[str, Any] = {
-    "audit": "self_influence", "title": "moons", "data": {"source": {"kind": "two_moons", "num_examples": 40}},
-    "split": {"train_per_class": 15}, "model": {"architecture": "mlp", "widths": [4]}, "influence": {"checkpoints": 1},
-    "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
-}  # fmt: skip
 Scaled = Callable[[float], None]
 
 
