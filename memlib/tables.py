@@ -123,6 +123,17 @@ INDEX = Table(
     keys=("example_id",),
 )
 
+AS_READ_ROWS = Table(
+    name="as_read",
+    version=1,
+    meaning="The rows of a decoded table, by which it is recognized in another file.",
+    columns=(
+        Column("example_id", TEXT, "", "row within the source"),
+        Column("digest", TEXT, "sha256", "digest of its values as they are in the source, numbers to six digits"),
+    ),
+    keys=("example_id",),
+)
+
 SPLITS = Table(
     name="splits",
     version=2,

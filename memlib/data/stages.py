@@ -48,10 +48,11 @@ from memlib.data.splits import (
 from memlib.errors import CorruptArtifact, RunError
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Runner, Stage, remembered
+from memlib.runs.pins import AS_READ
 from memlib.specs import DataSpec, GroupSpec, HoldOutSpec, SplitSpec, TextSpec
 from memlib.specs.question import without_whereabouts
 from memlib.store import Attempt, Ref, Store
-from memlib.tables import SPLITS, read_table, write_table
+from memlib.tables import AS_READ_ROWS, SPLITS, read_table, write_table
 
 if TYPE_CHECKING:
     import torch
@@ -252,6 +253,9 @@ class Decode(Stage[Shard]):
             written = self._join(attempt)
         else:
             written = write_shard(self._source, self.data, attempt.folder, progress=attempt.progress)
+            if (digests := getattr(self._source, "row_digests", None)) is not None:
+                named = [{"example_id": name, "digest": digests[name]} for name in written.index["example_id"].to_pylist()]
+                write_table(pa.Table.from_pylist(named, schema=AS_READ_ROWS.arrow), AS_READ_ROWS, attempt.path(AS_READ))
         summary = understood(written.index, written.oddities, self._source)
         attempt.facts |= {"num_examples": written.index.num_rows, "understood": summary}
         for line in warnings(summary):

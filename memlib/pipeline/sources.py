@@ -1,25 +1,44 @@
 """Digests of a run's data sources and of their examples."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from memlib.identity import canonical_json
 from memlib.pipeline.stage import AnyArtifact
+from memlib.runs.fingerprints import fingerprint_of, fingerprints_of
+from memlib.runs.pins import AS_READ
+from memlib.runs.records import Fingerprints
 from memlib.store import Ref
 from memlib.tables import read_table
 
 DATA_STAGES = ("decode", "secret/corpus", "documents")
-KEPT, LENGTH = 16, 12  # number of digests by which examples are recognized, and their length
+KEPT = 16  # number of digests by which runs of earlier versions recognize examples
 
 
 def examples_of(artifacts: Iterable[AnyArtifact]) -> list[str]:
     """Return the 16 smallest digests of the examples in a run's decoded sources; overlapping sources tend to share some."""
-    found: set[str] = set()
-    for artifact in {artifact.ref: artifact for artifact in artifacts if artifact.ref.stage == DATA_STAGES[0]}.values():
-        for digest in artifact.content.index["digest"].drop_null().to_pylist():
-            found.add(hashlib.sha256(digest.encode()).hexdigest()[:LENGTH])
+    found = {fingerprint_of(digest) for artifact in _decoded(artifacts) for digest in _digests(artifact, "index.parquet")}
     return sorted(found)[:KEPT]
+
+
+def fingerprints_in(artifacts: Iterable[AnyArtifact]) -> Fingerprints | None:
+    """Return the fingerprints of the examples in a run's decoded sources; None without any, or if none were recorded."""
+    digests: set[str] = set()
+    for artifact in _decoded(artifacts):
+        is_table = artifact.store.artifacts.manifest(artifact.ref).spec["source"]["kind"] == "table"
+        if is_table and AS_READ not in artifact.files:
+            return None
+        digests.update(_digests(artifact, AS_READ if is_table else "index.parquet"))
+    return fingerprints_of(digests)
+
+
+def _decoded(artifacts: Iterable[AnyArtifact]) -> Iterator[AnyArtifact]:
+    yield from {artifact.ref: artifact for artifact in artifacts if artifact.ref.stage == DATA_STAGES[0]}.values()
+
+
+def _digests(artifact: AnyArtifact, name: str) -> list[str]:
+    return [digest for digest in read_table(artifact.path(name), ["digest"])["digest"].drop_null().to_pylist() if digest]
 
 
 def data_digest(artifacts: Iterable[AnyArtifact]) -> str:

@@ -22,7 +22,7 @@ from memlib.pipeline.tables import Tables
 from memlib.report.page import said_on_page
 from memlib.running.absences import Absences, Excuses, Problem, absences_of
 from memlib.running.freezing import departures, said_of_plan
-from memlib.running.publishing import said_of_looks
+from memlib.running.publishing import said_of_looks, said_of_number
 from memlib.runs import ledger, vouching
 from memlib.runs.erasures import erased_part, in_words
 from memlib.runs.garbage import committed
@@ -334,8 +334,10 @@ def _unlike_its_page(store: Store, run: RunRecord, absent: Absences) -> Iterator
             expected = {file.sha256}
             if name == REPORT_FILE:
                 page = store.artifacts.local_path(report, name).read_bytes()
-                said = said_of_looks(run.audit, run.ledger, Findings.of_run(run), cells_of(store, run))
-                for text in ("", said, ledger.formerly_in_words(run.ledger, run.audit)):
+                looked, findings = run.ledger, Findings.of_run(run)
+                said = [said_of_looks(run.audit, looked, findings, cells_of(store, run))]
+                said += [] if run.cells else [said_of_number(run.audit, looked, findings)]  # as in earlier versions
+                for text in ("", *said, ledger.formerly_in_words(looked, run.audit)):
                     expected.add(hashlib.sha256(said_on_page(page, text, said_of_plan(run))).hexdigest())
             if run.published.get(f"runs/{run.run}/{name}", file.sha256) not in expected:
                 yield f"runs/{run.run}/{name} differs from its report"

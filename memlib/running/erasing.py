@@ -9,7 +9,6 @@ one that was interrupted is completed by repeating it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from memlib.errors import CorruptArtifact, RunError, UserError
-from memlib.pipeline.sources import LENGTH
 from memlib.running.checks import keys_in
 from memlib.running.traces import Marks, artifact_names, examples_of, near, rules_in
 from memlib.runs.erasures import (
@@ -37,10 +35,13 @@ from memlib.runs.erasures import (
     pseudonyms,
     write_record,
 )
+from memlib.runs.fingerprints import fingerprint_of, without
 from memlib.runs.garbage import Garbage, by_artifact, clearing, delete, leftovers
 from memlib.runs.index import ENVELOPE, OWN_FILES, SIGNATURE, list_runs, publish_rows, read_run, refs_of
+from memlib.runs.pins import AS_READ
 from memlib.runs.records import ErasedRunRecord, ErasureRecord, RunRecord
 from memlib.runs.requests import at_work
+from memlib.runs.vouching import forget_fingerprints
 from memlib.sanitize import folded
 from memlib.store import MANIFEST, Ref, Store
 from memlib.store.permissions import user_folder
@@ -59,7 +60,7 @@ FOLDER_KINDS: Mapping[str, Kind] = {
     "runs": "page", "results": "table", "logs": "log", "requests": "request", "status": "status", "index": "index",
 }  # fmt: skip
 OF_MODELS = ("model", "unfinished")  # kinds that are deleted only on request
-DATA_TABLES = ("index.parquet", "splits.parquet", "documents.parquet")  # of data artifacts: ids, groups and digests
+DATA_TABLES = ("index.parquet", "splits.parquet", "documents.parquet", AS_READ)  # of data artifacts: ids, groups and digests
 
 
 MOST_NEAR = 3  # ids that a mistake suggests
@@ -255,7 +256,7 @@ class _Search:
             if "digest" in table.column_names:
                 mine = table.filter(pc.is_in(table["example_id"], wanted))
                 digests.update(mine["digest"].drop_null().to_pylist())
-        return {hashlib.sha256(digest.encode()).hexdigest()[:LENGTH] for digest in digests}
+        return set(map(fingerprint_of, digests))
 
     # -- artifacts ------------------------------------------------------------------------------------
 
@@ -347,7 +348,8 @@ class _Search:
 
     def _names_her(self, run: RunRecord) -> bool:
         """Return whether the manifest of a run names her, or her example's digest."""
-        return self._marks.in_value(run.model_dump(exclude=PLACES)) or not self._fingerprints.isdisjoint(run.ledger.examples)
+        known = {*run.ledger.examples, *(run.ledger.fingerprints or {"smallest": []})["smallest"]}
+        return self._marks.in_value(run.model_dump(exclude=PLACES)) or not self._fingerprints.isdisjoint(known)
 
     def _published_by(self, run: RunRecord, listed: Mapping[str, tuple[int, float]]) -> Iterator[Held]:
         """Yield the published files of a run that may hold rows of hers: pages, tables of units, and what names her."""
@@ -506,7 +508,9 @@ def _redact(store: Store, found: Survey) -> None:
         if path in named:
             content = found.marks.without(run.model_dump(exclude=PLACES), REMOVED) | run.model_dump(include=PLACES)
             content["ledger"]["examples"] = [one for one in run.ledger.examples if one not in found.fingerprints]
+            content["ledger"]["fingerprints"] = without(run.ledger.fingerprints, found.fingerprints)
             store.publish(path, json.dumps(sealed(content), indent=1).encode())
+    forget_fingerprints(store, found.fingerprints)
     erased = erased_runs(store.listing("runs"))
     publish_rows(store, [entry for entry in list_runs(store.trusting(None)).entries if entry["run"] in erased])
 

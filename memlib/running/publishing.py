@@ -202,8 +202,13 @@ def said_of_looks(audit: str, looked: Ledger, findings: Findings, cells: Mapping
         looked, findings: ledger and findings of the run.
     """
     if not cells:
-        return AUDITS[audit_of(audit)].said_of_look(ledger.look_of(looked, audit), findings)
+        return f"{said_of_number(audit, looked, findings)} {ledger.beside_in_words(looked, audit)}".strip()
     return lost_in_words([cell for cell, one in cells.items() if AUDITS[audit_of(one.audit)].is_lost_by_looks(one)])
+
+
+def said_of_number(audit: str, looked: Ledger, findings: Findings) -> str:
+    """Return the note on the number of a run's look alone, as on pages of earlier versions."""
+    return AUDITS[audit_of(audit)].said_of_look(ledger.look_of(looked, audit), findings)
 
 
 def lost_in_words(cells: Sequence[str]) -> str:
@@ -297,7 +302,13 @@ def _ledger(store: Store, work: Work, run: str, recipe: Any, artifacts: Iterable
     if not data:
         return ledger.entry(past, run, recipe.audit, Ledger())
     planned = ledger.planned_looks(recipe.model_dump(mode="json"))
-    now = Ledger(data=data, examples=sources.examples_of(used), look=work.look or run, planned=planned)
+    now = Ledger(
+        data=data,
+        examples=sources.examples_of(used),
+        fingerprints=sources.fingerprints_in(used),
+        look=work.look or run,
+        planned=planned,
+    )
     refs = {*(artifact.ref for artifact in used), *map(Ref.parse, [*work.computed, *work.reused])}
     if not ledger.trained_in(work.computed):
         asks, read = asks_digest(recipe.model_dump(mode="json")), read_beside_data(store, refs)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ from memlib.runs.ledger import look_of
 from memlib.runs.records import (
     DamagedEntry,
     FindingRecord,
+    Fingerprints,
     Headline,
     IndexedRun,
     LedgerEntry,
@@ -200,7 +201,7 @@ def _entry_of(run: RunRecord, mark: tuple[int, float]) -> RunEntry:
     }
     if run.ledger.previous:
         recorded["previous"] = run.ledger.previous
-    return {
+    entry: RunEntry = {
         "run": run.run,
         "audit": run.audit,
         "title": run.title,
@@ -216,6 +217,9 @@ def _entry_of(run: RunRecord, mark: tuple[int, float]) -> RunEntry:
         "refs": sorted(map(str, refs_of(run))),
         "mark": mark,
     }
+    if run.ledger.fingerprints is not None:
+        entry["fingerprints"] = run.ledger.fingerprints
+    return entry
 
 
 def _headline(row: FindingRecord) -> Headline:
@@ -252,13 +256,16 @@ def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float
     with contextlib.suppress(Unreadable, IndexError):
         index = parse_index(content or b"")
         if index["format"] == FORMAT:
-            refs = index["refs"]
+            refs, sets = index["refs"], index.get("fingerprints", [])
             entries: dict[str, RunEntry | DamagedEntry] = {}
             for name, entry in index["entries"].items():
                 if "problem" in entry:
                     entries[name] = entry
                 else:
-                    entries[name] = RunEntry({**entry, "refs": [refs[place] for place in entry["refs"]]})
+                    shared: dict[str, Any] = {"refs": [refs[place] for place in entry["refs"]]}
+                    if "fingerprints" in entry:
+                        shared["fingerprints"] = sets[entry["fingerprints"]]
+                    entries[name] = cast("RunEntry", {**entry, **shared})
             return entries, written
     return {}, 0.0
 
@@ -266,14 +273,22 @@ def _read_index(store: Store) -> tuple[dict[str, RunEntry | DamagedEntry], float
 def _write_index(store: Store, entries: Mapping[str, RunEntry | DamagedEntry]) -> None:
     """Write the index; ignore failures, as in a read-only store, because without an index listings are merely slower."""
     places: dict[str, int] = {}
+    sets: dict[tuple[int, str], int] = {}  # of fingerprints, by a key that is cheap to compute
+    shared: list[Fingerprints] = []
     brief: dict[str, IndexedRun | DamagedEntry] = {}
     for name, entry in entries.items():
         if "problem" in entry:
             brief[name] = entry
-        else:
-            brief[name] = IndexedRun({**entry, "refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]})
+            continue
+        stored: dict[str, Any] = {"refs": [places.setdefault(ref, len(places)) for ref in entry["refs"]]}
+        if (found := entry.get("fingerprints")) is not None:
+            key = (found["count"], "".join(found["smallest"]))
+            stored["fingerprints"] = sets.setdefault(key, len(sets))
+            if len(shared) < len(sets):
+                shared.append(found)
+        brief[name] = cast("IndexedRun", {**entry, **stored})
     with contextlib.suppress(OSError, RunError, UserError):
-        text = json.dumps({"format": FORMAT, "refs": list(places), "entries": brief})
+        text = json.dumps({"format": FORMAT, "refs": list(places), "fingerprints": shared, "entries": brief})
         store.publish(INDEX, text.encode(), secret=True)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlib.runs.records import DeletedRun, EarlierAudit, Ledger, RunEntry
+from memlib.runs.fingerprints import have_common
+from memlib.runs.records import DeletedRun, EarlierAudit, Fingerprints, Ledger, RunEntry
 from memlib.sanitize import count_of
 
 TRAINED = ("train", "train_nets", "train_pairs", "train_subset", "train_subsets", "train_documents", "fit_estimators")
 """Stages whose artifacts are audited models, or the answers of models that are not stored."""
-ALIKE = 2  # number of common digests from which on two audits are said to be of the same examples
+ALIKE = 2  # number of common digests from which on audits of earlier versions are said to be of the same examples
 
 
 def trained_in(refs: Iterable[str]) -> set[str]:
@@ -26,6 +27,7 @@ class Past:
     line: EarlierAudit  #: what a run records of it.
     data: str  #: digest of its data.
     examples: frozenset[str]  #: the smallest digests of its examples; empty for a deleted run.
+    fingerprints: Fingerprints | None  #: the fingerprints of its examples; None if they were not recorded.
     previous: Sequence[str]  #: runs that it names as published before.
     asks: str  #: digest of what it asks.
 
@@ -44,24 +46,37 @@ class Past:
             look=recorded.get("look", ""),
             planned=recorded.get("planned", 1),
         )
-        return cls(line, recorded["data"], frozenset(recorded.get("examples", [])), recorded.get("previous", []), run["asks"])
+        return cls(
+            line,
+            recorded["data"],
+            frozenset(recorded.get("examples", [])),
+            run.get("fingerprints"),
+            recorded.get("previous", []),
+            run["asks"],
+        )
 
     @classmethod
     def of_deleted(cls, run: DeletedRun) -> Past:
         """Return a run that was deleted."""
         fields = run.model_dump(include=set(EarlierAudit.model_fields))
-        return cls(EarlierAudit(**fields), run.data, frozenset(), run.previous, run.asks)
+        return cls(EarlierAudit(**fields), run.data, frozenset(), run.fingerprints, run.previous, run.asks)
 
     @property
     def deleted(self) -> DeletedRun:
         """The record of the run that remains in the store when it is deleted."""
-        return DeletedRun(**self.line.model_dump(), data=self.data, asks=self.asks, previous=list(self.previous))
+        return DeletedRun(
+            **self.line.model_dump(),
+            data=self.data,
+            fingerprints=self.fingerprints,
+            asks=self.asks,
+            previous=list(self.previous),
+        )
 
 
 def entry(past: Iterable[Past], run: str, audit: str, now: Ledger, *, again: Collection[str] = ()) -> Ledger:
     """Return the ledger of a run when it is first published: its data, and its look among the earlier audits of that data.
 
-    Data are the same if their sources are, or if they share a considerable part of their examples.
+    Data are the same if their sources are, or if they share a tenth of the examples of the smaller one.
 
     Args:
         past: the runs that were published before. Sweeps, and runs published before digests were recorded, have no data.
@@ -73,7 +88,8 @@ def entry(past: Iterable[Past], run: str, audit: str, now: Ledger, *, again: Col
         the ledger; the earlier audits that it lists are not published.
     """
     known = [one for one in past if one.line.run != run]
-    earlier = [one.line for one in known if one.line.run not in again and _is_same(one, now)]
+    same = Same(now)
+    earlier = [one.line for one in known if one.line.run not in again and same(one)]
     whole = now.model_copy(update={"earlier": sorted(earlier, key=lambda one: one.finished)})
     look, tests = look_of(whole, audit), [one for one in earlier if one.p_value is not None]
     said = {
@@ -82,13 +98,34 @@ def entry(past: Iterable[Past], run: str, audit: str, now: Ledger, *, again: Col
         "audits": len(earlier),
         "tests": len(tests),
         "shown": sum(one.verdict == "shown" for one in tests),
+        "unknown": sum(same.is_unknown(one) for one in known if one.line.p_value is not None and not same(one)),
         "previous": sorted({one.line.run for one in known} - {name for one in known for name in one.previous}),
     }
     return whole.model_copy(update=said)
 
 
-def _is_same(one: Past, now: Ledger) -> bool:
-    return bool(now.data and one.data == now.data) or len(one.examples & set(now.examples)) >= ALIKE
+class Same:
+    """A condition on runs that were published before: they audited the data of a ledger, or a considerable part of them."""
+
+    def __init__(self, now: Ledger) -> None:
+        self._now, self._examples = now, set(now.examples)
+        self._known: dict[int, bool] = {}  # by the place of fingerprints in memory, which runs on the same data share
+
+    def __call__(self, one: Past) -> bool:
+        """Return whether a run audited the same data, as far as is known."""
+        now = self._now
+        if now.data and one.data == now.data:
+            return True
+        if one.fingerprints is None or now.fingerprints is None:
+            return len(one.examples & self._examples) >= ALIKE
+        place = id(one.fingerprints)
+        if place not in self._known:
+            self._known[place] = have_common(one.fingerprints, now.fingerprints)
+        return self._known[place]
+
+    def is_unknown(self, one: Past) -> bool:
+        """Return whether too little was recorded to compare a run's examples with those of the ledger."""
+        return bool(one.data) and self._now.fingerprints is not None and one.fingerprints is None
 
 
 def in_words(ledger: Ledger) -> str:
@@ -154,6 +191,22 @@ def look_of(ledger: Ledger, audit: str) -> Look:
     before.pop(ledger.look, None)
     number, planned = len(before) + 1, ledger.planned
     return Look(number, planned, number <= planned and all(others >= planned for others in before.values()))
+
+
+def beside_in_words(ledger: Ledger, audit: str) -> str:
+    """Return what is known of earlier audits of a run's data beside the number of the look; "" if there is nothing to say."""
+    said = []
+    if look_of(ledger, audit).number > 1:
+        said.append("Looks in other stores are not known: these are the least that there were.")
+    if ledger.shown:
+        has = "has" if ledger.shown == 1 else "have"
+        said.append(f"{count_of(ledger.shown, 'earlier audit')} of these data {has} the verdict 'shown'.")
+    if ledger.unknown:
+        said.append(
+            f"{count_of(ledger.unknown, 'earlier audit')} in this store cannot be compared with this one: earlier versions "
+            "of memlib recorded no fingerprints of the examples."
+        )
+    return " ".join(said)
 
 
 def formerly_in_words(ledger: Ledger, audit: str) -> str:

@@ -10,6 +10,10 @@ from memlib.runs.records import Pin, RunRecord
 from memlib.store import Ref, Store
 from memlib.store.records import DIGEST, ArtifactRecord
 
+AS_READ = "as_read.parquet"
+"""File of decoded tables with the digests of rows as they are in the source. Earlier versions did not write it, and no result
+rests on it: pins leave it out, so that a table can be decoded again by this version.
+"""
 _HERE = frozenset({"worker", "machine", "software", "ran"})  # facts of the process that computed
 _MADE = frozenset({"version", "definitions", "code", "named", "spec", "inputs", "reads", "content", "software", "source"})
 
@@ -21,7 +25,7 @@ def pins_of(store: Store, refs: Iterable[Ref]) -> dict[str, Pin]:
 
 def pin_of(manifest: ArtifactRecord) -> Pin:
     """Return the pin of an artifact: its attempt, and digests of its files, its facts, its making and its whole manifest."""
-    files = {name: file.sha256 for name, file in manifest.files.items()}
+    files = {name: file.sha256 for name, file in manifest.files.items() if name != AS_READ}
     facts = {name: value for name, value in manifest.facts.items() if name not in _HERE}
     made = {name: value for name, value in manifest.model_dump().items() if name in _MADE}
     return Pin(

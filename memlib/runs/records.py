@@ -50,12 +50,23 @@ class EarlierAudit(Record):
     planned: int = 1
 
 
+class Fingerprints(TypedDict):
+    """The fingerprints of a data set, see memlib.runs.fingerprints: its number of different examples, and the smallest of
+    their digests, sorted.
+    """
+
+    count: Annotated[int, Field(ge=1)]
+    smallest: Annotated[list[str], Field(min_length=1)]
+
+
 class Ledger(Record):
     """The data that a run audits, and the earlier audits of the same data."""
 
     data: str = ""  #: digest of the sources.
-    #: the smallest digests of single examples, by which data in other files are recognized.
+    #: the smallest digests of single examples as they were decoded, by which runs of earlier versions recognize data in
+    #: other files.
     examples: list[str] = Field(default_factory=list)
+    fingerprints: Fingerprints | None = None  #: fingerprints of its examples as they are in the sources.
     look: str = ""  #: the sweep whose cell the run is, else the run; cells of one sweep are one look at the data.
     planned: int = 1  #: number of looks that the recipe plans.
     #: the runs of the store, on any data, that were published before and that no other run names: a run that was deleted is
@@ -68,6 +79,8 @@ class Ledger(Record):
     audits: int = 0
     tests: int = 0
     shown: int = 0
+    #: number of earlier audits that cannot be compared, as an earlier version recorded no fingerprints of their examples.
+    unknown: int = 0
     earlier: list[EarlierAudit] = Field(default_factory=list)  #: the earlier audits of the same data, in older manifests.
 
 
@@ -275,11 +288,12 @@ class RunEntry(TypedDict):
     refs: list[Address]
     mark: tuple[int, FiniteFloat]
     subject: NotRequired[SubjectEntry]
+    fingerprints: NotRequired[Fingerprints]
 
 
 @final
 class IndexedRun(TypedDict):
-    """A `RunEntry` as stored in the index of runs; artifacts are given as positions in the index's list of addresses."""
+    """A `RunEntry` as stored in the index of runs; artifacts and fingerprints are given as positions in the index's lists."""
 
     run: Name
     audit: Name
@@ -295,6 +309,7 @@ class IndexedRun(TypedDict):
     refs: list[Annotated[int, Field(ge=0, strict=True)]]
     mark: tuple[int, FiniteFloat]
     subject: NotRequired[SubjectEntry]
+    fingerprints: NotRequired[Annotated[int, Field(ge=0, strict=True)]]
 
 
 @final
@@ -306,13 +321,14 @@ class DamagedEntry(TypedDict):
 
 
 class IndexRecord(TypedDict):
-    """The index of runs, with one list of artifact addresses for all entries, as runs share most of their artifacts.
+    """The index of runs, with one list of artifact addresses and one of fingerprints for all entries, as runs share them.
 
     Entries are dictionaries: pydantic models of 10,000 runs take three times as long to validate.
     """
 
     format: int
     refs: list[Address]
+    fingerprints: NotRequired[list[Fingerprints]]
     entries: dict[Name, Annotated[IndexedRun | DamagedEntry, Field(union_mode="left_to_right")]]
 
 
@@ -382,6 +398,7 @@ class DeletedRun(EarlierAudit):
 
     run: Name
     data: str = ""
+    fingerprints: Fingerprints | None = None
     asks: str = ""
     previous: list[Name] = Field(default_factory=list)
 

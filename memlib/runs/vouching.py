@@ -11,12 +11,13 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from memlib.errors import RunError
 from memlib.identity import canonical_json
+from memlib.runs.fingerprints import without
 from memlib.runs.ledger import Past
 from memlib.runs.records import DeletedRun, DeletionRecord, ErasureRecord, RunEntry, Vouched
 from memlib.runs.signatures import is_signed, private_key, sign_text, trusted_key
@@ -55,6 +56,9 @@ def write(store: Store, path: str, record: Vouched) -> None:
 
 def _mac(key: bytes, record: Vouched) -> str:
     content = record.model_dump(exclude={"mac", "signature", "digest"})
+    for run in content["runs"] if isinstance(record, DeletionRecord) else ():
+        if run["fingerprints"] is None:
+            del run["fingerprints"]  # records of earlier versions had none
     return hmac.new(key, canonical_json(content).encode(), hashlib.sha256).hexdigest()
 
 
@@ -126,6 +130,18 @@ def sign_records(store: Store, key: Path) -> int:
 def record_deletion(store: Store, runs: Iterable[DeletedRun]) -> None:
     """Record that runs are deleted as garbage, before they are."""
     write(store, f"{DELETED}/{uuid.uuid4().hex[:12]}.json", DeletionRecord(when=time.time(), runs=list(runs)))
+
+
+def forget_fingerprints(store: Store, forgotten: Collection[str]) -> None:
+    """Remove fingerprints of examples from the records of runs that were deleted; signatures of these records are void."""
+    for path in paths_of(store, DELETED):
+        with contextlib.suppress(Unreadable):
+            record = read(store, path)
+            if not isinstance(record, DeletionRecord):
+                continue
+            runs = [run.model_copy(update={"fingerprints": without(run.fingerprints, forgotten)}) for run in record.runs]
+            if runs != record.runs and not problem_of(store, record, None)[0]:
+                write(store, path, record.model_copy(update={"runs": runs}))
 
 
 def past_of(store: Store, listed: Iterable[RunEntry]) -> list[Past]:

@@ -1,8 +1,10 @@
 """Examples in the rows of a table: numeric and categorical columns become the coordinates of a point."""
 
+import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
@@ -191,6 +193,17 @@ class Table:
         texts = _ColumnTexts(self._texts, self._ids)
         return {column.name: texts[column.name] for column in self._columns}
 
+    @property
+    def row_digests(self) -> Mapping[str, str]:
+        """The digest of each row by example id, over its values in the columns that models see.
+
+        Numbers count to six digits, and values in any order, so that a copy with other columns first, or in single precision,
+        has the same digests.
+        """
+        columns = [list(map(_rounded, self._table[column.name].to_pylist())) for column in self._columns]
+        rows = zip(self._ids, *columns, strict=True)
+        return {name: hashlib.sha256("\x1f".join(sorted(row)).encode()).hexdigest() for name, *row in rows}
+
     def one_hot(self, name: str) -> OneHot:
         """Return the coordinates of a categorical column.
 
@@ -217,6 +230,13 @@ class Table:
         digest = listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
         numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
         return f"{digest}:rows" if numbered else digest  # before, rows without a label were not counted
+
+
+def _rounded(value: object) -> str:
+    """Return a value as text, a number with six digits; "" if it is missing."""
+    if value is None or value != value:
+        return ""
+    return f"{float(value):.6g}" if isinstance(value, float | int | Decimal) else str(value)
 
 
 class _ColumnTexts(Mapping[str, Mapping[str, str]]):
