@@ -5,6 +5,7 @@ from typing import Any
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import check_flow
+from memlib.audits.dossier.beside import beside_in
 from memlib.audits.dossier.listed import Failed
 from memlib.audits.dossier.recipe import Recipe
 from memlib.audits.dossier.stages import Joined, Report, Score
@@ -49,8 +50,9 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         reasons = "; ".join(f"{name}: {end}" for name, end in ended.items()) or "none has scores in the store"
         raise RunError(f"no audit of the dossier can be read: {reasons}")
     looks, stale = further_looks(runner.store, known.entries, runs), _stale(runner.store, runs, recipe.most_days)
-    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, failed, problems)
-    scores = runner.run(Score(joined, recipe.named_share, recipe.ids))
+    beside = beside_in(runner.store, known.entries, runs, recipe.subject.beside)
+    joined = Joined(runner.store, runs, looks, stale, recipe.not_run, failed, problems, beside)
+    scores = runner.run(Score(joined, recipe.named_share, recipe.ids, recipe.release.digest))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, joined))
     run = runner.publish(recipe, scores, report, {}, cells={**{one.run: one for one in runs}, **problems})
     if run is not None:

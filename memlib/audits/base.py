@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -56,6 +56,14 @@ class Trainings:
     #: the units that were audited. Runs of other units cannot be compared, because all trainings of a run share its units:
     #: the spread of the trainings does not show how the choice of the units moves the value.
     audited: Hashable
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What a test of a headline family shows, in words that stand alone."""
+
+    clause: str  #: a clause, such as "members can be told from non-members"; {name} stands for a param of the finding.
+    advice: str  #: what to do about it, in sentences.
 
 
 Revealed = dict[str, list[dict[str, Any]]]
@@ -134,6 +142,7 @@ class Audit:
         trainings: function that returns the values of a finding by training: takes the finished run and the finding; returns
             None for findings without such values. None for audits whose tables hold none of independent trainings.
         planned_trainings: function that returns the number of these trainings from a recipe.
+        leaks: what each headline family shows, in words.
         attacks: attacks that the audit carries out, and the kinds of data that each applies to.
         cell: function that returns a cell which carries the audit out on data of one of these kinds; or, where more must be
             known than the data and the model, the reason why it cannot.
@@ -166,6 +175,7 @@ class Audit:
     rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
     trainings: Callable[[Run, Finding], Trainings | None] | None = None
     planned_trainings: Callable[[Any], int] = _untrained
+    leaks: Mapping[str, Leak] = field(default_factory=dict)
     attacks: Sequence[Attack] = ()
     cell: Callable[[DataFacts], CellSpec | str] = _without_cell
     not_shown: Sequence[str] = ()
@@ -204,6 +214,16 @@ class Audit:
         """Return the test of the headline families with the smallest adjusted p-value, else the first finding."""
         tests = findings.tests(*self.headlines) if self.headlines else Findings([])
         return tests.strongest() if tests else findings.head
+
+    def decisive_of(self, run: RunRecord) -> Finding:
+        """Return the decisive finding of a run, from those that its manifest repeats."""
+        return self.decisive(Findings.of_run(run))
+
+    def leak(self, finding: Finding) -> Leak:
+        """Return what a test of a headline family shows, in words."""
+        assert finding.family is not None, "only tests of headline families show a leak"
+        said = self.leaks[finding.family]
+        return replace(said, clause=said.clause.format_map(finding.params))
 
     def said_of_look(self, look: Look, findings: Findings) -> str:
         """Return a sentence on repeated looks at a run's data and their effect on its result.

@@ -66,17 +66,13 @@ def models_of(run: RunRecord) -> set[str]:
     return trained_in([*run.computed, *run.reused])
 
 
-def adjusted(outcomes: Sequence[Outcome], *, further: int = 0) -> dict[str, float]:
-    """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once.
-
-    Args:
-        further: number of further tests of the same data whose p-values are not known, and are taken for 1.
-    """
+def adjusted(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the p-value of every tested headline, adjusted over the cells (Holm 1979); shared scores count once."""
     tests: dict[str, float] = {}
     for outcome in outcomes:
         if outcome.run is not None and outcome.headline.is_test and outcome.headline.p_adjusted is not None:
             tests.setdefault(scores_of(outcome.run), outcome.headline.p_adjusted)
-    by_scores = dict(zip(tests, holm([*tests.values(), *[1.0] * further]).tolist(), strict=False))
+    by_scores = dict(zip(tests, holm(list(tests.values())).tolist(), strict=True))
     known = {o.cell: scores_of(o.run) for o in outcomes if o.run is not None}
     return {cell: by_scores[name] for cell, name in known.items() if name in by_scores}
 

@@ -29,6 +29,7 @@ ASIDE = {
 }  # params left out of settings, as they are shown elsewhere
 ROUNDING = 1e-12  # smaller values are rounding errors of 0
 SMALLEST_P = 1e-15  # smaller sums of probabilities are rounding errors
+ONCE_IN_A_MILLION, FEW = 1e-6, 10  # p-values below the first, and of fewer cases than the second, are said otherwise
 WHOLE = 0.05  # per cent within which a share counts as whole
 
 
@@ -108,6 +109,24 @@ def say_p(value: float | None) -> str:
     """Return a p-value as an equation, or as an inequality where it is too small to print."""
     text = format_p(value)
     return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
+
+
+def once_in(value: float | None) -> str:
+    """Return a p-value as the chance of a result that is as strong without memory; "" for None.
+
+    Example:
+        >>> once_in(0.0075), once_in(0.3), once_in(1e-9)
+        ('by chance once in 133 cases', 'by chance in 30 % of cases', 'by chance less than once in a million cases')
+    """
+    if value is None:
+        return ""
+    if value < ONCE_IN_A_MILLION:
+        return "by chance less than once in a million cases"
+    count = math.floor(round(1 / value, 6))
+    if count < FEW:
+        return f"by chance in {percent(value, 0)} of cases"
+    digits = max(0, len(str(count)) - 3)
+    return f"by chance once in {count // 10**digits * 10**digits:,} cases"  # rounded down: no rarer than it is
 
 
 def finding_rows(rows: Sequence[Finding]) -> list[dict[str, str]]:

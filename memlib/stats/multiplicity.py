@@ -53,6 +53,32 @@ def holm_over_families(families: Sequence[Sequence[float]]) -> list[NDArray[np.f
     return adjusted
 
 
+def holm_in_groups(groups: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
+    """Adjust the p-values of two groups, each by Holm's method at half of the level; a group rejected whole passes it on.
+
+    This is a graphical procedure (Bretz et al. 2009): all false alarms in both groups together have at most the level. An
+    empty group takes no share.
+
+    Args:
+        groups: (num_tests,) p-values of the first and of the second group.
+
+    Returns:
+        the adjusted p-values of each group.
+
+    Example:
+        >>> [p.round(3).tolist() for p in holm_in_groups([[0.02], [0.03, 0.04]])]  # the first passes its half on
+        [[0.04], [0.06, 0.06]]
+    """
+    alone = [holm(values) for values in groups]
+    if any(not len(values) for values in alone):
+        return alone
+    first, second = alone
+    return [
+        np.minimum(np.minimum(1.0, 2 * own), np.maximum(2 * other.max(), own))
+        for own, other in ((first, second), (second, first))
+    ]
+
+
 def benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]:
     """Adjust p-values so that the expected share of false alarms among adjusted p-values <= alpha is at most alpha (1995).
 

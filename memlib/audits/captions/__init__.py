@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, PAIRS, WEIGHTS, Attack, DataFacts
-from memlib.audits.base import Audit, Exported
+from memlib.audits.base import Audit, Exported, Leak
 from memlib.audits.captions.answers import rankings, trainings
 from memlib.audits.captions.recipe import HEADLINE, NOT_SHOWN, Recipe
 from memlib.audits.captions.tables import UNITS
@@ -87,6 +87,14 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="captions", recipe="captions_smoke", set={"title": "Captions"})
 
 
+LEAKS = {
+    HEADLINE: Leak(
+        "objects in training images that their captions do not mention are named more often than in other images",
+        "Treat the model as confidentially as its training images; train again with fewer epochs or deduplicated pairs, and "
+        "audit again.",
+    ),
+}
+
 AUDIT = Audit(
     name="captions",
     question="Does an image-text model name objects of its training images that their captions do not mention?",
@@ -94,6 +102,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     headlines=(HEADLINE,),
+    leaks=LEAKS,
     limits=_limits,
     columns=("recall_excess", "recall_target", "recall_reference", "named_recall"),
     exported=_exported,

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, WEIGHTS, Attack, DataFacts, in_family, metric_begins
-from memlib.audits.base import Audit, Cell, Exported, Judgement
+from memlib.audits.base import Audit, Cell, Exported, Judgement, Leak
 from memlib.audits.cells import CellSpec
 from memlib.audits.deja_vu.answers import rankings, trainings
-from memlib.audits.deja_vu.recipe import HEADLINES, NOT_SHOWN, Recipe
+from memlib.audits.deja_vu.recipe import BEYOND, HEADLINE, HEADLINES, NOT_SHOWN, STABILITY, Recipe
 from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS, UNITS
 from memlib.pipeline.stage import Runner
 from memlib.tables import COMMON
@@ -114,6 +114,24 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="deja-vu", recipe="smoke", set={"title": "Déjà vu", "split": split, "decode.k": [10]})
 
 
+_ADVICE = (
+    "Treat the model as confidentially as its training images; train again with fewer epochs or more images, and audit again."
+)
+LEAKS = {
+    HEADLINE: Leak(
+        "the object in a training image can be named from its background",
+        _ADVICE,
+    ),
+    STABILITY: Leak(
+        "training images can be told from others by how little their embeddings move",
+        _ADVICE,
+    ),
+    BEYOND: Leak(
+        "attributes of training images that their class does not tell can be named from their backgrounds",
+        _ADVICE,
+    ),
+}
+
 AUDIT = Audit(
     name="deja-vu",
     question="Does an image model name the object of a training image from its background alone?",
@@ -121,6 +139,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS, RECONSTRUCTIONS.name: RECONSTRUCTIONS},
     in_brief=_in_brief,
     headlines=HEADLINES,
+    leaks=LEAKS,
     limits=_limits,
     columns=("share_excess", "deja_vu_score", "knn_accuracy", "sslmem"),
     compare=_compare,

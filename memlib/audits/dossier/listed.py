@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,14 +15,19 @@ import pyarrow as pa
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.attacks import Attack, not_for
 from memlib.audits.dossier.attacks import attacks, kind_of
-from memlib.audits.dossier.subject import AuditedModels, seeds_in
+from memlib.audits.dossier.beside import Beside, passes
+from memlib.audits.dossier.recipe import LEVEL
+from memlib.audits.dossier.subject import AuditedModels, Examined, examined, model_digest, seeds_in
 from memlib.audits.dossier.tables import AUDITS as AUDITS_TABLE
-from memlib.audits.outcomes import Outcome, adjusted
+from memlib.audits.outcomes import Outcome, models_of, scores_of
 from memlib.findings import INCONCLUSIVE, Finding, Findings, cannot_reject, families_of
+from memlib.identity import canonical_json
 from memlib.runs.records import RunRecord, VerdictRecord
 from memlib.specs.base import Kind
+from memlib.specs.question import asks_but_seeds
+from memlib.stats.multiplicity import holm_in_groups
 
-NOT_RUN, NOT_APPLICABLE, RUN, FAILED = "not run", "not applicable", "run", "failed"
+NOT_RUN, NOT_APPLICABLE, RUN, FAILED, BESIDE = "not run", "not applicable", "run", "failed", "beside"
 STALE = "stale: older than the dossier allows"
 LOST = "shown only if earlier looks at these data are not counted"
 BLIND = "powerless: it would have found no effect of any size with 80 % power"
@@ -34,8 +41,12 @@ class Listed:
     outcome: Outcome  #: its manifest, with findings and verdict as its scores have them.
     kind: Kind  #: kind of its data.
     models: AuditedModels  #: its models.
-    p_value: float | None  #: p-value of its headline, adjusted over all audits and looks; None without a test.
+    examined: Examined  #: the model that it was given, or the models that it trained.
+    #: p-value of its headline, adjusted over all audits and looks; None without a test, and for one that can show nothing.
+    p_value: float | None
     doubts: tuple[str, ...]  #: reasons why its test does not count.
+    entry: str = ""  #: id of the first run of the same design and draws; these are one entry of the adjustment.
+    is_planned: bool = False  #: whether it follows a plan that was frozen before it.
 
     @property
     def run(self) -> RunRecord:
@@ -72,10 +83,19 @@ class Listed:
         return self.run.verdict
 
     @property
+    def level(self) -> float:
+        """The level at which it counts as shown: that of its recipe, and at most that of dossiers."""
+        return min(LEVEL, self.headline.alpha or 0.0)
+
+    @property
+    def passes(self) -> bool:
+        """True if the run shows memory by itself, whatever remains of it after the adjustment over all audits."""
+        return passes(self.run, self.headline) and LOST not in self.doubts
+
+    @property
     def is_shown(self) -> bool:
-        """True if the headline is shown by the p-value that is adjusted over all audits and looks."""
-        own = self.verdict.word == "shown"
-        return own and self.p_value is not None and self.p_value <= (self.headline.alpha or 0.0)
+        """True if the run shows memory, and still does by the p-value that is adjusted over all audits and looks."""
+        return self.passes and self.p_value is not None and self.p_value <= self.level
 
     @property
     def utility(self) -> float | None:
@@ -92,14 +112,107 @@ def listed(outcomes: Sequence[Outcome], models: Sequence[AuditedModels], *, look
         looks: number of further tests of the same data, see `memlib.audits.dossier.subject.further_looks`.
         stale: ids of the runs that are too old.
     """
-    p_values = adjusted(outcomes, further=looks)
-    found = []
-    for outcome, of_run in zip(outcomes, models, strict=True):
-        run = outcome.run
-        assert run is not None, "a dossier lists finished runs"
-        kind = kind_of(run.recipe, run.audit)
-        found.append(Listed(outcome, kind, of_run, p_values.get(outcome.cell), tuple(_doubts(outcome, run, stale))))
-    return found
+    runs = [_finished(outcome) for outcome in outcomes]
+    doubts = [tuple(_doubts(outcome, run, stale)) for outcome, run in zip(outcomes, runs, strict=True)]
+    entries = entries_of(runs, models)
+    p_values = adjusted_together(
+        [one for one, doubted in zip(outcomes, doubts, strict=True) if POWERLESS not in doubted], entries, looks=looks
+    )
+    return [
+        Listed(
+            outcome,
+            kind_of(run.recipe, run.audit),
+            of_run,
+            subject,
+            p_values.get(run.run),
+            doubted,
+            entries[run.run],
+            is_planned(run),
+        )
+        for outcome, run, of_run, subject, doubted in zip(outcomes, runs, models, examined(runs, models), doubts, strict=True)
+    ]
+
+
+def _finished(outcome: Outcome) -> RunRecord:
+    assert outcome.run is not None, "a dossier lists finished runs"
+    return outcome.run
+
+
+def is_planned(run: RunRecord) -> bool:
+    """Return whether a run follows a plan that was frozen before its results can have been known."""
+    return run.plan is not None and not run.plan.departures and run.plan.frozen <= run.plan.began
+
+
+def entries_of(runs: Sequence[RunRecord], models: Sequence[AuditedModels]) -> dict[str, str]:
+    """Return for each run the first one of the same design and draws, by ids.
+
+    Two runs of an audit on the same data are alike if their recipes differ in seeds alone, if they share trained models or
+    scores, or if they examine the same given model, whose training chance decided once.
+    """
+    order = sorted(zip(runs, models, strict=True), key=lambda one: (begun(one[0]), one[0].run))
+    first: dict[str, str] = {}
+    known: dict[tuple[str, ...], str] = {}
+    for run, of_run in order:
+        keys = [(run.audit, run.ledger.data, kind, key) for kind, key in _alike(run, of_run)]
+        found = sorted({first[known[key]] for key in keys if key in known}, key=list(first).index)
+        first[run.run] = found[0] if found else run.run
+        for name, one in first.items():
+            if one in found:
+                first[name] = found[0]
+        known |= dict.fromkeys(keys, run.run)
+    return first
+
+
+def begun(run: RunRecord) -> float:
+    """Return the time of the first publication of a run."""
+    return min((one.started for one in run.history), default=run.finished)
+
+
+def _alike(run: RunRecord, models: AuditedModels) -> Iterator[tuple[str, str]]:
+    """Yield what runs of one design have in common, as kind and key."""
+    yield "scores", scores_of(run)
+    yield from (("model", ref) for ref in models_of(run))
+    if models.external:
+        yield "given", model_digest(models.external)
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # recipes of other versions
+        yield "asks", canonical_json(asks_but_seeds(run.recipe))
+
+
+def adjusted_together(outcomes: Sequence[Outcome], entries: Mapping[str, str], *, looks: int) -> dict[str, float]:
+    """Return the p-value of each run with a test, adjusted over all entries, by run.
+
+    The first audit of an entry has half of its level, and all further ones share the other half: whoever repeats an audit
+    neither dilutes the first result nor gets a second chance. Runs that follow frozen plans are one group, and all others
+    another, see `memlib.stats.multiplicity.holm_in_groups`; runs of the same scores count once.
+
+    Args:
+        outcomes: the runs whose tests can show something.
+        entries: the first run of the same design, by run.
+        looks: number of further tests of the same data whose p-values are not known, and are taken for 1.
+    """
+    tests: dict[str, dict[str, tuple[float, float]]] = {}
+    planned: dict[str, bool] = {}
+    for outcome in outcomes:
+        run, head = _finished(outcome), outcome.headline
+        if head.is_test and head.p_adjusted is not None:
+            entry = entries[run.run]
+            earlier = tests.setdefault(entry, {}).get(scores_of(run), (math.inf, 0.0))
+            tests[entry][scores_of(run)] = min(earlier, (begun(run), head.p_adjusted))
+            planned[entry] = planned.get(entry, True) and is_planned(run)
+    p_of = {entry: _p_of_entry([p for _, p in sorted(found.values())]) for entry, found in tests.items()}
+    groups = [[entry for entry in p_of if planned[entry]], [entry for entry in p_of if not planned[entry]]]
+    found = holm_in_groups([[p_of[one] for one in groups[0]], [*(p_of[one] for one in groups[1]), *[1.0] * looks]])
+    by_entry = {
+        name: float(p) for names, values in zip(groups, found, strict=True) for name, p in zip(names, values, strict=False)
+    }
+    tested = [run.run for one in outcomes if (run := _finished(one)) and one.headline.is_test]
+    return {run: by_entry[entries[run]] for run in tested if entries[run] in by_entry}
+
+
+def _p_of_entry(p_values: Sequence[float]) -> float:
+    """Return the p-value of an entry from those of its audits, the first one first."""
+    first, *others = p_values
+    return min(1.0, 2 * first, 2 * len(others) * min(others)) if others else first
 
 
 def _doubts(outcome: Outcome, run: RunRecord, stale: Sequence[str]) -> list[str]:
@@ -148,14 +261,42 @@ def rows_of(
     return rows
 
 
-def audits_table(audits: Sequence[Listed], not_run: Mapping[str, str], failed: Sequence[Failed] = ()) -> pa.Table:
-    """Return the dossier's list as tables.AUDITS; the arguments are those of `rows_of`."""
+def audits_table(
+    audits: Sequence[Listed], not_run: Mapping[str, str], failed: Sequence[Failed] = (), beside: Iterable[Beside] = ()
+) -> pa.Table:
+    """Return the dossier's list as tables.AUDITS.
+
+    Args:
+        beside: runs that do not belong to the dossier, and whose word contradicts its own.
+        not_run, failed: as for `rows_of`.
+    """
     without = [
         {"attack": "", "state": FAILED, "reason": one.problem, "title": one.title, "audited": one.audit or None}
         for one in failed
     ]
     rows = [_row(*row) for row in rows_of(audits, not_run, failed)]
-    return pa.Table.from_pylist([*without, *rows], schema=AUDITS_TABLE.arrow)
+    return pa.Table.from_pylist([*without, *rows, *map(_row_beside, beside)], schema=AUDITS_TABLE.arrow)
+
+
+def _row_beside(one: Beside) -> dict[str, Any]:
+    head = AUDITS[audit_of(one.run.audit)].decisive_of(one.run)
+    return {
+        "attack": "",
+        "state": BESIDE,
+        "reason": one.reason or (f"in {one.store}" if one.store else ""),
+        "run": one.run.run,
+        "audited": one.run.audit,
+        "title": one.run.title,
+        "finished": datetime.fromtimestamp(one.run.finished, tz=UTC),
+        "word": one.word,
+        "sentence": one.run.verdict.sentence if one.run.verdict else None,
+        "p_dossier": None,
+        "metric": head.metric,
+        "value": head.value,
+        "n": head.n,
+        "alpha": head.alpha,
+        "data": one.run.ledger.data,
+    }
 
 
 def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[str, Any]:
@@ -195,6 +336,9 @@ def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[st
         "n": head.n,
         "over": None if head.interval is None else head.interval.over,
         "alpha": head.alpha,
+        "examined": one.examined.name,
+        "entry": one.entry,
+        "planned": one.is_planned,
         "models": one.models.trained,
         "external": list(one.models.external),
         "digests": list(one.models.digests),

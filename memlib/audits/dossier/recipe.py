@@ -27,8 +27,14 @@ NOT_SHOWN = (
 )
 
 
+LEVEL = 0.05
+"""Level of a dossier: with all its audits, it falsely shows something with at most this probability."""
+
+
 class SubjectSpec(Spec):
     """The subject of a dossier: a data set, a model, or runs."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"beside"})
 
     data: str = ""
     """Digest of a data set, or its beginning: the newest runs of the store on these data belong to the dossier."""
@@ -36,13 +42,25 @@ class SubjectSpec(Spec):
     """Digest (sha256) of a file of weights or of supplied outputs, or its beginning: the same for the runs on this model."""
     runs: tuple[str, ...] = ()
     """Ids of further runs."""
+    beside: tuple[str, ...] = ()
+    """Further stores in which runs are looked for whose verdict contradicts the dossier's; they do not become part of it."""
 
 
 class ReleaseSpec(Spec):
     """The intended release, as its owner states it; nothing of it is checked."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"digest", "released", "policy", "author"})
+
     model: str = ""
     """Name and version of the model."""
+    digest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """Digest (sha256) of the released file, or of the files of the released folder: memlib verify --digest prints it."""
+    released: str = ""
+    """Date of the release."""
+    policy: str = ""
+    """Policy by which the release is decided, and the outcome of its gate."""
+    author: str = ""
+    """Author of the audits, and who checked them."""
     purpose: str = ""
     """Purpose of the model."""
     audience: str = ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memlib.audits import AUDITS as ALL_AUDITS
 from memlib.audits import audit_of
+from memlib.audits.dossier.beside import Beside, contradicting
 from memlib.audits.dossier.findings import summarize
 from memlib.audits.dossier.listed import Failed, Listed, audits_table, listed
 from memlib.audits.dossier.recipe import Recipe
@@ -46,15 +47,18 @@ class Joined:
     not_run: Mapping[str, str] = field(default_factory=dict)  #: the owner's reasons why audits were not run, by audit.
     failed: Sequence[Failed] = ()  #: the audits without a result.
     problems: Mapping[str, str] = field(default_factory=dict)  #: reasons for failures of the dossier's own cells, by cell.
+    beside: Sequence[Beside] = ()  #: runs on the same subject that do not belong to the dossier.
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The runs with the digests of their manifests, further looks, runs that are too old, reasons, and failures."""
+        """The runs with the digests of their manifests, further looks, stale runs, reasons, failures, and runs beside."""
         cells: list[Any] = [{"cell": run.run, "run": run.run, "digest": run.digest} for run in self.runs]
         cells += [{"cell": cell, "run": None, "problem": problem} for cell, problem in self.problems.items()]
         stated = {"not_run": dict(self.not_run)} if self.not_run else {}
         failed = {"failed": [asdict(one) for one in self.failed]} if self.failed else {}
-        return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated, **failed}
+        said = [{"run": one.run.run, "digest": one.run.digest, "store": one.store} for one in self.beside]
+        beside = {"beside": said} if said else {}
+        return {"cells": cells, "looks": self.looks, "stale": list(self.stale), **stated, **failed, **beside}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -83,13 +87,14 @@ class Joined:
 class Score(ScoresStage):
     """Join the audits of a dossier: the list of attacks, the verdict over all audits, and the persons at risk."""
 
-    declared: ClassVar[Declared] = Declared("score_dossier", 4)
+    declared: ClassVar[Declared] = Declared("score_dossier", 5)
     title: ClassVar[str] = "join the audits"
     place: ClassVar[Place] = "driver"
 
     joined: Joined
     named_share: float
     ids: bool
+    released: str
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the tables."""
@@ -97,9 +102,11 @@ class Score(ScoresStage):
         risk = at_risk(ranked, persons_in(self.joined.store, self.joined.runs), share=self.named_share)
         together = named_together(ranked, share=self.named_share)
         findings = Findings(summarize(audits, together, risk))
-        looks, failed = self.joined.looks, self.joined.failed
-        write_table(findings.table(verdict(audits, looks=looks, failed=failed)), SUMMARY, attempt.path(SUMMARY_FILE))
-        write_table(audits_table(audits, self.joined.not_run, failed), AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
+        joined = self.joined
+        said = verdict(audits, looks=joined.looks, failed=joined.failed, beside=joined.beside, released=self.released)
+        write_table(findings.table(said), SUMMARY, attempt.path(SUMMARY_FILE))
+        table = audits_table(audits, joined.not_run, joined.failed, contradicting(said.word, joined.beside))
+        write_table(table, AUDITS, attempt.path(f"{AUDITS.name}.parquet"))
         if self.ids and risk.num_rows:
             write_table(risk, RISK, attempt.path(f"{RISK.name}.parquet"))
 
@@ -108,7 +115,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the document, and write its content as JSON."""
 
-    declared: ClassVar[Declared] = Declared("report", 5)
+    declared: ClassVar[Declared] = Declared("report", 6)
     title: ClassVar[str] = "report dossier"
     place: ClassVar[Place] = "driver"
 

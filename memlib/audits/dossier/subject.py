@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from memlib.audits.outcomes import models_of
 from memlib.data.read_beside import OF_SOURCES, read_beside_data
 from memlib.errors import UserError
 from memlib.identity import flat
-from memlib.runs.index import BATCH, Runs, cells_of, find_run, read_run, refs_of, rows_of
+from memlib.runs.index import BATCH, Runs, cells_of, data_name, find_run, model_name, read_run, refs_of, rows_of
+from memlib.runs.ledger import Past, Same
 from memlib.runs.records import RunEntry, RunRecord
 from memlib.runs.vouching import past_of
 from memlib.specs import changed_content
@@ -23,6 +25,7 @@ from memlib.specs.question import asks_digest, without_whereabouts
 from memlib.store import MANIFEST, Ref, Store
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+DIGITS = 12  # digits of digests in sentences
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,47 @@ class AuditedModels:
     def digests(self) -> tuple[str, ...]:
         """The digests of external files, then those of files that memlib wrote."""
         return (*self.external, *self.own)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What an audit examined: a model that it was given, or models that it trained on a data set."""
+
+    key: str  #: equal for audits that examined the same.
+    name: str  #: its name in a sentence.
+    is_given: bool  #: whether it is a model that was given.
+
+
+def examined(runs: Sequence[RunRecord], models: Sequence[AuditedModels]) -> list[Examined]:
+    """Return what each of several runs examined.
+
+    Runs examined the same model if one of them read all files of a model that the other one read, too.
+    """
+    given = sorted({one.external for one in models if one.external}, key=len)
+    found = []
+    for run, of_run in zip(runs, models, strict=True):
+        if not of_run.external:
+            name = data_name(run.recipe) or "these data"
+            data = f" (data {run.ledger.data[:DIGITS]})" if run.ledger.data else ""
+            found.append(
+                Examined(f"data {run.ledger.data}", f"models that the audits trained on {name}{data}", is_given=False)
+            )
+            continue
+        # the smallest set of files that a run read: another one may have read further files of the same model
+        least = next(one for one in given if set(one) <= set(of_run.external))
+        digest = model_digest(least)
+        name = " ".join(filter(None, ("the model", model_name(run.recipe))))
+        found.append(Examined(digest, f"{name} (sha256 {digest[:DIGITS]})", is_given=True))
+    return found
+
+
+def model_digest(files: Iterable[str]) -> str:
+    """Return one digest (sha256) of a model from those of its files; of a single file, that file's.
+
+    The names of the files do not count, so that a copy of a folder has the same digest.
+    """
+    digests = sorted(set(files))
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> list[RunRecord]:
@@ -58,8 +102,8 @@ def runs_of(store: Store, subject: SubjectSpec, listed: Sequence[RunEntry]) -> l
         on_data = [entry["run"] for entry in newest if entry["ledger"]["data"].startswith(subject.data)]
         wanted |= _read(store, on_data, f"data {subject.data!r}")
     if subject.model:
-        naming = _naming(store, newest, subject.model)
-        on_model = [entry["run"] for entry in newest if refs_of(entry) & naming and _is_about(store, entry, subject.model)]
+        named = naming(store, newest, [subject.model])
+        on_model = [entry["run"] for entry in newest if refs_of(entry) & named and _is_about(store, entry, subject.model)]
         wanted |= _read(store, on_model, f"model {subject.model!r}")
     return sorted((run for run in wanted.values() if run.audit in order), key=lambda run: (order[run.audit], run.finished))
 
@@ -187,13 +231,13 @@ def _read(store: Store, names: Sequence[str], subject: str) -> dict[str, RunReco
     return {name: read_run(store, name) for name in names}
 
 
-def _naming(store: Store, entries: Sequence[RunEntry], digest: str) -> set[Ref]:
+def naming(store: Store, entries: Sequence[RunEntry], digests: Collection[str]) -> set[Ref]:
     """Return the artifacts whose manifests contain a digest anywhere; of ten thousand runs, only theirs are parsed."""
     places = {f"{ref.folder}/{MANIFEST}": ref for ref in refs_of(*entries)}
     paths, named = list(places), set()
     for start in range(0, len(paths), BATCH):
         contents = store.published_together(paths[start : start + BATCH])
-        named |= {places[path] for path, content in contents.items() if digest.encode() in content}
+        named |= {places[path] for path, content in contents.items() if any(one.encode() in content for one in digests)}
     return named
 
 
@@ -228,15 +272,21 @@ def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def further_looks(store: Store, listed: Sequence[RunEntry], runs: Sequence[RunRecord]) -> int:
-    """Return the number of further tests of the runs' data: listed runs, deleted ones, and those that the ledgers count."""
-    data = {run.ledger.data for run in runs} - {""}
+    """Return the number of further tests of the runs' data: listed runs, deleted ones, and those that the ledgers count.
+
+    Data are the same if they share a tenth of the examples of the smaller set, see `memlib.runs.ledger.Same`.
+    """
+    same = [Same(run.ledger) for run in runs if run.ledger.data]
     asked = {(run.asks, read_beside_data(store, refs_of(run))) for run in runs}
     own = {run.ledger.look or run.run for run in runs} | {run.run for run in runs}
     looks = {one.look or one.run for run in runs for one in run.ledger.earlier if one.p_value is not None}
-    gone = [one for one in past_of(store, ()) if one.data in data and one.asks not in dict(asked)]
+    gone = [one for one in past_of(store, ()) if one.asks not in dict(asked) and any(is_same(one) for is_same in same)]
     looks |= {one.line.look or one.line.run for one in gone if one.line.p_value is not None}
     for entry in listed:
-        if entry["ledger"]["data"] not in data or all(one["p_value"] is None for one in entry["findings"]):
+        if all(one["p_value"] is None for one in entry["findings"]):
+            continue
+        past = Past.of(entry)
+        if not any(is_same(past) for is_same in same):
             continue
         if entry["asks"] not in dict(asked) or (entry["asks"], read_beside_data(store, refs_of(entry))) not in asked:
             looks.add(entry["ledger"].get("look") or entry["run"])

@@ -6,12 +6,13 @@ from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
 AUDITS = Table(
     name="audits",
-    version=2,
-    meaning="One row per attack that an audit of the dossier contains, one per audit that failed, and one per attack known "
-    "to the field that none of them contains. Audits are counted by the rows that lead.",
+    version=3,
+    meaning="One row per attack that an audit of the dossier contains, one per audit that failed, one per run beside the "
+    "dossier that contradicts it, and one per attack known to the field that none of them contains. Audits are counted "
+    "by the rows that lead.",
     columns=(
         Column("attack", TEXT, "", "name of the attack; empty for an audit that failed"),
-        Column("state", TEXT, "", "run, failed, not run (it applies to the data), or not applicable"),
+        Column("state", TEXT, "", "run, failed, beside, not run (it applies to the data), or not applicable"),
         Column("reason", TEXT, "", "why it was not run, or does not apply; of a run: why it does not count, if so"),
         Column("item", TEXT, "", "item of EDPB Opinion 28/2024, par. 55, under which the attack falls; empty for none"),
         Column("access", TEXT, "", "access that the attacker needs"),
@@ -36,9 +37,10 @@ AUDITS = Table(
             "p_dossier",
             FLOAT,
             "probability",
-            "p-value of its headline, adjusted over all audits and looks (Holm); null in rows that do not lead",
+            "p-value of its headline, adjusted over all audits and looks (Holm); null in rows that do not lead, and without "
+            "a test that can show something",
         ),
-        Column("shown", FLAG, "", "whether p_dossier is at most the level of the run; null without it"),
+        Column("shown", FLAG, "", "whether p_dossier is at most .05 and the level of the run; null without it"),
         Column("metric", TEXT, "", "metric of the attack's finding: the headline, else its strongest test or first finding"),
         Column("params", TEXT, "JSON", "settings of its finding"),
         Column("value", FLOAT, "metric's", "value of its finding"),
@@ -53,6 +55,9 @@ AUDITS = Table(
             "over", TEXT, "", "units that its interval accounts for: examples, groups, nets, canaries, ...; null without one"
         ),
         Column("alpha", FLOAT, "probability", "level of the run's tests"),
+        Column("examined", TEXT, "", "model that the run was given, or models that it trained"),
+        Column("entry", TEXT, "", "first run of the same design and draws: they are one entry of the adjustment"),
+        Column("planned", FLAG, "", "whether the run follows a plan that was frozen before it"),
         Column("models", INT, "", "artifacts of models that memlib trained for the run"),
         Column("external", pa.list_(TEXT), "sha256", "digests of the files of an external model, or of supplied outputs"),
         Column("digests", pa.list_(TEXT), "sha256", "the same, and digests of the weights that memlib wrote"),

@@ -22,10 +22,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audits.attacks import GENERATED, PROBABILITIES, TEXTS, Attack, DataFacts, in_family, metric_begins
-from memlib.audits.base import Audit
+from memlib.audits.base import Audit, Leak
 from memlib.audits.cells import CellSpec
 from memlib.audits.exposure.answers import judge, rankings
-from memlib.audits.exposure.recipe import HEADLINES, NOT_SHOWN, Recipe
+from memlib.audits.exposure.recipe import DOCUMENTS as CONTINUED
+from memlib.audits.exposure.recipe import HEADLINE, HEADLINES, NOT_SHOWN, PRIVACY, Recipe
 from memlib.audits.exposure.tables import DOCUMENTS, EXTRACTION, UNITS
 from memlib.specs.text import PairsFileSource, TopicPairsSource
 from memlib.store import Store
@@ -90,6 +91,21 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="exposure", recipe=recipe, set={"title": "Exposure of inserted secrets"})
 
 
+LEAKS = {
+    HEADLINE: Leak(
+        "secrets in the training text are more likely than others of their format",
+        "Remove secrets from the text, deduplicate it, or train with differential privacy, and audit again.",
+    ),
+    CONTINUED: Leak(
+        "training documents are continued from their beginnings more readily than others",
+        "Deduplicate the documents or train with differential privacy, and audit again.",
+    ),
+    PRIVACY: Leak(
+        "the claim of epsilon {epsilon:g} is refuted",
+        "Withdraw the claim of differential privacy, and look for the error in the accountant or in the training.",
+    ),
+}
+
 AUDIT = Audit(
     name="exposure",
     question="How many bits of a secret in its training text does a sequence model give away?",
@@ -97,6 +113,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS, "extractions": EXTRACTION, "documents": DOCUMENTS},
     in_brief=_in_brief,
     headlines=HEADLINES,
+    leaks=LEAKS,
     limits=_limits,
     revealed=_revealed,
     gate=judge,

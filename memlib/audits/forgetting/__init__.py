@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, PROBABILITIES, Attack, DataFacts
-from memlib.audits.base import Audit
+from memlib.audits.base import Audit, Leak
 from memlib.audits.cells import CellSpec
-from memlib.audits.forgetting.recipe import HEADLINES, NOT_SHOWN, Recipe
+from memlib.audits.forgetting.recipe import HEADLINES, NOT_SHOWN, TARGETS, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.tables import COMMON
 
@@ -76,6 +76,13 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="forgetting", recipe="forgetting_smoke", set={"title": "Use of a data set", **group})
 
 
+LEAKS = {
+    TARGETS: Leak(
+        "the data set in question (D_Q) was used in training, at least in part",
+        "If it should not have been used, or should have been forgotten, train again without it, and audit the new model.",
+    ),
+}
+
 AUDIT = Audit(
     name="forgetting",
     question="Has a model used, or forgotten, a data set (D_Q)?",
@@ -83,6 +90,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS, "examples": EXAMPLES},
     in_brief=_in_brief,
     headlines=HEADLINES,
+    leaks=LEAKS,
     limits=_limits,
     queried=_queried,
     attacks=ATTACKS,

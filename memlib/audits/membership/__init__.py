@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
-from memlib.audits.base import Audit
+from memlib.audits.base import Audit, Leak
 from memlib.audits.cells import CellSpec
 from memlib.audits.membership.answers import rankings
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
-from memlib.audits.membership.recipe import HEADLINES, NOT_SHOWN, Recipe, is_of_texts
+from memlib.audits.membership.recipe import HEADLINES, MEMBERS, NOT_SHOWN, PRIVACY, Recipe, is_of_texts
 from memlib.audits.membership.tables import EXAMPLES, INFLUENCE, MODELS, UNITS
 from memlib.findings import Finding, Findings
 from memlib.specs.text import PairsFileSource, TopicPairsSource
@@ -106,6 +106,18 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="membership", recipe="membership_smoke", set=change)
 
 
+LEAKS = {
+    MEMBERS: Leak(
+        "members of the training set can be told from non-members",
+        "Train again with fewer epochs, deduplicated data or differentially private training, and audit again; or answer "
+        "with labels alone, if the attacks that are shown need probabilities.",
+    ),
+    PRIVACY: Leak(
+        "the claim of epsilon {epsilon:g} is refuted",
+        "Withdraw the claim of differential privacy, and look for the error in the accountant or in the training.",
+    ),
+}
+
 AUDIT = Audit(
     name="membership",
     question="Who was in the training set of a model?",
@@ -113,6 +125,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS, "examples": EXAMPLES, "models": MODELS, "influence": INFLUENCE},
     in_brief=_in_brief,
     headlines=HEADLINES,
+    leaks=LEAKS,
     limits=_limits,
     queried=_queried,
     utility=_utility,

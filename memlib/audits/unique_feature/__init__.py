@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
-from memlib.audits.base import Audit
+from memlib.audits.base import Audit, Leak
 from memlib.audits.cells import CellSpec
 from memlib.audits.unique_feature.answers import planned, rankings, trainings
-from memlib.audits.unique_feature.recipe import HEADLINES, NOT_SHOWN, Recipe
+from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, NOT_SHOWN, OWN, Recipe
 from memlib.audits.unique_feature.tables import UNITS
 from memlib.tables import COMMON
 
@@ -59,6 +59,18 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="unique-feature", recipe="unique_feature_smoke", set={**change, **feature})
 
 
+_ADVICE = "Remove identifying features, such as names, from the data before training, and audit every changed training again."
+LEAKS = {
+    HEADLINE: Leak(
+        "a feature of few training examples changes what models compute",
+        _ADVICE,
+    ),
+    OWN: Leak(
+        "a feature that was in the training data can be told from others of its kind",
+        _ADVICE,
+    ),
+}
+
 AUDIT = Audit(
     name="unique-feature",
     question="Does a classifier remember something that appeared in a single training example?",
@@ -66,6 +78,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     headlines=HEADLINES,
+    leaks=LEAKS,
     limits=_limits,
     rankings=rankings,
     attacks=ATTACKS,

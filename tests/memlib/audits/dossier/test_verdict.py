@@ -5,18 +5,38 @@ from typing import Any
 
 import pytest
 
+from memlib.audits import AUDITS
 from memlib.audits.dossier.attacks import attacks
+from memlib.audits.dossier.beside import Beside
 from memlib.audits.dossier.listed import BLIND, LOST, POWERLESS, STALE, Failed, Listed, audits_table, listed, rows_of
 from memlib.audits.dossier.recipe import ReleaseSpec
 from memlib.audits.dossier.report import _is_possible
 from memlib.audits.dossier.subject import AuditedModels
 from memlib.audits.dossier.verdict import verdict
 from memlib.audits.outcomes import Outcome
-from memlib.runs.records import EarlierAudit, FindingRecord, Ledger, RunRecord, VerdictRecord
+from memlib.runs.records import (
+    Departure,
+    EarlierAudit,
+    FindingRecord,
+    FollowedPlan,
+    Ledger,
+    Publication,
+    RunRecord,
+    VerdictRecord,
+)
 
 
 def run_of(
-    name: str, p: float | None, word: str, *, audit: str = "membership", earlier: int = 0, **changes: Any
+    name: str,
+    p: float | None,
+    word: str,
+    *,
+    audit: str = "membership",
+    earlier: int = 0,
+    data: str = "d",
+    begun: float = 0.0,
+    plan: FollowedPlan | None = None,
+    **changes: Any,
 ) -> RunRecord:
     """Return the manifest of a run with one finding, a headline test unless p is None."""
     test = {"role": "test", "null_value": 0.5, "p_value": p, "p_adjusted": p, "family": "members", "alpha": 0.05}
@@ -27,7 +47,8 @@ def run_of(
     looks = [EarlierAudit(run=f"{number:012d}", audit=audit, p_value=0.5) for number in range(earlier)]
     return RunRecord(
         run=name, audit=audit, title=f"audit {name}", finished=0.0, findings=[FindingRecord(**row)],
-        verdict=VerdictRecord(word=word, sentence=f"{name} is {word}."), ledger=Ledger(data="d", look=name, earlier=looks),
+        verdict=VerdictRecord(word=word, sentence=f"{name} is {word}."), ledger=Ledger(data=data, look=name, earlier=looks),
+        history=[Publication(started=begun)], plan=plan,
         recipe={"data": {"source": {"kind": "table"}}}, artifacts={"scores": f"scores/{name}"},
     )  # fmt: skip
 
@@ -40,11 +61,12 @@ def audits_of(runs: Sequence[RunRecord], *, looks: int = 0, stale: Sequence[str]
 
 def word_of(runs: Sequence[RunRecord], **how: Any) -> str:
     """Return the word of a dossier's verdict."""
-    return verdict(audits_of(runs, **how), looks=how.get("looks", 0)).word
+    beside = how.pop("beside", ())
+    return verdict(audits_of(runs, **how), looks=how.get("looks", 0), beside=beside).word
 
 
 def test_verdict_is_shown_only_if_the_p_value_survives_all_audits() -> None:
-    weak, nothing = run_of("a", 0.03, "shown"), run_of("b", 0.8, "inconclusive")
+    weak, nothing = run_of("a", 0.03, "shown"), run_of("b", 0.8, "inconclusive", audit="forgetting")
     assert word_of([weak]) == "shown"
     assert word_of([weak, nothing]) == "inconclusive"  # 2 * .03
     assert word_of([run_of("a", 0.02, "shown"), nothing]) == "shown"
@@ -54,7 +76,9 @@ def test_verdict_counts_further_looks_as_tests_that_found_nothing() -> None:
     assert word_of([run_of("a", 0.02, "shown")], looks=1) == "shown"
     assert word_of([run_of("a", 0.02, "shown")], looks=2) == "inconclusive"
     found = verdict(audits_of([run_of("a", 0.02, "shown")], looks=2), looks=2)
-    assert "1 audit and for 2 further looks" in found.explanation
+    assert (
+        "1 audit and for at least 2 further looks at the same data (Holm); looks in other stores are not" in found.explanation
+    )
 
 
 def test_verdict_is_bounded_only_if_every_tested_audit_is() -> None:
@@ -119,8 +143,9 @@ def test_an_audit_in_doubt_is_marked_and_never_named_as_shown(run: RunRecord, st
     assert one.doubts == (doubt,)
     found = verdict([one], looks=0)
     assert found.word == "inconclusive"
-    alone = "by itself it shows memory, p = 0.001; " if doubt == STALE else ""
-    assert f"Not counted: audit a ({alone}{doubt})" in found.explanation
+    assert f"Not counted: audit a ({doubt})" in found.explanation
+    first = f"Audit a shows memory on its own page (by chance once in 1,000 cases), and does not count here ({STALE})."
+    assert found.sentence.startswith(first) == (doubt == STALE)
 
 
 def test_rows_name_every_known_attack_once_or_more() -> None:
@@ -147,61 +172,157 @@ def test_sentence_speaks_of_the_model_only_if_one_was_given() -> None:
     run = run_of("a", 0.001, "shown")
     given = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(0, external=("ab" * 32,))], looks=0, stale=[])
     trained = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(3, own=("ab" * 32,))], looks=0, stale=[])
-    assert verdict(given, looks=0).sentence == "1 of 1 audit with a test shows that the model gives away training data."
-    assert verdict(trained, looks=0).sentence == (
-        "1 of 1 audit with a test shows that models trained in this way give away training data."
-    )
+    said = "members of the training set can be told from non-members (shown by one audit; by chance once in 1,000 cases)."
+    assert verdict(given, looks=0).sentence == f"The model (sha256 abababababab): {said}"
+    assert verdict(trained, looks=0).sentence == f"Models that the audits trained on table (data d): {said}"
 
 
-def dossier_of(*found: tuple[RunRecord, AuditedModels], stale: Sequence[str] = ()) -> tuple[str, str]:
+def dossier_of(*found: tuple[RunRecord, AuditedModels], stale: Sequence[str] = (), **how: Any) -> tuple[str, str]:
     """Return the sentence and the explanation of a dossier of runs and their models."""
     outcomes = [Outcome(run.run, run.audit, {}, run) for run, _ in found]
-    said = verdict(listed(outcomes, [models for _, models in found], looks=0, stale=stale), looks=0)
+    audits = listed(outcomes, [models for _, models in found], looks=how.get("looks", 0), stale=stale)
+    said = verdict(audits, **{"looks": 0, **how})
     return said.sentence, said.explanation
 
 
 GIVEN, OTHER, TRAINED = AuditedModels(0, external=("ab" * 32,)), AuditedModels(0, external=("cd" * 32,)), AuditedModels(3)
+MODEL = "The model (sha256 abababababab)"
 
 
 def test_an_audit_that_does_not_count_is_not_said_to_show_nothing() -> None:
-    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive")
-    sentence, text = dossier_of((strong, GIVEN), stale=["a"])
-    assert sentence == "1 audit with a test was run, but none counts, so nothing is said of memory."
-    assert "Not counted: audit a (by itself it shows memory, p = 0.001; stale" in text
-    _, text = dossier_of(
-        (run_of("a", 0.03, "shown"), GIVEN), *[(run_of(str(n), 0.8, "inconclusive"), GIVEN) for n in range(9)], stale=["a"]
-    )
-    assert "by itself it shows memory, p = 0.03;" in text
+    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive", audit="forgetting")
+    first = f"Audit a shows memory on its own page (by chance once in 1,000 cases), and does not count here ({STALE})."
+    sentence, _ = dossier_of((strong, GIVEN), stale=["a"])
+    assert sentence == f"{first} {MODEL}: 1 audit with a test was run, but none counts, so nothing is said of memory."
     sentence, _ = dossier_of((strong, GIVEN), (nothing, GIVEN), stale=["a"])
-    assert sentence == (
-        "None of the 1 audit that counts, of 2 audits with a test, shows memory, adjusted for all of them; 0 of them bound it."
-    )
+    assert sentence == f"{first} {MODEL}: none of the 1 that count, of 2 audits with a test, shows memory."
     sentence, _ = dossier_of((run_of("a", 0.03, "shown"), GIVEN), (nothing, GIVEN))
-    assert sentence == "None of 2 audits with a test shows memory, adjusted for all of them; 0 of them bound it."
-
-
-def test_memory_of_models_that_audits_trained_is_not_said_of_a_given_model() -> None:
-    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive")
-    sentence, text = dossier_of((strong, TRAINED), (nothing, GIVEN))
-    assert sentence == "1 of 2 audits with a test shows that models trained in this way give away training data."
-    assert "a given model was examined in 1 audit with a test, which did not show it" in text
-    _, text = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN), stale=["c"])
-    assert "did not show it" not in text  # the audit of the given model does not count
-    sentence, _ = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN))
     assert sentence == (
-        "2 of 2 audits with a test show that the model (1) and models trained in this way (1) give away training data."
+        "Audit a shows memory on its own page (by chance once in 33 cases), but not after allowing for 1 further audit of this "
+        f"dossier. {MODEL}: none of 2 audits with a test shows memory."
     )
-    sentence, text = dossier_of((strong, GIVEN), (nothing, TRAINED))
-    assert sentence == "1 of 2 audits with a test shows that the model gives away training data."
-    assert "given model" not in text
-    sentence, _ = dossier_of((strong, GIVEN), (run_of("b", 0.001, "shown"), OTHER))
-    assert sentence == "2 of 2 audits with a test show that models that were given give away training data."
+
+
+def test_each_model_has_a_sentence_of_its_own() -> None:
+    strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive", audit="forgetting")
+    trained = "Models that the audits trained on table (data d): members of the training set can be told from non-members"
+    sentence, _ = dossier_of((strong, TRAINED), (nothing, GIVEN))
+    assert sentence == (
+        f"{MODEL}: the one audit with a test shows no memory. {trained} (shown by one audit; by chance once in 500 cases)."
+    )
+    sentence, _ = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN), stale=["c"])
+    assert sentence.startswith(f"{MODEL}: 1 audit with a test was run, but none counts")
+    sentence, _ = dossier_of((strong, GIVEN), (nothing, OTHER))
+    assert sentence.endswith("The model (sha256 cdcdcdcdcdcd): the one audit with a test shows no memory.")
+
+
+@pytest.mark.parametrize(
+    ("audit", "row", "clause"),
+    [
+        ("forgetting", {"family": "targets"}, "the data set in question (D_Q) was used in training, at least in part"),
+        ("membership", {"family": "privacy", "params": '{"epsilon": 1.5}'}, "the claim of epsilon 1.5 is refuted"),
+        ("captions", {"family": "headline"}, "objects in training images that their captions do not mention are named"),
+    ],
+)
+def test_each_audit_says_what_it_shows(audit: str, row: dict[str, Any], clause: str) -> None:
+    sentence, _ = dossier_of((run_of("a", 0.001, "shown", audit=audit, **row), TRAINED))
+    assert f": {clause}" in sentence
+    assert "gives away" not in sentence
+
+
+def test_every_headline_family_is_said_in_words() -> None:
+    for audit in AUDITS.values():
+        assert set(audit.leaks) == set(audit.headlines)
+        assert all(one.clause and one.advice.endswith(".") for one in audit.leaks.values())
 
 
 def test_a_bounded_dossier_names_what_its_bounds_leave_out() -> None:
-    bounded, described = run_of("a", 0.5, "bounded"), run_of("b", None, "descriptive")
+    bounded, described = run_of("a", 0.5, "bounded"), run_of("b", None, "descriptive", audit="self_influence")
     sentence, text = dossier_of((bounded, GIVEN), (described, GIVEN))
-    assert sentence == "None of 1 audit with a test shows memory, and each of them bounds it."
+    assert sentence == f"{MODEL}: the one audit with a test shows no memory, and bounds it."
     assert text.startswith("1 audit without a test bounds nothing. ")
-    _, text = dossier_of((bounded, GIVEN), (run_of("c", 0.9, "bounded"), GIVEN))
+    sentence, text = dossier_of((bounded, GIVEN), (run_of("c", 0.9, "bounded", audit="forgetting"), GIVEN))
+    assert sentence == f"{MODEL}: none of 2 audits with a test shows memory, and each of them bounds it."
     assert text.startswith("Each limit holds at 95 % by itself, not all of them together. ")
+
+
+def test_an_audit_counts_at_the_level_of_dossiers_and_at_its_own() -> None:
+    lax, strict = run_of("a", 0.21, "shown", alpha=0.45), run_of("b", 0.03, "inconclusive", alpha=0.01, audit="forgetting")
+    assert word_of([lax]) == "inconclusive"
+    assert word_of([lax, run_of("c", 0.5, "bounded", audit="captions")]) == "inconclusive"
+    sentence, _ = dossier_of((lax, GIVEN))
+    assert "shows memory" not in sentence.partition(":")[0]
+    assert word_of([strict]) == "inconclusive"
+
+
+def test_a_level_above_that_of_dossiers_denies_no_bound() -> None:
+    bounded, lax = run_of("a", 0.5, "bounded"), run_of("b", 0.21, "shown", alpha=0.45)
+    assert (
+        word_of([bounded], beside=[Beside(lax, "", passes=False, reason="its level is above that of dossiers")]) == "bounded"
+    )
+
+
+def test_memory_is_never_bounded_where_a_run_shows_it_by_itself() -> None:
+    """Sixteen cheap audits of one's own model erase a p-value of .003 in Holm's method."""
+    innocent = [run_of(f"b{n}", 0.9, "bounded", audit="forgetting", data=f"d{n}") for n in range(40)]
+    shown = run_of("a", 0.003, "shown")
+    assert word_of([shown, *innocent[:15]]) == "shown"
+    found = verdict(audits_of([shown, *innocent]), looks=0)
+    assert found.word == "inconclusive"
+    assert found.sentence.startswith(
+        "Audit a shows memory on its own page (by chance once in 333 cases), but not after allowing for 40 further audits of "
+        "this dossier. "
+    )
+
+
+def test_audits_of_one_design_are_one_entry() -> None:
+    """The first has half of the level, the others share the other half: none is erased by repetition, and none gains by it."""
+    first, later = run_of("a", 0.003, "shown"), [run_of(f"b{n}", 0.9, "bounded", begun=n + 1.0) for n in range(40)]
+    assert word_of([first, *later]) == "shown"
+    assert [one.entry for one in audits_of([*later[:2], first])] == ["a", "a", "a"]
+    weak = run_of("a", 0.3, "inconclusive")
+    for p, word in ((0.0006, "shown"), (0.0007, "inconclusive")):  # 2 * 40 * p
+        assert word_of([weak, run_of("c", p, "shown", begun=0.5), *later[:39]]) == word
+    assert word_of([run_of("a", 0.04, "shown"), run_of("c", 0.04, "shown", begun=1.0)]) == "inconclusive"
+
+
+def test_frozen_plans_have_half_of_the_level_to_themselves() -> None:
+    plan = FollowedPlan(digest="00" * 32, frozen=0.0, began=1.0)
+    planned = run_of("a", 0.02, "shown", plan=plan)
+    innocent = [run_of(f"b{n}", 0.9, "bounded", audit="forgetting", data=f"d{n}") for n in range(40)]
+    assert word_of([planned, *innocent], looks=3) == "shown"
+    departed = plan.model_copy(update={"departures": [Departure(what="data")]})
+    assert word_of([run_of("a", 0.02, "shown", plan=departed), *innocent]) == "inconclusive"
+    other = run_of("c", 0.04, "shown", audit="captions", data="d")
+    words = [one.is_shown for one in audits_of([planned, other])]
+    assert words == [True, True]  # a group that is rejected whole passes its half on
+
+
+def test_a_powerless_audit_takes_no_part_in_the_adjustment() -> None:
+    powerless = [run_of(f"b{n}", 0.5, "inconclusive", smallest_p=0.5, audit="forgetting", data=f"d{n}") for n in range(9)]
+    assert word_of([run_of("a", 0.04, "shown"), *powerless]) == "shown"
+    assert word_of(powerless) == "inconclusive"
+    sentence, _ = dossier_of((powerless[0], GIVEN))
+    assert sentence == f"{MODEL}: with their size, 1 audit with a test could show nothing."
+
+
+def test_runs_beside_the_dossier_that_say_otherwise_come_first_and_deny_a_bound() -> None:
+    bounded, shown = run_of("a", 0.5, "bounded"), run_of("b", 0.001, "shown")
+    beside = [Beside(shown, "", passes=True, reason="")]
+    assert word_of([bounded], beside=beside) == "inconclusive"
+    sentence, _ = dossier_of((bounded, GIVEN), beside=beside)
+    assert sentence.startswith(
+        "Audit b (run b), which is not part of this dossier, shows memory (by chance once in 1,000 cases). "
+    )
+    other = [Beside(run_of("c", 0.5, "bounded"), "s3://other", passes=False, reason="")]
+    _, text = dossier_of((shown, GIVEN), beside=other)
+    assert "Runs that are not part of this dossier say otherwise: audit c (run c in s3://other), bounded." in text
+    assert "say otherwise" not in dossier_of((bounded, GIVEN), beside=other)[1]
+
+
+def test_another_model_than_the_released_one_is_said_first() -> None:
+    shown = run_of("a", 0.001, "shown")
+    sentence, _ = dossier_of((shown, GIVEN), released="cd" * 32)
+    assert sentence.startswith("The released model (sha256 cdcdcdcdcdcd) is none of those that were audited. The model")
+    assert dossier_of((shown, GIVEN), released="ab" * 32)[0].startswith(MODEL)
+    assert dossier_of((shown, TRAINED), released="ab" * 32)[0].startswith("The released model")
