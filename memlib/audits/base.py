@@ -66,6 +66,14 @@ class Leak:
     advice: str  #: what to do about it, in sentences.
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A headline metric for readers who do not know its name."""
+
+    words: str  #: what it measures, as in "images named only with memory".
+    is_share: bool = False  #: whether it is a share, which pages give in per cent.
+
+
 Revealed = dict[str, list[dict[str, Any]]]
 
 
@@ -143,6 +151,7 @@ class Audit:
             None for findings without such values. None for audits whose tables hold none of independent trainings.
         planned_trainings: function that returns the number of these trainings from a recipe.
         leaks: what each headline family shows, in words.
+        metrics: its headline metrics, in plain words.
         attacks: attacks that the audit carries out, and the kinds of data that each applies to.
         cell: function that returns a cell which carries the audit out on data of one of these kinds; or, where more must be
             known than the data and the model, the reason why it cannot.
@@ -176,6 +185,7 @@ class Audit:
     trainings: Callable[[Run, Finding], Trainings | None] | None = None
     planned_trainings: Callable[[Any], int] = _untrained
     leaks: Mapping[str, Leak] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     attacks: Sequence[Attack] = ()
     cell: Callable[[DataFacts], CellSpec | str] = _without_cell
     not_shown: Sequence[str] = ()

@@ -18,6 +18,8 @@ from memlib.store import Attempt
 if TYPE_CHECKING:
     import torch
 
+    from memlib.audits.base import Audit
+    from memlib.findings import Findings
     from memlib.report.page import Content
 
 UNITS_FILE, SUMMARY_FILE, CURVES_FILE, REPORT_FILE = "units.parquet", "summary.parquet", "curves.parquet", "report.html"
@@ -73,7 +75,7 @@ class PageStage(Stage[Path]):
             replace(content, sections=(*content.sections, what_was_read(self.read))),
             findings.verdict,
             level=audit.level(findings), audit=audit.name, question=audit.question, recipe=self.recipe,
-            run=self.run, store=self.scores.store, read=self.read,
+            run=self.run, sure=_sure(audit, findings), read=self.read,
         )  # fmt: skip
         attempt.path(REPORT_FILE).write_text(render(page), encoding="utf-8")
 
@@ -90,6 +92,18 @@ class PageStage(Stage[Path]):
     def open(cls, artifact: Artifact[Path]) -> Path:
         """Return the page."""
         return artifact.path(REPORT_FILE)
+
+
+def _sure(audit: Audit, findings: Findings) -> str:
+    """Return how often so strong a result comes without memory, in a sentence; "" if nothing is shown."""
+    from memlib.findings import SHOWN
+    from memlib.report.format import once_in
+
+    test = audit.decisive(findings)
+    if findings.verdict.word != SHOWN or test.verdict != SHOWN:
+        return ""
+    often = once_in(test.p_adjusted)
+    return f"Without memory, a result as strong as this one comes {often}, allowing for all tests of this audit."
 
 
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:

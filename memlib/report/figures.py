@@ -29,6 +29,8 @@ _PNG = ContextVar("png", default=False)  # whether figures are written as PNG, t
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
+    "figure.facecolor": "none",  # the colour of the page shows through, in dark mode, too
+    "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": MUTED,
@@ -85,7 +87,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
         canvas: Any = FigureCanvasSVG(figure)  # savefig would arrange and draw the figure twice
         canvas.print_svg(drawn, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         if _PNG.get():
-            figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+            figure.savefig(folder / f"{name}.png", dpi=160, facecolor="white", metadata={"Software": None})
     markup = slim(drawn.getvalue()).replace("</svg>", f"{hover_marks(figure)}</svg>")
     (folder / f"{name}.svg").write_text(markup, encoding="utf-8")
     return markup

@@ -6,7 +6,7 @@ A new kind of block needs a class here, with `kind` and `words`, and a macro of 
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import ClassVar
 
@@ -101,10 +101,12 @@ class Section:
 
     heading: str
     blocks: Sequence[Block]
+    is_folded: bool  #: whether the section is shown on request: it is for readers who know the method.
 
-    def __init__(self, heading: str, *blocks: Block | None) -> None:
+    def __init__(self, heading: str, *blocks: Block | None, is_folded: bool = False) -> None:
         """Keep the blocks that are neither None nor empty."""
         object.__setattr__(self, "heading", heading)
+        object.__setattr__(self, "is_folded", is_folded)
         object.__setattr__(self, "blocks", tuple(block for block in blocks if block))
 
 
@@ -121,6 +123,8 @@ class Content:
     #: the audit's own terms; the end of the page defines those, and terms of all audits, that occur in the text.
     terms: Sequence[str] = ()
     model: str = ""  #: the audited model.
+    about: Mapping[str, str] = field(default_factory=dict)  #: further facts for the head of the page, by heading.
+    first: int = 3  #: number of sections that are always visible; the others are for readers who know the method.
     lead: str = ""  #: the evidence in the verdict's box, where it is not the verdict's whole explanation.
 
 
@@ -136,7 +140,8 @@ class Page:
     content: Content  #: the part of the page that the audit composes.
     imprint: Sequence[tuple[str, str]] = ()  #: lines about the origin of the page, as heading and text.
     level: float | None = None  #: significance level of the tests that decide the verdict; None without such tests.
-    overview: str = ""  #: address of the overview of all runs; "" if the page cannot link to it.
+    about: Mapping[str, str] = field(default_factory=dict)  #: what the page is about, by heading.
+    sure: str = ""  #: how often so strong a result comes without memory, in a sentence; "" if nothing is shown.
 
     @property
     def lead(self) -> str:
@@ -150,7 +155,22 @@ class Page:
 
     @property
     def sections(self) -> Sequence[Section]:
-        """The sections that this run has."""
+        """The sections that this run has, those that are always visible first."""
+        return [*self.visible, *self.folded]
+
+    @property
+    def visible(self) -> Sequence[Section]:
+        """The sections that are always visible."""
+        return [one for one in self._all if not one.is_folded][: self.content.first]
+
+    @property
+    def folded(self) -> Sequence[Section]:
+        """The sections for readers who know the method."""
+        visible = self.visible
+        return [one for one in self._all if not any(one is other for other in visible)]
+
+    @property
+    def _all(self) -> Sequence[Section]:
         return [section for section in self.content.sections if section is not None]
 
 
@@ -261,7 +281,13 @@ def _used(page: Page) -> list[tuple[str, str]]:
         content.advice,
         content.model,
     ]
-    texts += [*content.limits, *(text for tile in content.numbers for text in tile), *(text for _, text in page.imprint)]
+    texts += [
+        page.sure,
+        *page.about.values(),
+        *content.limits,
+        *(text for tile in content.numbers for text in tile),
+        *(text for _, text in page.imprint),
+    ]
     for section in page.sections:
         texts += [section.heading, *(block if isinstance(block, str) else block.words() for block in section.blocks)]
     text = "\n".join(texts)

@@ -69,6 +69,11 @@ def model_name(recipe: Mapping[str, Any]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
 
 
+def is_given(recipe: Mapping[str, Any]) -> bool:
+    """Return whether a recipe names an external model, its outputs or encoders; otherwise it trains models of its own."""
+    return any(True for _ in _external(recipe))
+
+
 def _external(recipe: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the external models, outputs and encoders of a recipe."""
     targets, encoders, checkpoints = recipe.get("targets"), recipe.get("encoders"), recipe.get("checkpoints")

@@ -87,6 +87,7 @@ class Source(Spec):
 
     whereabouts: ClassVar[frozenset[str]] = frozenset()
     holds: ClassVar[Kind] = "images"
+    is_embedded: ClassVar[bool] = False  #: whether the data come with memlib, for demonstrations and tests.
 
     @property
     def has_boxes(self) -> bool:

@@ -18,6 +18,7 @@ TINTS = {
 class ScenesSource(Source):
     """Embedded images: real handwritten digits on random backgrounds that are independent of the digit."""
 
+    is_embedded: ClassVar[bool] = True
     added_later: ClassVar[frozenset[str]] = frozenset({"tints"})
 
     kind: Literal["scenes"] = "scenes"
@@ -62,6 +63,7 @@ class CaptionedScenesSource(Source):
     place. The other three are drawn independently of the caption, so that no model can know them without having seen the
     pair."""
 
+    is_embedded: ClassVar[bool] = True
     holds: ClassVar[Kind] = "pairs"
 
     kind: Literal["captioned_scenes"]
@@ -78,6 +80,7 @@ class CaptionedScenesSource(Source):
 class TwoMoonsSource(Source):
     """Two interleaving half circles in x and y, and an uninformative z (Hartley 2023); centred on the mean."""
 
+    is_embedded: ClassVar[bool] = True
     holds: ClassVar[Kind] = "points"
 
     kind: Literal["two_moons"]
@@ -277,6 +280,7 @@ class ImportSource(Source):
 class DigitsSource(Source):
     """Embedded images: scikit-learn's 1,797 handwritten digits, 8 x 8 grey."""
 
+    is_embedded: ClassVar[bool] = True
     kind: Literal["digits"]
 
 
@@ -284,6 +288,7 @@ class BreastCancerSource(Source):
     """Embedded points: scikit-learn's 569 tumors in 30 measurements (Wisconsin diagnostic breast cancer), standardized over
     the table; the classes are malignant and benign."""
 
+    is_embedded: ClassVar[bool] = True
     holds: ClassVar[Kind] = "tables"
 
     kind: Literal["breast_cancer"]

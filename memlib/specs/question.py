@@ -15,8 +15,10 @@ NAME_LENGTH = 12
 class PageSpec(Spec):
     """Contents of the page."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"png"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"png", "author"})
 
+    author: str = ""
+    """Who ran the audit, for the head of the page."""
     png: bool = False
     """Write the figures as PNG files, too; of a finished run, only the page is drawn again."""
 

@@ -15,6 +15,7 @@ file, but not comparable with unseen ones, as they recur or share a document."""
 class TopicsSource(Source):
     """Embedded text: the help topics of the installed Python's standard library, half a million characters."""
 
+    is_embedded: ClassVar[bool] = True
     holds: ClassVar[Kind] = "texts"
 
     kind: Literal["topics"] = "topics"
@@ -80,6 +81,7 @@ class MailSource(Source):
 class TopicPairsSource(Source):
     """Embedded pairs for translation: lines of Python's help topics, and the same lines in Pig Latin."""
 
+    is_embedded: ClassVar[bool] = True
     holds: ClassVar[Kind] = "texts"
 
     kind: Literal["topic_pairs"]

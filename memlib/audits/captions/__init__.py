@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, PAIRS, WEIGHTS, Attack, DataFacts
-from memlib.audits.base import Audit, Exported, Leak
+from memlib.audits.base import Audit, Exported, Leak, Metric
 from memlib.audits.captions.answers import rankings, trainings
 from memlib.audits.captions.recipe import HEADLINE, NOT_SHOWN, Recipe
 from memlib.audits.captions.tables import UNITS
@@ -110,6 +110,9 @@ AUDIT = Audit(
     rankings=rankings,
     trainings=trainings,
     planned_trainings=lambda recipe: 0 if recipe.encoders else recipe.pairs,
+    metrics={
+        "recall_excess": Metric("objects that a caption does not mention and that are named only with memory", is_share=True)
+    },
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

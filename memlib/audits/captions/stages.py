@@ -134,7 +134,7 @@ def _known(
 class Report(PageStage):
     """Draw the page of an audit of image-text models."""
 
-    declared: ClassVar[Declared] = Declared("report_captions", 3)
+    declared: ClassVar[Declared] = Declared("report_captions", 4)
     title: ClassVar[str] = "report captions"
 
     recipe: Recipe

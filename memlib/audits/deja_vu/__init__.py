@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, WEIGHTS, Attack, DataFacts, in_family, metric_begins
-from memlib.audits.base import Audit, Cell, Exported, Judgement, Leak
+from memlib.audits.base import Audit, Cell, Exported, Judgement, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.deja_vu.answers import rankings, trainings
 from memlib.audits.deja_vu.recipe import BEYOND, HEADLINE, HEADLINES, NOT_SHOWN, STABILITY, Recipe
@@ -147,6 +147,10 @@ AUDIT = Audit(
     exported=_exported,
     gate=_gate,
     rankings=rankings,
+    metrics={
+        "share_excess": Metric("training images whose object is named only with memory", is_share=True),
+        "sslmem": Metric("difference in how much embeddings of training and other images move"),
+    },
     attacks=ATTACKS,
     cell=_cell,
     trainings=trainings,

@@ -290,7 +290,7 @@ def _decodings(stage: Score | ScoreSetting) -> Iterator[Decoding]:
 class Report(PageStage):
     """Draw the page of a déjà vu audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 12)
+    declared: ClassVar[Declared] = Declared("report", 13)
     title: ClassVar[str] = "report déjà vu"
     place: ClassVar[Place] = "cores"
 

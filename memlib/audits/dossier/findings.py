@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.listed import Listed
+from memlib.audits.dossier.recipe import LEVEL
 from memlib.findings import Finding, diagnostic, estimate, settle
 from memlib.stats.pareto import pareto_probabilities
 
-PARETO, ALPHA = "pareto_probability", 0.05
+PARETO = "pareto_probability"
 
 
 def summarize(audits: Sequence[Listed], together: Sequence[Finding], risk: pa.Table) -> list[Finding]:
@@ -26,7 +27,7 @@ def summarize(audits: Sequence[Listed], together: Sequence[Finding], risk: pa.Ta
     shown = sum(one.is_shown and not one.doubts for one in audits)
     first = diagnostic("audits_shown", {}, float(shown), n=sum(one.p_value is not None for one in audits))
     heads = [replace(head := one.headline, params={**_names(one), **head.params}) for one in audits]
-    return [first, *heads, *_mitigations(audits), *settle(together, alpha=ALPHA), *_counts(risk)]
+    return [first, *heads, *_mitigations(audits), *settle(together, alpha=LEVEL), *_counts(risk)]
 
 
 def _mitigations(audits: Sequence[Listed]) -> list[Finding]:

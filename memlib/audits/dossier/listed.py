@@ -28,6 +28,7 @@ from memlib.specs.question import asks_but_seeds
 from memlib.stats.multiplicity import holm_in_groups
 
 NOT_RUN, NOT_APPLICABLE, RUN, FAILED, BESIDE = "not run", "not applicable", "run", "failed", "beside"
+NOT_IN_MEMLIB = "not in memlib"
 STALE = "stale: older than the dossier allows"
 LOST = "shown only if earlier looks at these data are not counted"
 BLIND = "powerless: it would have found no effect of any size with 80 % power"
@@ -255,7 +256,7 @@ def rows_of(
         if not mine and kinds & attack.kinds:
             stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))
             reason = attack.reason if of_audit or not name else Attack.reason
-            rows.append((attack, NOT_RUN, stated or reason, None))
+            rows.append((attack, NOT_RUN if name else NOT_IN_MEMLIB, stated or reason, None))
         elif not mine:
             rows.append((attack, NOT_APPLICABLE, not_for(attack.kinds, kinds), None))
     return rows
@@ -337,6 +338,8 @@ def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[st
         "over": None if head.interval is None else head.interval.over,
         "alpha": head.alpha,
         "examined": one.examined.name,
+        "subject": one.examined.key,
+        "advice": AUDITS[audit_of(run.audit)].leak(head).advice if leads and one.is_shown else None,
         "entry": one.entry,
         "planned": one.is_planned,
         "models": one.models.trained,

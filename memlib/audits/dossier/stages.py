@@ -132,10 +132,12 @@ class Report(PageStage):
     def compose(self, attempt: Attempt) -> Content:
         """Write the JSON and return the content of the page."""
         from memlib.audits.dossier.report import as_json, compose
+        from memlib.report.imprint import data_in_words
 
         tables = self.scores.content
         findings, risk = Findings.read(tables["summary"]), tables[RISK.name] if tables.has(RISK.name) else None
         content = as_json(self.recipe, self.run, tables[AUDITS.name], findings, risk)
         attempt.path(JSON_FILE).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
         names = {run.run: model_name(run.recipe) for run in self.joined.runs}
-        return compose(self.recipe, tables[AUDITS.name], findings, risk, names)
+        data = dict.fromkeys(data_in_words(run.recipe) for run in self.joined.runs)
+        return compose(self.recipe, tables[AUDITS.name], findings, risk, names, "; ".join(filter(None, data)))

@@ -12,7 +12,7 @@ AUDITS = Table(
     "by the rows that lead.",
     columns=(
         Column("attack", TEXT, "", "name of the attack; empty for an audit that failed"),
-        Column("state", TEXT, "", "run, failed, beside, not run (it applies to the data), or not applicable"),
+        Column("state", TEXT, "", "run, failed, beside, not run (it applies to the data), not in memlib, or not applicable"),
         Column("reason", TEXT, "", "why it was not run, or does not apply; of a run: why it does not count, if so"),
         Column("item", TEXT, "", "item of EDPB Opinion 28/2024, par. 55, under which the attack falls; empty for none"),
         Column("access", TEXT, "", "access that the attacker needs"),
@@ -56,6 +56,8 @@ AUDITS = Table(
         ),
         Column("alpha", FLOAT, "probability", "level of the run's tests"),
         Column("examined", TEXT, "", "model that the run was given, or models that it trained"),
+        Column("subject", TEXT, "", "digest of that model, or of the data: equal for audits that examined the same"),
+        Column("advice", TEXT, "", "what to do about what the run shows; null if it is not shown"),
         Column("entry", TEXT, "", "first run of the same design and draws: they are one entry of the adjustment"),
         Column("planned", FLAG, "", "whether the run follows a plan that was frozen before it"),
         Column("models", INT, "", "artifacts of models that memlib trained for the run"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.dossier.beside import Beside, contradicting
-from memlib.audits.dossier.listed import NOT_RUN, POWERLESS, Failed, Listed, begun, rows_of
+from memlib.audits.dossier.listed import NOT_IN_MEMLIB, NOT_RUN, POWERLESS, Failed, Listed, begun, rows_of
 from memlib.audits.dossier.subject import Examined
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Verdict, Word
 from memlib.report.format import once_in, say_p
@@ -182,7 +182,7 @@ def _explained(
         yield f"Runs that are not part of this dossier say otherwise: {', '.join(others)}."
     if failed:
         yield f"Failed, with no result: {', '.join(one.title for one in failed)}."
-    count = sum(state == NOT_RUN for _, state, _, _ in rows_of(audits, {}))
+    count = sum(state in (NOT_RUN, NOT_IN_MEMLIB) for _, state, _, _ in rows_of(audits, {}))
     if count:
         was = "was" if count == 1 else "were"
         yield f"{count_of(count, 'known attack')} on such data {was} not run; they are listed with reasons."

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audits.attacks import GENERATED, PROBABILITIES, TEXTS, Attack, DataFacts, in_family, metric_begins
-from memlib.audits.base import Audit, Leak
+from memlib.audits.base import Audit, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.exposure.answers import judge, rankings
 from memlib.audits.exposure.recipe import DOCUMENTS as CONTINUED
@@ -118,6 +118,12 @@ AUDIT = Audit(
     revealed=_revealed,
     gate=judge,
     rankings=rankings,
+    metrics={
+        "exposure": Metric("bits by which a secret is more likely than others of its format"),
+        "exposure_among_unseen": Metric("bits by which a secret is more likely than unseen ones"),
+        "document_bits": Metric("bits by which training documents are more likely than others"),
+        "privacy_claim": Metric("lower bound of epsilon"),
+    },
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

@@ -290,7 +290,7 @@ def _privacy(at: SubjectModel) -> dict[str, Any] | None:
 class Report(PageStage):
     """Draw the page of an exposure audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 14)
+    declared: ClassVar[Declared] = Declared("report", 15)
     title: ClassVar[str] = "report exposure"
 
     recipe: Recipe

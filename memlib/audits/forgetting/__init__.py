@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IMAGES, PROBABILITIES, Attack, DataFacts
-from memlib.audits.base import Audit, Leak
+from memlib.audits.base import Audit, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.forgetting.recipe import HEADLINES, NOT_SHOWN, TARGETS, Recipe
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
@@ -93,6 +93,7 @@ AUDIT = Audit(
     leaks=LEAKS,
     limits=_limits,
     queried=_queried,
+    metrics={"trace": Metric("trace of the data set in the model's answers (1: as after training on all of it)")},
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

@@ -183,7 +183,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a forgetting audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 10)
+    declared: ClassVar[Declared] = Declared("report", 11)
     title: ClassVar[str] = "report forgetting"
 
     recipe: Recipe

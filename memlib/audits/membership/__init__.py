@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
-from memlib.audits.base import Audit, Leak
+from memlib.audits.base import Audit, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.membership.answers import rankings
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
@@ -133,6 +133,11 @@ AUDIT = Audit(
     variants={"documents": DocumentsRecipe},
     variant_of=lambda content: "documents" if is_of_texts(content) else "",
     rankings=rankings,
+    metrics={
+        "auc": Metric("AUC: how often a member ranks above a non-member (0.5 by guessing)"),
+        "privacy_claim": Metric("lower bound of epsilon"),
+        "guessed_column": Metric("values of a hidden column that are guessed only with memory", is_share=True),
+    },
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

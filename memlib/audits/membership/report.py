@@ -36,6 +36,8 @@ from memlib.report.page import (
 )
 from memlib.report.spreadsheet import columns_of, of_curves
 
+DASHES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 2)), (0, (1, 3)))
+"""Dashes of the attacks' curves: colours alone do not tell seven curves apart."""
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198")  # one per attack
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
 LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
@@ -93,12 +95,12 @@ def compose(
             "well.",
         ),
         advice=_advice(word, findings, recipe),
-        limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings, recipe),
+        limits=NOT_SHOWN, terms=_TERMS, model=_model(recipe), lead=lead, numbers=_numbers(findings, recipe), first=2,
         sections=[
-            Section("How the verdict was reached", rest) if rest else None,
             _attacks_section(findings, tables["curves"], folder),
-            _scores_section(recipe, tables["curves"], folder),
             _units_section(tables["units"], findings, recipe),
+            Section("How the verdict was reached", rest, is_folded=True) if rest else None,
+            _scores_section(recipe, tables["curves"], folder),
             slices_section(findings, recipe),
             persons_section(findings),
             hidden_section(findings),
@@ -255,8 +257,8 @@ def _roc(curves: pa.Table, nonmembers: int, folder: Path) -> str:
     for place, name in enumerate(dict.fromkeys(chosen["series"].to_pylist())):
         line = chosen.filter(pc.field("series") == name)
         x, y = line["x"].to_numpy(), line["y"].to_numpy()
-        axes.step(np.maximum(x, least), np.maximum(y, least), where="post", label=NAMES[name], lw=1.5,
-                  color=COLOURS[place % len(COLOURS)])  # fmt: skip
+        axes.step(np.maximum(x, least), np.maximum(y, least), where="post", label=NAMES[name], lw=1.2 if place else 2.2,
+                  color=COLOURS[place % len(COLOURS)], ls=DASHES[place % len(DASHES)])  # fmt: skip
     axes.plot([least, 1], [least, 1], color=MUTED, ls=":", lw=1.2, label="_guessing")
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.05))
     axes.set_xlabel("false alarms (share of non-members)")
@@ -487,13 +489,6 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
     if row is None:
         return None
     measures = findings.all("likeness")
-    cells = [
-        (
-            str(each.params["measure"]), f"{each.value:.3f}",
-            f"{each.params['smallest']:.3f} to {each.params['largest']:.3f}", str(each.params["word"]),
-        )
-        for each in measures
-    ]  # fmt: skip
     external = recipe.target.is_external
     return Section(
         "The target among its shadow models",
@@ -505,8 +500,21 @@ def _models_section(findings: Findings, models: pa.Table, recipe: Recipe) -> Sec
             if external
             else ""
         ),
-        TableView(("number", "target", "shadow models", ""), cells, data=measures),
+        _likeness_table(measures),
     )
+
+
+def _likeness_table(measures: Findings) -> TableView:
+    """Return the numbers of the target beside the range of its shadow models: one row per part of the data."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in measures:
+        measure, _, part = str(row.params["measure"]).partition(", ")
+        span = f"{row.params['smallest']:.3f} to {row.params['largest']:.3f}"
+        unlike = ", unlike" if row.params["word"] == "unlike" else ""
+        cells.setdefault(part, {})[measure] = f"{row.value:.3f} ({span}{unlike})"
+    names = list(dict.fromkeys(name for row in cells.values() for name in row))
+    rows = [(part, *(row.get(name, "") for name in names)) for part, row in cells.items()]
+    return TableView(("target (shadow models)", *names), rows, data=measures)
 
 
 def _facts(recipe: Recipe, sizes: Mapping[str, int], findings: Findings) -> Mapping[str, str]:

@@ -209,7 +209,7 @@ def more_likely_right(answers: Answers) -> Answers:
 class Report(PageStage):
     """Draw the page of a membership audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 5)
+    declared: ClassVar[Declared] = Declared("report", 6)
     title: ClassVar[str] = "report membership"
 
     recipe: Recipe

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlib.audits.attacks import LABELLED, NOBODY, Attack, DataFacts
-from memlib.audits.base import Audit
+from memlib.audits.base import Audit, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.self_influence.answers import rankings
 from memlib.audits.self_influence.recipe import NOT_SHOWN, Recipe
@@ -49,6 +49,7 @@ AUDIT = Audit(
     tables=COMMON | {"units": UNITS},
     in_brief=_in_brief,
     rankings=rankings,
+    metrics={"influence_share": Metric("share of all self-influence that the most influential examples have", is_share=True)},
     attacks=ATTACKS,
     cell=_cell,
     not_shown=NOT_SHOWN,

@@ -61,7 +61,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a self-influence audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 11)
+    declared: ClassVar[Declared] = Declared("report", 12)
     title: ClassVar[str] = "report self-influence"
 
     recipe: Recipe

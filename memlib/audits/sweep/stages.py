@@ -78,7 +78,7 @@ class Score(ScoresStage):
 class Report(PageStage):
     """Draw the page of a sweep."""
 
-    declared: ClassVar[Declared] = Declared("report", 4)
+    declared: ClassVar[Declared] = Declared("report", 5)
     title: ClassVar[str] = "report sweep"
     place: ClassVar[Place] = "driver"
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memlib.audits.attacks import LABELLED, PROBABILITIES, Attack, DataFacts
-from memlib.audits.base import Audit, Leak
+from memlib.audits.base import Audit, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.unique_feature.answers import planned, rankings, trainings
 from memlib.audits.unique_feature.recipe import HEADLINE, HEADLINES, NOT_SHOWN, OWN, Recipe
@@ -81,6 +81,10 @@ AUDIT = Audit(
     leaks=LEAKS,
     limits=_limits,
     rankings=rankings,
+    metrics={
+        name: Metric(f"change of a model's answers by the feature (M, {access})")
+        for name, access in (("m_white", "white box"), ("m_grey", "grey box"), ("m_black", "black box"))
+    },
     attacks=ATTACKS,
     cell=_cell,
     trainings=trainings,

@@ -260,7 +260,7 @@ def _history(cell: Scored) -> pa.Table:
 class Report(PageStage):
     """Draw the page of a unique-feature audit."""
 
-    declared: ClassVar[Declared] = Declared("report", 14)
+    declared: ClassVar[Declared] = Declared("report", 15)
     title: ClassVar[str] = "report unique features"
 
     recipe: Recipe
