@@ -42,7 +42,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     problems = {name: end if recipe.ids else UNNAMED for name, end in ended.items() if isinstance(end, str)}
     failed = [Failed(name, AUDITS[cells[name].audit].field, problem) for name, problem in problems.items()]
     known = list_runs(runner.store)
-    named = runs_of(runner.store, recipe.subject, known.entries)
+    named = [_reused(run) for run in runs_of(runner.store, recipe.subject, known.entries)]
     others = failed_in(runner.store, recipe.subject, known, [*own, *named], asks)
     failed += [Failed(title, "", problem if recipe.ids else UNNAMED) for title, problem in others]
     runs = _readable(runner, [*own, *named], failed)
@@ -75,6 +75,11 @@ def _readable(runner: Runner, runs: list[RunRecord], failed: list[Failed]) -> li
             runner.warn(f"run {run.run} is left out of the dossier: its scores were erased or deleted; run its audit again")
             failed.append(Failed(run.title, run.audit, f"the scores of run {run.run} were erased or deleted"))
     return list(known.values())
+
+
+def _reused(run: RunRecord) -> RunRecord:
+    """Return a run that the store already held: whatever it once computed, the dossier reuses."""
+    return run.model_copy(update={"computed": [], "reused": sorted({*run.computed, *run.reused})})
 
 
 def _stale(store: Store, runs: list[RunRecord], most_days: float | None) -> list[str]:

@@ -30,6 +30,7 @@ def dossier(
     model: ModelOption = "",
     title: str = "Dossier",
     release: Path | None = None,
+    beside: Annotated[list[str] | None, Parameter(consume_multiple=False)] = None,
     most_days: float | None = None,
     no_ids: Annotated[bool, Parameter(negative="")] = False,
     pdf: Path | None = None,
@@ -39,8 +40,9 @@ def dossier(
 ) -> None:
     """Join all audits about one model or data set into one document: page, JSON and, if asked for, PDF.
 
-    The document says what was tested and what was not, with one verdict that is adjusted for all audits, who is most exposed,
-    and how to repeat each number. It is a run like any other: memlib open, verify and sign work on it.
+    The document says what was tested and what was not, with one verdict that is adjusted for all audits, who stands out,
+    which runs contradict it, and how to repeat each number. It is a run like any other: memlib open, verify and sign work on
+    it.
 
     Parameters
     ----------
@@ -53,8 +55,11 @@ def dossier(
     title
         Heading of the document.
     release
-        YAML file with the owner's statements about the intended release: model, purpose, audience, access, persons, measures,
-        residual_risk, contact.
+        YAML file with the owner's statements about the intended release: model, digest (memlib verify --digest), released,
+        policy, author, purpose, audience, access, persons, measures, residual_risk, contact.
+    beside
+        Another store in which runs on the same subject are looked for whose verdict contradicts the document's; can be given
+        several times. Runs of this store are always looked for.
     most_days
         Age in days from which a run is stale and no longer counts.
     no_ids
@@ -68,7 +73,7 @@ def dossier(
     """
     statements = {} if release is None else _read_release(release)
     options = {"title": title, "release": statements, "most_days": most_days, "ids": not no_ids}
-    run = _joined(run_ids, data, model, store, trust, options)
+    run = _joined(run_ids, data, model, store, trust, options, beside or ())
     if pdf is not None:
         _write_pdf(run, pdf)
     if json_:
@@ -129,13 +134,21 @@ def risk(
     console.print(f"{len(rows)} of {table.num_rows}; the dossier is run {run.id}")
 
 
-def _joined(run_ids: Sequence[str], data: str, model: str, store: str, trust: Path | None, options: dict[str, Any]) -> Run:
+def _joined(
+    run_ids: Sequence[str],
+    data: str,
+    model: str,
+    store: str,
+    trust: Path | None,
+    options: dict[str, Any],
+    beside: Sequence[str] = (),
+) -> Run:
     """Run the dossier in this process."""
     if not run_ids and not data and not model:
         raise UserError("name the subject: --data DIGEST, --model DIGEST, or ids of runs; memlib runs lists them")
     from memlib.running.api import run
 
-    subject = {"data": data, "model": model, "runs": list(run_ids)}
+    subject = {"data": data, "model": model, "runs": list(run_ids), "beside": list(beside)}
     return run({"audit": "dossier", "subject": subject, **options}, store=store, trust=trust, quiet=True)
 
 

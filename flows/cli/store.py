@@ -260,17 +260,19 @@ def _status(seen: StatusRecord) -> Text:
 
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     """Yield the headings and rows of a table of the time and resources of stages."""
-    yield "stage", "artifacts", "seconds", "s each", "CPU s", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units"
+    yield "stage", "artifacts", "reused", "seconds", "s each", "CPU s", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units"
     for row in rows:
         gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
         sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
-        seconds = (f"{row['seconds']:.1f}", f"{row['seconds'] / row['artifacts']:.1f}", f"{row['cpu_seconds']:.1f}")
+        each = row["seconds"] / max(1, row["artifacts"])
+        seconds = (f"{row['seconds']:.1f}", f"{each:.1f}", f"{row['cpu_seconds']:.1f}")
         memory = f"{row['peak_memory_bytes'] / 2**30:.2f}"
-        yield row["stage"], str(row["artifacts"]), *seconds, memory, gpu, *sizes, f"{row['units']:g}"
+        counts = (str(row["artifacts"]), str(row["reused"]))
+        yield row["stage"], *counts, *seconds, memory, gpu, *sizes, f"{row['units']:g}"
 
 
 def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the total cost of a run: CPU-hours, GPU-hours and bytes written."""
+    """Return the total cost of a run: CPU-hours, GPU-hours and bytes written; what was reused cost nothing."""
     cores, gpus, written = (sum(row[name] for row in rows) for name in ("cpu_seconds", "gpu_seconds", "bytes_out"))
     return f"total: {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
 
@@ -480,6 +482,7 @@ def verify(
     trust: TrustOption = None,
     plan: Path | None = None,
     recompute: Annotated[bool, Parameter(negative="")] = False,
+    digest: Path | None = None,
     store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> int:
@@ -500,11 +503,16 @@ def verify(
     recompute
         Compute the run again from its recipe and data, in this process, and compare: on a machine of the same kind, every
         file must come out equal byte for byte, but for pages. Code that the recipe names runs only as for memlib resume.
+    digest
+        Instead, print the sha256 of a model's file, or of the files of its folder, and the runs that examined it. With a run,
+        exits with status 2 if that run examined another model.
     store
         Folder or s3:// prefix.
     json_
         Print the findings as JSON.
     """
+    if digest is not None:
+        return _verify_digest(store, trust, digest, run_id, as_json=json_)
     file = None if plan is None else read_plan(plan)
     if file is not None and run_id is None:
         return _verify_plan(file, str(plan), trust, as_json=json_)
@@ -546,6 +554,37 @@ def verify(
         aside = f" ({unused} of the artifacts belong{'s' if unused == 1 else ''} to no run)" if unused else ""
         counts = f"{count_of(found.artifacts, 'artifact')}{aside} and {runs}"
         console.print(f"{counts} in {store} are unchanged since they were committed{signed}", soft_wrap=True)
+    return 0
+
+
+def _verify_digest(uri: str, trust: Path | None, path: Path, run_id: str | None, *, as_json: bool) -> int:
+    """Print the digest of a model, and the runs that examined it if there is a store."""
+    from memlib.audits.dossier.subject import model_digest, runs_of_model
+    from memlib.models.external.factory import released_files
+
+    files, skipped = released_files(path)
+    digest, found = model_digest(files.values()), list[RunRecord]()
+    has_store = run_id is not None or uri != DEFAULT_STORE or Path(uri).is_dir()
+    if has_store:
+        store = opened_store(uri, trust)
+        found = runs_of_model(store, list_runs(store).entries, digest, set(files.values()))
+    if run_id is not None:
+        wanted = find_run(opened_store(uri, trust), run_id)
+        found = [run for run in found if run.run in (wanted.run, *wanted.cells.values())]
+        if not found:
+            raise RunError(f"run {wanted.run} examined another model than {path} (sha256 {digest})")
+    if as_json:
+        runs = [{"run": run.run, "title": run.title, "verdict": run.verdict and run.verdict.word} for run in found]
+        show_json({"digest": digest, "files": files, "not_read": skipped, "runs": runs})
+        return 0
+    console.print(f"{digest}  sha256 of {count_of(len(files), 'file')} of {path}", soft_wrap=True)
+    if skipped:
+        console.print(f"not part of it, as audits never read them: {', '.join(skipped[:MOST_SHOWN])}", soft_wrap=True)
+    for run in found:
+        word = run.verdict.word if run.verdict else "without a verdict"
+        console.print(f"examined by run {run.run}, {run.title}: {word}", soft_wrap=True)
+    if has_store and not found:
+        console.print(f"no run in {uri} examined this model", soft_wrap=True)
     return 0
 
 

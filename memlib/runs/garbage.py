@@ -65,20 +65,27 @@ class Garbage:
 def metrics_by_stage(store: Store, run: RunRecord) -> list[dict[str, Any]]:
     """Return the resources spent on a run's artifacts, one row per stage: totals, and maxima for memory.
 
-    `gpu_seconds` sums the seconds of artifacts that were computed on a GPU.
+    `gpu_seconds` sums the seconds of artifacts that were computed on a GPU. Artifacts that the store already held when the
+    run first began are counted as `reused`, and nothing is charged for them again.
     """
     rows: dict[str, dict[str, Any]] = {}
+    begun = min((one.started for one in run.history), default=0.0)
     for ref in sorted(refs_of(run), key=str):
         with contextlib.suppress(CorruptArtifact):
-            metrics = store.artifacts.manifest(ref).metrics.model_dump()
-            row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0})
+            manifest = store.artifacts.manifest(ref)
+            row = rows.setdefault(ref.stage, {"stage": ref.stage, "artifacts": 0, "reused": 0})
+            if manifest.finished is not None and manifest.finished < begun:
+                row["reused"] += 1
+                continue
+            metrics = manifest.metrics.model_dump()
             row["artifacts"] += 1
             row["gpu_seconds"] = row.get("gpu_seconds", 0) + (metrics["seconds"] if metrics["gpu_peak_memory_bytes"] else 0)
             for name in SUMMED:
                 row[name] = row.get(name, 0) + metrics[name]
             for name in HIGHEST:
                 row[name] = max((v for v in (row.get(name), metrics[name]) if v is not None), default=None)
-    return list(rows.values())
+    nothing = dict.fromkeys((*SUMMED, *HIGHEST, "gpu_seconds"), 0) | {"gpu_peak_memory_bytes": None}
+    return [nothing | row for row in rows.values()]
 
 
 def committed(store: Store) -> list[Ref]:

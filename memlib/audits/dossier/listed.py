@@ -345,6 +345,7 @@ def _row(attack: Attack, state: str, reason: str, one: Listed | None) -> dict[st
         "models": one.models.trained,
         "external": list(one.models.external),
         "digests": list(one.models.digests),
+        "wholes": sorted(one.models.wholes),
         "data": run.ledger.data,
         "seeds": seeds_in(run.recipe),
         "utility": one.utility,

@@ -114,7 +114,7 @@ def _advice(shown: Sequence[Row], release: ReleaseSpec) -> str:
 def is_another(runs: Sequence[Row], release: ReleaseSpec) -> bool:
     """Return whether the owner states the digest of a released model that none of the runs examined."""
     given = [row for row in runs if row["external"]]
-    return bool(release.digest) and not any(release.digest in (row["subject"], *row["external"]) for row in given)
+    return bool(release.digest) and not any(release.digest in (*row["wholes"], *row["external"]) for row in given)
 
 
 def _about(runs: Sequence[Row], recipe: Recipe, data: str) -> dict[str, str]:

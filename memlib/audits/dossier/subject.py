@@ -35,6 +35,11 @@ class AuditedModels:
     trained: int  #: number of artifacts of models that memlib trained for the run.
     own: tuple[str, ...] = ()  #: sha256 of each file of weights that memlib wrote.
     external: tuple[str, ...] = ()  #: sha256 of each file from which an external model or supplied outputs came.
+    wholes: frozenset[str] = frozenset()  #: digest of each model among these, over all of its files.
+
+    def examined(self, digest: str) -> bool:
+        """Return whether a model that was given has this digest, see `model_digest`, or a file with it."""
+        return digest in self.wholes or digest in self.external
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -247,16 +252,48 @@ def _is_about(store: Store, entry: RunEntry, digest: str) -> bool:
 
 def models_in(store: Store, run: RunRecord) -> AuditedModels:
     """Return the models of a run, as the manifests of its artifacts record them."""
-    trained, own, external = models_of(run), set[str](), set[str]()
+    trained, own, external, wholes = models_of(run), set[str](), set[str](), set[str]()
     for ref, manifest in store.artifacts.manifests_of(refs_of(run)).items():
         if str(ref) in trained:
             own |= {file.sha256 for name, file in manifest.files.items() if name.endswith(".safetensors")}
-        external.update(_of_external(manifest.inputs))
-    return AuditedModels(len(trained), tuple(sorted(own)), tuple(sorted(external)))
+        described = list(_of_external(manifest.inputs))
+        external.update(digest for text in described for digest in SHA256.findall(text))
+        wholes.update(model_digest(files) for text in described for files in _models_in(text))
+    return AuditedModels(len(trained), tuple(sorted(own)), tuple(sorted(external)), frozenset(wholes))
+
+
+def runs_of_model(store: Store, listed: Sequence[RunEntry], digest: str, files: Collection[str]) -> list[RunRecord]:
+    """Return the runs that examined a model, newest first, by its digest and those of its files."""
+    known = [one for one in listed if one["audit"] in _orders() and not _compares(one["audit"])]
+    named = naming(store, known, files)
+    near = [read_run(store, one["run"]) for one in known if refs_of(one) & named]
+    return [run for run in near if models_in(store, run).examined(digest)]
+
+
+def _orders() -> set[str]:
+    return {audit.field for audit in AUDITS.values()}
+
+
+def _models_in(text: str) -> Iterator[list[str]]:
+    """Yield the digests of the files of each model in a description: a list of digests, or of pairs of name and digest."""
+    try:
+        value = json.loads(text)
+    except ValueError:  # a digest alone, or a description with marks at its end
+        value, _ = json.JSONDecoder().raw_decode(text) if text.startswith("[") else (text, 0)
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, list):
+            continue
+        digests = [part[-1] if isinstance(part, list) and len(part) == 2 else part for part in one]
+        if one and all(isinstance(digest, str) and SHA256.fullmatch(digest) for digest in digests):
+            yield digests
+        else:
+            waiting += one
 
 
 def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the digests of external models and of supplied outputs among the inputs of an artifact.
+    """Yield the descriptions of external models and of supplied outputs among the inputs of an artifact.
 
     Models are described by lists in JSON; so are joined data sources, which are left out.
     """
@@ -264,7 +301,7 @@ def _of_external(inputs: Mapping[str, Any]) -> Iterator[str]:
         if name in OF_SOURCES:
             continue
         if isinstance(value, str) and (name == "outputs" or value.startswith("[")):
-            yield from SHA256.findall(value)
+            yield value
         elif isinstance(value, list) and name == "outputs":
             yield from (one for one in value if isinstance(one, str) and SHA256.fullmatch(one))
         elif isinstance(value, Mapping):

@@ -63,6 +63,7 @@ AUDITS = Table(
         Column("models", INT, "", "artifacts of models that memlib trained for the run"),
         Column("external", pa.list_(TEXT), "sha256", "digests of the files of an external model, or of supplied outputs"),
         Column("digests", pa.list_(TEXT), "sha256", "the same, and digests of the weights that memlib wrote"),
+        Column("wholes", pa.list_(TEXT), "sha256", "digest of each given model, as memlib verify --digest prints it"),
         Column("data", TEXT, "sha256", "digest of the run's data"),
         Column("seeds", TEXT, "", "seeds that the recipe states"),
         Column("utility", FLOAT, "fraction", "utility of the run's models; null if it was not measured"),

@@ -80,7 +80,7 @@ def _of_release(audits: Sequence[Listed], released: str) -> Iterator[str]:
 
 def is_released(audits: Sequence[Listed], released: str) -> bool:
     """Return whether any audit examined the released model."""
-    return any(one.examined.is_given and released in (one.examined.key, *one.models.external) for one in audits)
+    return any(one.models.examined(released) for one in audits)
 
 
 def _passing(audits: Sequence[Listed], beside: Sequence[Beside], looks: int) -> Iterator[str]:

@@ -18,11 +18,11 @@ The same models give counterfactual memorization and influence (Feldman and Zhan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
-from memlib.audits.base import Audit, Leak, Metric
+from memlib.audits.base import Audit, Judgement, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.membership.answers import rankings
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memlib.pipeline.stage import Runner
+    from memlib.runs.run import Run
 
 
 def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
@@ -71,6 +72,29 @@ def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, in
     return shard.content.images, dict(zip(members["example_id"].to_pylist(), members["row"].to_pylist(), strict=True))
 
 
+STRUCTURE = {
+    "small_cell_rows": "training rows in small cells of equal output and label",
+    "pure_rows": "training rows whose class their output gives away (class disclosure)",
+    "residual_freedom": "training rows less fitted parameters (residual freedom)",
+    "instance_based": "training rows that the model contains as they are (instance-based models)",
+}
+"""Numbers of `memlib.stats.structure` that a statistical office asks for, in words."""
+
+
+def _counts(number: str) -> Callable[[Finding], bool]:
+    """Return a condition: a finding is a number of the structure of the model's outputs."""
+    return lambda finding: finding.metric == "structure" and finding.params["structure"] == number
+
+
+def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
+    """Compare numbers of the structure with a limit: they are counts over all training rows, with nothing to test."""
+    if row.metric != "structure":
+        return None
+    if row.value > limit:
+        return Judgement("failed", f"it is counted over all {row.n:,} training rows, and lies above the limit")
+    return Judgement("passed", f"it is counted over all {row.n:,} training rows")
+
+
 ATTACKS = (
     Attack(
         "membership of single records or persons", LABELLED, "(i) membership inference",
@@ -83,6 +107,13 @@ ATTACKS = (
         "attribute inference from a table", TABLES, "(i) attribute inference",
         "outputs on records whose hidden column is set to each value", PROBABILITIES, metric_begins("guessed_column"),
         "its recipe did not ask for it (score.hidden)",
+    ),
+    *(
+        Attack(
+            f"structure: {name}", TABLES, "", "outputs on the training rows, without an attack", PROBABILITIES,
+            _counts(number), "its run counts it only for tables",
+        )
+        for number, name in STRUCTURE.items()
     ),
 )  # fmt: skip
 
@@ -133,6 +164,7 @@ AUDIT = Audit(
     variants={"documents": DocumentsRecipe},
     variant_of=lambda content: "documents" if is_of_texts(content) else "",
     rankings=rankings,
+    gate=_gate,
     metrics={
         "auc": Metric("AUC: how often a member ranks above a non-member (0.5 by guessing)"),
         "privacy_claim": Metric("lower bound of epsilon"),

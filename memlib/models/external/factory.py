@@ -160,6 +160,28 @@ def read_files(folder: str) -> dict[str, Path]:
     return {name: path for name, path in _files_below(folder, MODEL).items() if "/" not in name}
 
 
+def released_files(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the digests (sha256) of a model's files by name, and the files of its folder that audits never read.
+
+    Args:
+        path: a file, or a folder as of Hugging Face.
+
+    Raises:
+        UserError: when there is no such file or folder, or the folder is empty.
+    """
+    if path.is_file():
+        return {path.name: file_digest(path)}, []
+    if not path.is_dir():
+        raise UserError(f"there is no file or folder {path}")
+    read = {name: file_digest(file) for name, file in _read_below(path).items()}
+    if not read:
+        raise UserError(f"{path} holds no file that an audit reads; name the file or folder of the model")
+    skipped = sorted(
+        file.relative_to(path).as_posix() for file in path.rglob("*") if file.suffix in NOT_READ and file.is_file()
+    )
+    return read, skipped
+
+
 def _folder_digest(folder: str, what: str) -> str:
     """Return the digest of a Hugging Face model's files, except the kinds that are never read."""
     return canonical_json(_digests(_files_below(folder, what)))
@@ -170,8 +192,12 @@ def _digests(files: Mapping[str, Path]) -> list[list[str]]:
 
 
 def _files_below(folder: str, what: str) -> dict[str, Path]:
-    root = Path(folder)
     check_folder(folder, what)
+    return _read_below(Path(folder))
+
+
+def _read_below(root: Path) -> dict[str, Path]:
+    """Return the files below a folder by name, except hidden ones and those of the kinds that are never read."""
     files = {path.relative_to(root): path for path in root.rglob("*") if path.is_file() and path.suffix not in NOT_READ}
     read = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.parts)}
     return {name.as_posix(): read[name] for name in sorted(read)}

@@ -18,7 +18,6 @@ from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.findings import INCONCLUSIVE, Findings, Verdict, estimate
 from memlib.report.figures import data_uri, outlined
 from memlib.report.glossary import defined, terms
-from memlib.report.imprint import OVERVIEW
 from memlib.report.page import (
     Content,
     ExampleView,
@@ -109,11 +108,29 @@ class Links(HTMLParser):
             self._link = None
 
 
-def test_page_links_to_the_overview_of_its_store() -> None:
-    page = Page("t", "a", "r", "", Verdict("shown", "v", "e"), Content([]))
-    said = '<a href="../../index/index.html">All runs of this store</a>, in the overview that memlib index writes'
-    assert said in render(replace(page, overview=OVERVIEW))
-    assert "memlib index" not in render(page)
+def test_page_says_at_its_head_what_it_is_about_and_how_sure_it_is() -> None:
+    page = Page(
+        "t", "a", "r", "", Verdict("shown", "v", "e"), Content([]), about={"model": "m <1>"}, sure="Once in 20 cases."
+    )
+    head, _, rest = render(page).partition("</header>")
+    assert "<dt>model</dt><dd>m &lt;1&gt;</dd>" in head
+    assert "<b>How sure.</b> Once in 20 cases." in rest
+    assert "How sure" not in render(replace(page, sure=""))
+
+
+def test_sections_for_readers_who_know_the_method_are_below_a_fold() -> None:
+    sections = [
+        Section("Nats", "text", is_folded=True),
+        Section("Picture", "text"),
+        Section("Who", "text"),
+        Section("Law", "text"),
+    ]
+    page = Page("t", "a", "r", "", Verdict("shown", "v", "e"), Content(sections, first=2))
+    assert [one.heading for one in page.visible] == ["Picture", "Who"]
+    assert [one.heading for one in page.folded] == ["Nats", "Law"]
+    shown, _, folded = render(page).partition('<section id="method">')
+    assert [name in shown for name in ("Picture", "Nats")] == [True, False]
+    assert "<summary>Nats</summary>" in folded
 
 
 def test_no_row_of_tiles_on_a_page_holds_a_single_tile() -> None:

@@ -1,5 +1,6 @@
 """Dossiers of small audits: their verdict, the attacks that were not run, and the persons at risk."""
 
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import memlib
 from flows.cli.app import main
 from memlib.audits.dossier import subject
+from memlib.audits.dossier.report import _state_of
 from memlib.audits.self_influence.stages import Score
 from memlib.errors import CorruptArtifact, RunError, Untrusted, UserError
 from memlib.identity import file_digest
@@ -72,13 +75,16 @@ def dossier_of(store: str, **changes: Any) -> memlib.Run:
 def test_a_dossier_lists_the_audits_of_its_data_and_the_attacks_that_were_not_run(store: str) -> None:
     run = dossier_of(store)
     rows = run.tables["audits"].to_pylist()
-    assert [row["title"] for row in rows if row["state"] == "run"] == ["influence", "forests"]
+    assert [row["title"] for row in rows if row["state"] == "run" and row["leads"]] == ["influence", "forests"]
     states = {row["attack"]: row["state"] for row in rows}
     assert states["attribute inference from a table"] == "not run"  # the recipe hides no column
     assert states["membership of documents"] == "not applicable"
     page = run.report.read_text()
     assert "its recipe did not ask for it (score.hidden)" in page
     assert "(iv) model inversion" in page
+    structure = {row["attack"]: row["value"] for row in rows if row["attack"].startswith("structure: ")}
+    assert len(structure) == 4
+    assert structure["structure: training rows that the model contains as they are (instance-based models)"] == 0
     assert memlib.verify(run).outcome == "unchanged"
     assert memlib.verify(store=store).outcome == "unchanged"
 
@@ -101,6 +107,16 @@ def test_a_finished_dossier_computes_nothing_and_a_further_run_changes_it(store:
     later = dossier_of(store)
     assert later.id != first.id
     assert "a second seed" in later.tables["audits"]["title"].to_pylist()
+
+
+def test_what_the_store_already_held_is_counted_as_reused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = dossier_of(store, title="counted once")
+    assert {address.split("/")[0] for address in run.record.computed} == {"score_dossier", "report"}
+    assert main(["status", run.id, "--store", store, "--json"]) == 0
+    stages = {row["stage"]: row for row in json.loads(capsys.readouterr().out)["stages"]}
+    assert (stages["fit_estimators"]["artifacts"], stages["fit_estimators"]["cpu_seconds"]) == (0, 0)
+    assert stages["fit_estimators"]["reused"] > 0
+    assert stages["score_dossier"]["artifacts"] == 1
 
 
 def test_a_dossier_without_ids_holds_none(store: str) -> None:
@@ -126,7 +142,9 @@ def test_a_dossier_of_one_model_is_found_by_the_digest_of_its_weights(store: str
 def test_a_dossier_without_a_test_is_descriptive(store: str) -> None:
     run = memlib.run({"audit": "dossier", "subject": {"data": data_of(store, "moons")}}, store=store, quiet=True)
     assert (run.verdict.word, run.verdict.sentence) == (
-        "descriptive", "1 audit described the model; none of them includes a test.",
+        "descriptive",
+        f"Models that the audits trained on two_moons (data {data_of(store, 'moons')[:12]}): 1 audit described them; none "
+        "includes a test.",
     )  # fmt: skip
 
 
@@ -287,7 +305,7 @@ def test_the_command_line_writes_the_document_the_list_and_json(
     digest = data_of(store, "forests")
     assert main(["dossier", "--data", digest, "--store", store, "--release", str(release), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["format"] == 2
+    assert document["format"] == 3
     assert document["release"]["model"] == "forest 1.0"
     page = memlib.open(document["run"], store=store).report.read_text()
     assert "queries are answered with probabilities" in page
@@ -502,3 +520,110 @@ def test_a_store_remembers_the_looks_of_runs_that_it_collected_as_garbage(tmp_pa
     third = memlib.run({**MEMBERSHIP, "split": {"seed": 2}}, store=store, quiet=True)
     assert (third.record.ledger.number, third.record.ledger.previous) == (3, [second.id])
     assert subject.further_looks(Store(store), list_runs(Store(store)).entries, [third.record]) == 2
+
+
+def test_a_run_of_the_store_that_says_otherwise_is_named_first_and_denies_a_bound(store: str, tmp_path: Path) -> None:
+    """A bounded audit is chosen by hand, and one of the same data that shows memory stays in the store, or in another one."""
+    place, other = str(tmp_path / "store"), str(tmp_path / "other")
+    small = {**MEMBERSHIP, "score": {**MEMBERSHIP["score"], "auc_bound": 0.999, "tail_bound": 0.999}}
+    bounded = memlib.run({**small, "model": {"kind": "forest", "trees": 5, "max_depth": 1}}, store=place, quiet=True)
+    assert bounded.verdict.word == "bounded"
+    recipe = {"audit": "dossier", "subject": {"runs": [bounded.id]}}
+    assert memlib.run(recipe, store=place, quiet=True).verdict.word == "bounded"
+    tree = {**MEMBERSHIP, "title": "a tree", "model": {"kind": "forest", "trees": 1}, "shadows": {"count": 16}}
+    assert memlib.run(tree, store=other, quiet=True).verdict.word == "shown"
+    elsewhere = memlib.run(recipe, store=place, changes={"subject.beside": [other]}, quiet=True)
+    assert elsewhere.verdict.word == "inconclusive"
+    assert re.match(r"A tree \(run \w+ in .*\), which is not part of this dossier, shows memory", elsewhere.verdict.sentence)
+    memlib.run(tree, store=place, quiet=True)
+    here = memlib.run(recipe, store=place, quiet=True)
+    assert here.verdict.word == "inconclusive"
+    assert here.verdict.sentence.startswith("A tree (run ")
+    (row,) = [row for row in here.tables["audits"].to_pylist() if row["state"] == "beside"]
+    assert (row["title"], row["word"]) == ("a tree", "shown")
+    assert "What other runs say" in here.report.read_text()
+
+
+def test_a_table_with_a_row_less_is_the_same_data(tmp_path: Path) -> None:
+    """All standardized values change with every row that is left out; the rows as they are in the file do not."""
+    rng, place = np.random.default_rng(0), str(tmp_path / "store")
+    values = rng.normal(size=(300, 4))
+    rows = [",".join([*map(str, row), str(int(row[0] > 0))]) for row in values.tolist()]
+    source = {"kind": "table", "path": str(tmp_path / "table.csv"), "label_column": "y"}
+    recipe = {**MEMBERSHIP, "data": {"source": source}, "model": {"kind": "forest", "trees": 2}, "shadows": {"count": 4}}
+    for first, number in enumerate((1, 2, 3)):
+        (tmp_path / "table.csv").write_text("\n".join(["a,b,c,d,y", *rows[first:]]))
+        run = memlib.run(recipe, store=place, quiet=True)
+        assert run.record.ledger.number == number
+    turned = [",".join([*reversed(row.split(",")[:4]), row[-1]]) for row in rows]
+    (tmp_path / "table.csv").write_text("\n".join(["d,c,b,a,y", *turned]))
+    run = memlib.run(recipe, store=place, quiet=True)
+    assert run.record.ledger.number == 4
+    assert "Looks in other stores are not known" in run.report.read_text()
+    others = [",".join(map(str, [*row, int(row[0] > 0)])) for row in rng.normal(size=(300, 4)).tolist()]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,c,d,y", *others]))
+    assert memlib.run(recipe, store=place, quiet=True).record.ledger.number == 1
+
+
+def test_a_policy_can_limit_the_structure_of_outputs(store: str, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    for limit, status in ((0, 1), (10**6, 0)):
+        gate = f"structure[structure=small_cell_rows]={limit}"
+        policy.write_text(json.dumps({"audits": [{"audit": "membership", "ceilings": [gate]}]}))
+        assert main(["gate", "--policy", str(policy), "--store", store]) == status
+
+
+def test_who_is_not_shown_to_stand_out_is_not_listed(store: str) -> None:
+    run = dossier_of(store)
+    risk, page = run.tables["risk"].to_pylist(), run.report.read_text()
+    listed = {row["id"] for row in risk if row["p_adjusted"] is not None and row["p_adjusted"] <= 0.05}
+    assert {row["id"] for row in risk if f">example {row['id']}<" in page} == listed
+    assert "named by" not in page
+
+
+STATES = ("run", "not run", "not in memlib", "not applicable")
+
+
+@pytest.mark.parametrize("states", itertools.product((False, True), repeat=len(STATES)))
+@pytest.mark.parametrize("counts", [True, False])
+def test_each_row_of_regulators_lists_follows_from_the_audits(states: tuple[bool, ...], counts: bool) -> None:
+    found = [
+        {"state": state, "title": "t", "run": "r", "attack": f"attack {state}", "reason": f"reason {state}", "counts": counts}
+        for state, is_there in zip(STATES, states, strict=True)
+        if is_there
+    ]
+    if not found:
+        return
+    state, why = _state_of(found)
+    there = {row["state"] for row in found}
+    if "run" in there and counts:
+        assert state == "met by t (run r)"
+    elif there & {"run", "not run"}:
+        assert state == "not met"
+    else:
+        assert state == ("not in memlib" if "not in memlib" in there else "cannot apply")
+    for name in there & {"not run", "not in memlib"}:
+        assert f"reason {name}" in why
+
+
+def test_a_model_is_recognized_by_one_digest_of_its_files(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("a.safetensors", "config.json", "old.bin"):
+        (folder / name).write_text(name)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "config.json").rename(copy / "other.json")
+    digests = []
+    for path in (folder, copy, folder / "a.safetensors"):
+        assert main(["verify", "--digest", str(path), "--store", store]) == 0
+        output = capsys.readouterr().out
+        digests.append(output.split()[0])
+        assert f"no run in {store} examined this model" in output
+        assert ("never read them: old.bin" in output) == path.is_dir()
+    assert digests[0] == digests[1]
+    assert digests[2] == file_digest(folder / "a.safetensors")
+    assert main(["verify", dossier_of(store).id, "--digest", str(folder), "--store", store]) == 2
+    assert "examined another model than" in " ".join(capsys.readouterr().err.split())
+    assert main(["verify", "--digest", str(tmp_path / "nowhere"), "--store", store]) == 2
