@@ -25,6 +25,7 @@ MODULES = (
     "forests",
     "membership",
     "declared",
+    "dossier",
 )
 
 
