@@ -144,6 +144,7 @@ class Audit:
         run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
         variants: schemas of recipes on other kinds of data, by name of the variant; `recipe` reads these recipes, too.
         variant_of: function that returns the name of the variant to which a recipe's content belongs; "" for `recipe` itself.
+        own_level: level of the audit's verdict, if it is not that of its recipe.
         gate: function that compares a headline finding with a limit: takes the finished run, the finding and the limit;
             returns None for findings on which it has no rule of its own.
         rankings: function that returns the records of a run in the order of its scores: takes the run's tables and findings.
@@ -180,6 +181,7 @@ class Audit:
     run_of: Callable[[Params, str], str] = run_name
     variants: Mapping[str, type[Spec]] = field(default_factory=dict)
     variant_of: Callable[[Params], str] = _recipe_itself
+    own_level: float | None = None
     gate: Callable[[Run, Finding, float], Judgement | None] = _no_rule
     rankings: Callable[[Tables, Findings], Sequence[Ranking]] = _unranked
     trainings: Callable[[Run, Finding], Trainings | None] | None = None
@@ -217,6 +219,8 @@ class Audit:
 
     def level(self, findings: Findings) -> float | None:
         """Return the level of the tests that decide a run's verdict; None if there is none, or several."""
+        if self.own_level is not None:
+            return self.own_level
         levels = {row.alpha for row in findings.tests(*self.headlines)}
         return levels.pop() if len(levels) == 1 else None
 

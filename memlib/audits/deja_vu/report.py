@@ -319,7 +319,7 @@ _BY_CHANCE: Mapping[str, str] = {
 }
 _MEMORIZED = (
     "Only the target model names the objects in these images, which are in the order of its confidence less that of the "
-    "reference (minus the entropy of the votes, in nats: 0 if all agree). The models saw nothing but the outlined "
+    "reference (0 if all votes agree, lower the more they differ). The models saw nothing but the outlined "
     "background; a gold frame marks public images of the hidden object's class."
 )
 _CORRELATED = (
@@ -345,7 +345,7 @@ def _example(row: Mapping[str, Any], shown: Shown, named: Mapping[int, str]) -> 
     x0, y0, x1, y1 = shown.box
     rows = []
     for side in ("target", "reference"):
-        near, confidence = getattr(shown, side), f"(confidence {row[f'{side}_confidence']:.2f} nat)"
+        near, confidence = getattr(shown, side), f"(confidence {row[f'{side}_confidence']:.2f})"
         title = (
             f"{side} model's nearest of the voting images {confidence}"
             if near

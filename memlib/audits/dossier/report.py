@@ -194,8 +194,8 @@ def _tested(runs: Sequence[Row]) -> Section:
     text = (
         "Sentence and word are those of the audit's own page, not adjusted for the other audits. By chance: how often so "
         "strong a result would come without memory, adjusted for all audits; one in twenty or rarer counts as shown, "
-        "unless a remark says that the audit does not count. Would have been found: the smallest effect that the test "
-        "shows in four of five cases."
+        "unless a remark says that the audit does not count. Found: the smallest effect that the test "
+        "shows in four of five cases, in the unit of the picture above."
     )
     headings = ("audit", "its own verdict", "in a word", "by chance", "found", "remark")
     return Section("What was tested", text, filled(headings, said))

@@ -140,7 +140,12 @@ def _sentence(examined: Examined, audits: Sequence[Listed], *, is_bounded: bool)
         return f"{name}: {count_of(len(audits), 'audit')} described {object_}; none includes a test."
     if not counted:
         return f"{name}: {_count(tests)} {_was(tests)} run, but none counts, so nothing is said of memory."
-    none = "the one audit with a test shows no memory" if len(tests) == 1 else f"none of {_count(tests)} shows memory"
+    after = " after the adjustment" if any(one.passes for one in counted) else ""
+    none = (
+        f"the one audit with a test shows no memory{after}"
+        if len(tests) == 1
+        else f"none of {_count(tests)} shows memory{after}"
+    )
     if len(counted) < len(tests):
         none = f"none of the {len(counted)} that count, of {_count(tests)}, shows memory"
     if is_bounded:
@@ -184,8 +189,7 @@ def _explained(
         yield f"Failed, with no result: {', '.join(one.title for one in failed)}."
     count = sum(state in (NOT_RUN, NOT_IN_MEMLIB) for _, state, _, _ in rows_of(audits, {}))
     if count:
-        was = "was" if count == 1 else "were"
-        yield f"{count_of(count, 'known attack')} on such data {was} not run; they are listed with reasons."
+        yield f"Known attacks on such data that were not run: {count}; they are listed with reasons."
 
 
 def _alone(one: Listed, word: Word) -> list[str]:
@@ -200,7 +204,7 @@ def _of_bounds(audits: Sequence[Listed]) -> Iterator[str]:
     """Yield what the bounds do not cover."""
     without = sum(one.p_value is None for one in audits)
     if without:
-        yield f"{count_of(without, 'audit')} without a test {'bounds' if without == 1 else 'bound'} nothing."
+        yield f"Without a test, {count_of(without, 'audit')} {'bounds' if without == 1 else 'bound'} nothing."
     if len(_tests(audits)) > 1:
         yield "Each limit holds at 95 % by itself, not all of them together."
 

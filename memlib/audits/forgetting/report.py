@@ -80,9 +80,9 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown="Whoever can query the model, holds D_Q and examples that were drawn at random with it and withheld, and "
-            f"trains models for comparison, can show that it was trained on at least part of D_Q{_trainings(recipe)}. The "
-            "verdict is about D_Q as a whole, not about single examples.",
+            shown="Whoever holds the data set (D_Q) and can query the model can show that it was trained on at least part of "
+            "it. It takes examples that chance withheld from D_Q, and models that are trained for comparison"
+            f"{_trainings(recipe)}. The verdict is about D_Q as a whole, not about single examples.",
             bounded="Anyone who queries the model on D_Q finds at most the stated share of the trace that training data "
             "leave.",
         ),

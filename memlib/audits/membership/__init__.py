@@ -111,7 +111,7 @@ ATTACKS = (
     *(
         Attack(
             f"structure: {name}", TABLES, "", "outputs on the training rows, without an attack", PROBABILITIES,
-            _counts(number), "its run counts it only for tables",
+            _counts(number), "its run could not count it: the model's outputs, or its parameters, are not known to it",
         )
         for number, name in STRUCTURE.items()
     ),

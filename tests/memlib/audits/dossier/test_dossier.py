@@ -7,6 +7,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import memlib
 from flows.cli.app import main
 from memlib.audits.dossier import subject
-from memlib.audits.dossier.report import _state_of
+from memlib.audits.dossier.recipe import Recipe
+from memlib.audits.dossier.report import _state_of, compose
+from memlib.audits.dossier.tables import AUDITS as AUDITS_TABLE
 from memlib.audits.self_influence.stages import Score
 from memlib.errors import CorruptArtifact, RunError, Untrusted, UserError
+from memlib.findings import Findings, Verdict, diagnostic
 from memlib.identity import file_digest
 from memlib.runs.index import list_runs
 from memlib.store import Ref, Store
@@ -541,7 +545,42 @@ def test_a_run_of_the_store_that_says_otherwise_is_named_first_and_denies_a_boun
     assert here.verdict.sentence.startswith("A tree (run ")
     (row,) = [row for row in here.tables["audits"].to_pylist() if row["state"] == "beside"]
     assert (row["title"], row["word"]) == ("a tree", "shown")
-    assert "What other runs say" in here.report.read_text()
+    page = here.report.read_text()
+    assert "What other runs say" in page
+    assert "</b>, at level 0.05</span>" in page
+
+
+@pytest.mark.parametrize("word", ["shown", "bounded", "inconclusive", "descriptive"])
+@pytest.mark.parametrize("external", [[], ["ab" * 32]])
+@pytest.mark.parametrize("released", ["", "ab" * 32, "cd" * 32])
+def test_meaning_and_advice_speak_of_what_was_examined(word: str, external: list[str], released: str) -> None:
+    """All combinations of what a reader could be told: no claim about a finished model where none was examined."""
+    row = dict.fromkeys(AUDITS_TABLE.arrow.names) | {
+        "attack": "membership of single records or persons", "state": "run", "run": "r", "audited": "membership", "title": "t",
+        "counts": True, "leads": True, "word": word, "sentence": "s", "shown": word == "shown", "metric": "auc", "value": 0.6,
+        "n": 100, "examined": "the model m" if external else "models that the audits trained", "subject": "x",
+        "external": external, "wholes": external, "digests": external, "data": "d", "item": "", "access": "outputs",
+        "possible_by": ["weights"], "advice": "Train again." if word == "shown" else None, "p_dossier": 0.01, "seeds": "",
+        "finished": datetime(2026, 1, 1, tzinfo=UTC), "models": 0, "params": "{}", "reason": "",
+    }  # fmt: skip
+    table = pa.Table.from_pylist([row], schema=AUDITS_TABLE.arrow)
+    recipe = Recipe.model_validate({"subject": {"data": "d"}, "release": {"digest": released}})
+    said = Findings([diagnostic("audits_shown", {}, 1.0, n=1)], Verdict(word, "s", "e"))  # type: ignore[arg-type]
+    content = compose(recipe, table, said, None, {"r": "m"}, "breast_cancer")
+    advice, text = content.advice, " ".join([content.meaning, content.advice])
+    assert ("Train again." in advice) == (word == "shown")
+    assert ("No finished model was examined" in advice) == (word == "shown" and not external)
+    assert ("Do not give the model" in advice) == (word == "shown" and bool(external) and released != "cd" * 32)
+    assert ("The released model was not examined" in advice) == (word == "shown" and bool(external) and released == "cd" * 32)
+    assert ("at most its bound" in text) == (word == "bounded")
+    assert ("Nothing was tested" in text) == (word == "descriptive")
+    about = content.about["released model"]
+    assert ("another model" in about) == (bool(released) and not (external and released == "ab" * 32))
+    section = next(one for one in content.sections if one is not None and one.heading == "Regulators' lists")
+    states = {cells[0]: cells[1] for cells in section.blocks[1].rows}  # type: ignore[union-attr]
+    accuracy = states["OWASP AISVS 1.0, 11.2.5: attack accuracy no better than guessing"]
+    assert accuracy == ("met by run r" if word == "bounded" else "not met")
+    assert states["par. 58: documentation of threat model, measures and tests"] == "not met"
 
 
 def test_a_table_with_a_row_less_is_the_same_data(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_an_audit_that_does_not_count_is_not_said_to_show_nothing() -> None:
     sentence, _ = dossier_of((run_of("a", 0.03, "shown"), GIVEN), (nothing, GIVEN))
     assert sentence == (
         "Audit a shows memory on its own page (by chance once in 33 cases), but not after allowing for 1 further audit of this "
-        f"dossier. {MODEL}: none of 2 audits with a test shows memory."
+        f"dossier. {MODEL}: none of 2 audits with a test shows memory after the adjustment."
     )
 
 
@@ -240,7 +240,7 @@ def test_a_bounded_dossier_names_what_its_bounds_leave_out() -> None:
     bounded, described = run_of("a", 0.5, "bounded"), run_of("b", None, "descriptive", audit="self_influence")
     sentence, text = dossier_of((bounded, GIVEN), (described, GIVEN))
     assert sentence == f"{MODEL}: the one audit with a test shows no memory, and bounds it."
-    assert text.startswith("1 audit without a test bounds nothing. ")
+    assert text.startswith("Without a test, 1 audit bounds nothing. ")
     sentence, text = dossier_of((bounded, GIVEN), (run_of("c", 0.9, "bounded", audit="forgetting"), GIVEN))
     assert sentence == f"{MODEL}: none of 2 audits with a test shows memory, and each of them bounds it."
     assert text.startswith("Each limit holds at 95 % by itself, not all of them together. ")
