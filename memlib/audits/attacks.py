@@ -47,6 +47,7 @@ class Attack:
     holds: Callable[[Finding], bool] | None = None
     #: reason why it was not run: the setting of the recipe that asks for it, or why memlib does not have it.
     reason: str = "no run of this audit belongs to the dossier"
+    is_attack: bool = True  #: whether it is an attack; otherwise a number that an audit states beside its attacks.
 
 
 def not_for(kinds: Collection[Kind], found: Collection[Kind]) -> str:

@@ -60,7 +60,7 @@ class Trainings:
 
 @dataclass(frozen=True)
 class Leak:
-    """What a test of a headline family shows, in words that stand alone."""
+    """Words for what a test of a headline family shows, which stand alone."""
 
     clause: str  #: a clause, such as "members can be told from non-members"; {name} stands for a param of the finding.
     advice: str  #: what to do about it, in sentences.
@@ -68,7 +68,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Metric:
-    """A headline metric for readers who do not know its name."""
+    """A headline metric, for readers who do not know its name."""
 
     words: str  #: what it measures, as in "images named only with memory".
     is_share: bool = False  #: whether it is a share, which pages give in per cent.

@@ -103,7 +103,9 @@ def _sure(audit: Audit, findings: Findings) -> str:
     if findings.verdict.word != SHOWN or test.verdict != SHOWN:
         return ""
     often = once_in(test.p_adjusted)
-    return f"Without memory, a result as strong as this one comes {often}, allowing for all tests of this audit."
+    return (
+        f"Without memory, a result as strong as the strongest one here comes {often}, allowing for all tests of this audit."
+    )
 
 
 def run_id(recipe: Any, scores: Artifact[Tables]) -> str:

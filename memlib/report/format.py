@@ -115,8 +115,10 @@ def once_in(value: float | None) -> str:
     """Return a p-value as the chance of a result that is as strong without memory; "" for None.
 
     Example:
-        >>> once_in(0.0075), once_in(0.3), once_in(1e-9)
-        ('by chance once in 133 cases', 'by chance in 30 % of cases', 'by chance less than once in a million cases')
+        >>> once_in(0.0075), once_in(0.3)
+        ('by chance at most once in 133 cases', 'by chance in up to 30 % of cases')
+        >>> once_in(1e-9)
+        'by chance less than once in a million cases'
     """
     if value is None:
         return ""
@@ -124,9 +126,9 @@ def once_in(value: float | None) -> str:
         return "by chance less than once in a million cases"
     count = math.floor(round(1 / value, 6))
     if count < FEW:
-        return f"by chance in {percent(value, 0)} of cases"
+        return f"by chance in up to {percent(value, 0)} of cases"
     digits = max(0, len(str(count)) - 3)
-    return f"by chance once in {count // 10**digits * 10**digits:,} cases"  # rounded down: no rarer than it is
+    return f"by chance at most once in {count // 10**digits * 10**digits:,} cases"  # rounded down: no rarer than it is
 
 
 def finding_rows(rows: Sequence[Finding]) -> list[dict[str, str]]:

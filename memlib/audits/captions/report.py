@@ -60,7 +60,7 @@ def _meaning(findings: Findings) -> str:
     right, other = (percent(findings.first(f"precision_{who}").value) for who in ("target", "reference"))
     return (
         "Whoever has the caption of a training image, the model, and labelled public images can name objects in the image "
-        "that the caption does not mention (people, places or things that its owner did not disclose), and is right more "
+        "that the caption does not mention, and is right more "
         f"often than without the model's memory: {right} of the named objects are in the image, {other} without memory."
     )
 

@@ -22,7 +22,7 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
 
 AUDIT = Audit(
     name="dossier",
-    question="What does this model remember, who is at risk, and what was not tested?",
+    question="What was remembered, who stands out, and what was not tested?",
     recipe=Recipe,
     tables={SUMMARY.name: SUMMARY, AUDITS.name: AUDITS, RISK.name: RISK},
     in_brief=_in_brief,

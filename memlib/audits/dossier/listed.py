@@ -253,6 +253,8 @@ def rows_of(
         mine = [one for one in of_audit if one.headline_of(attack) is not None]
         names = ", ".join(one.title for one in failed if name and one.audit == name)
         rows += [(attack, RUN, "; ".join(one.doubts), one) for one in mine]
+        if not mine and not attack.is_attack:
+            continue
         if not mine and kinds & attack.kinds:
             stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))
             reason = attack.reason if of_audit or not name else Attack.reason

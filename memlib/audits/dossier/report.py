@@ -11,12 +11,13 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.dossier.attacks import attacks
 from memlib.audits.dossier.findings import PARETO
 from memlib.audits.dossier.listed import BESIDE, FAILED, NOT_APPLICABLE, NOT_IN_MEMLIB, NOT_RUN, RUN
 from memlib.audits.dossier.recipe import LEVEL, NOT_SHOWN, OPENED, Recipe, ReleaseSpec
 from memlib.audits.dossier.risk import fewest_that_can_pass
 from memlib.audits.ranking import CANARY
-from memlib.findings import Finding, Findings
+from memlib.findings import BOUNDED, DESCRIPTIVE, SHOWN, Finding, Findings
 from memlib.report.format import format_p, format_value, once_in, percent
 from memlib.report.glossary import terms
 from memlib.report.intervals import Mark, bars
@@ -53,8 +54,8 @@ def compose(
     return Content(
         meaning=meaning_of(
             word,
-            shown=f"Whoever has the access that the attack needs ({_needed(shown)}) can learn from a model what is said "
-            "above. Audits in this document that do not show it prove no absence.",
+            shown=f"It takes {_needed(shown)}. What an audit shows of single models or single records, its own page says. "
+            "Audits in this document that do not show it prove no absence.",
             bounded="With the attack of an audit that bounds memory, an outsider gains at most its bound below, each at 95 % "
             "by itself. Other attacks, also those listed without a bound, may gain more.",
         ),
@@ -75,6 +76,7 @@ def compose(
             _bars(runs),
             _tested(runs),
             _beside([row for row in rows if row["state"] == BESIDE]),
+            _structure(rows),
             _untested(rows),
             _release(recipe.release),
             _at_risk(risk, findings, recipe),
@@ -145,9 +147,10 @@ def _by_run(rows: Sequence[Row]) -> list[Row]:
 def _bars(runs: Sequence[Row]) -> Section | None:
     """Return a drawing of each audit's interval against chance and bound, each on its own scale."""
     drawn = [(row["title"], _finding(row), _bar(row)) for row in runs if row["ci_low"] is not None]
+    solid = "; solid: the bound of the recipe" if any(row["bound"] is not None for row in runs) else ""
     text = (
-        "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value without memory; solid: the "
-        "bound of the recipe; red: shown, adjusted over all audits."
+        "Each audit's headline with its 95 % interval, on a scale of its own. Dashed: the value without memory"
+        f"{solid}; red: shown, adjusted over all audits."
     )
     return Section("In one picture", text, TableView(("audit", "finding", "interval"), drawn)) if drawn else None
 
@@ -190,15 +193,19 @@ def _in_words(row: Row) -> str:
 
 
 def _tested(runs: Sequence[Row]) -> Section:
-    said = [(row["title"], row["sentence"], row["word"], _sure(row), _power(row), row["reason"]) for row in runs]
+    said = [(row["title"], row["sentence"], row["word"], _sure(row), _power(row), _remark(row)) for row in runs]
     text = (
-        "Sentence and word are those of the audit's own page, not adjusted for the other audits. By chance: how often so "
+        "Verdicts are copied from each audit's own page, and not adjusted for the other audits. By chance: how often so "
         "strong a result would come without memory, adjusted for all audits; one in twenty or rarer counts as shown, "
         "unless a remark says that the audit does not count. Found: the smallest effect that the test "
         "shows in four of five cases, in the unit of the picture above."
     )
-    headings = ("audit", "its own verdict", "in a word", "by chance", "found", "remark")
+    headings = ("audit", "its own verdict", "in a word", "by chance", "smallest effect detectable", "remark")
     return Section("What was tested", text, filled(headings, said))
+
+
+def _remark(row: Row) -> str:
+    return row["reason"] or ("it describes, and tests nothing" if row["word"] == DESCRIPTIVE else "")
 
 
 def _sure(row: Row) -> str:
@@ -219,6 +226,19 @@ def _beside(rows: Sequence[Row]) -> Section | None:
     return Section("What other runs say", text, table) if cells else None
 
 
+def _structure(rows: Sequence[Row]) -> Section | None:
+    """Return the numbers that audits state beside their attacks; None without any."""
+    names = {attack.name for _, attack in attacks() if not attack.is_attack}
+    cells = [
+        (row["title"], row["attack"].partition(": ")[2], f"{row['value']:,.0f}", f"{row['n']:,}")
+        for row in rows
+        if row["state"] == RUN and row["attack"] in names
+    ]
+    text = "What the model's outputs tell apart among its training rows without an attack. It is counted, and not tested."
+    headings = ("audit", "number", "count", "of training rows")
+    return Section("Structure of the outputs", text, TableView(headings, cells)) if cells else None
+
+
 def _numbers_behind(runs: Sequence[Row]) -> Section:
     numbers = [
         (
@@ -226,7 +246,7 @@ def _numbers_behind(runs: Sequence[Row]) -> Section:
             f"{_in_words(row)} {_number(row, 'value')}",
             _ends(row) + (f", over {row['over']}" if row["over"] else ""),
             _number(row, "chance"),
-            _number(row, "upper_bound"),
+            "" if row["word"] == SHOWN else _number(row, "upper_bound"),
             _number(row, "bound"),
             format_p(row["p_dossier"]),
         )
@@ -234,9 +254,9 @@ def _numbers_behind(runs: Sequence[Row]) -> Section:
     ]
     text = (
         "Intervals are over the units that are named; verdicts rest on tests, so that an interval over few canaries or "
-        "trainings may include chance where a test shows memory. At most: a one-sided 95 % upper limit. Bound: the limit of "
-        "the recipe, below which an effect is called bounded; it was fixed beforehand if the run follows a frozen plan, as "
-        "its page says. The p-value is adjusted for all audits (Holm)."
+        "trainings may include chance where a test shows memory. At most: a one-sided 95 % upper limit, where nothing is "
+        "shown. Bound: the limit of the recipe, below which an effect is called bounded; it was fixed beforehand if the "
+        "run follows a frozen plan, as its page says. The p-value is adjusted for all audits (Holm)."
     )
     headings = ("audit", "finding", "95 % interval", "without memory", "at most", "bound", "p, all audits")
     return Section(
@@ -257,7 +277,7 @@ def _number(row: Row, name: str) -> str:
     if value is None or value != value:
         return ""
     known = AUDITS[audit_of(row["audited"])].metrics.get(row["metric"])
-    return percent(value) if known is not None and known.is_share else format_value(value)
+    return percent(value) if known is not None and known.is_share else f"{value:.3g}"
 
 
 def _untested(rows: Sequence[Row]) -> Section:
@@ -333,17 +353,20 @@ def _power_of_list(risk: pa.Table) -> str:
         return "No audit compares single records with others that the model was not trained on, so nobody is singled out."
     adjusted = [p for p in risk["p_adjusted"].to_pylist() if p is not None]
     passed, of_all = sum(p <= LEVEL for p in adjusted), count_of(len(adjusted), "record")
-    said = f"Of the {of_all} with a p-value, none can be told from records that the model was not trained on."
+    said = (
+        f"Of the {of_all} with a p-value, no single one is shown to stand out from records that the model was not trained on."
+    )
     if passed:
         stand = "stands" if passed == 1 else "stand"
         said = f"Of the {of_all} with a p-value, {passed:,} {stand} out from records that the model was not trained on."
     if len(adjusted) < risk.num_rows:
-        said += f" The other {risk.num_rows - len(adjusted):,} have none: their audits show no memory, or compare nobody so."
+        others = risk.num_rows - len(adjusted)
+        said += f" The other {others:,} have none: their audits show no memory, or compare no single records."
     if passed or fewest == 1:
         return said
     return (
-        f"{said} There are so few records to compare them with that {fewest} of them would have to stand out alike before "
-        "any could be named."
+        f"{said} There are so few records to compare them with that at least {fewest} would have to stand out equally "
+        "strongly before any could be named."
     )
 
 
@@ -447,7 +470,8 @@ def _regulators(rows: Sequence[Row], release: ReleaseSpec) -> Section:
     cells.append(("OWASP AISVS 1.0, 11.2.5: attack accuracy no better than guessing", *_no_better(rows)))
     text = (
         "Rows of EDPB Opinion 28/2024 (par. 55, 58) and OWASP AISVS, each as these audits decide it: met, by which run; not "
-        "met; cannot apply; or not in memlib. Met in par. 55 means tested, whatever the result. This is no legal advice."
+        "met; cannot apply; or not in memlib. An item of par. 55 is met if it was tested, whatever the result. Par. 55 names "
+        "examples of tests; whether these suffice is for the controller to judge. This is no legal advice."
     )
     return Section("Regulators' lists", text, TableView(("item", "state", "why"), cells))
 
@@ -457,13 +481,17 @@ def _state_of(rows: Sequence[Row]) -> tuple[str, str]:
     states: dict[str, list[Row]] = {}
     for row in rows:
         states.setdefault(row["state"], []).append(row)
-    by = dict.fromkeys(f"{row['title']} (run {row['run']})" for row in states.get(RUN, []) if row["counts"])
+    counted = [row for row in states.get(RUN, []) if row["counts"]]
+    own = {attack.name for audit, attack in attacks() if audit}
     missing = [f"{row['attack']}: {row['reason']}" for row in states.get(NOT_RUN, [])]
     missing += [f"{row['title']}: {row['reason']}" for row in states.get(RUN, []) if not row["counts"]]
-    lacking = [f"{row['attack']}: {row['reason']}" for row in states.get(NOT_IN_MEMLIB, [])]
-    if by:
+    elsewhere = [row for row in states.get(NOT_APPLICABLE, []) if row["attack"] in own]
+    lacking = [f"{row['attack']}: {row['reason']}" for row in (*states.get(NOT_IN_MEMLIB, []), *elsewhere)]
+    if counted:
+        by = dict.fromkeys(f"{row['title']} (run {row['run']}): {_tested_as(row)}" for row in counted)
         rest = [*missing, *lacking]
-        return f"met by {', '.join(by)}", f"beside it, not tested: {'; '.join(rest)}" if rest else ""
+        runs = ", ".join(dict.fromkeys(str(row["run"]) for row in counted))
+        return f"met by run {runs}", "; ".join([*by, *([f"not tested of this item: {'; '.join(rest)}"] if rest else [])])
     if missing:
         return "not met", "; ".join([*missing, *lacking])
     if lacking:
@@ -471,25 +499,30 @@ def _state_of(rows: Sequence[Row]) -> tuple[str, str]:
     return "cannot apply", "; ".join(dict.fromkeys(row["reason"] for row in states.get(NOT_APPLICABLE, [])))
 
 
+def _tested_as(row: Row) -> str:
+    """Return what a run says of an attack, and of what."""
+    whose = "" if row["external"] else ", of models that the audit trained"
+    return f"{row['word'] or 'not tested, described'}{whose}"
+
+
 def _documented(release: ReleaseSpec) -> tuple[str, str]:
     """Return whether the document names the access of the release and measures against memorization."""
+    others = "an impact assessment, advice of the data protection officer and sources of data are not part of this document"
     lacking = [name for name in ("access", "measures") if not getattr(release, name)]
     if lacking:
-        return "not met", f"the owner has not stated {' and '.join(f'release.{name}' for name in lacking)}"
-    return "met by this document", "threat model and tests by memlib, release and measures as stated by the owner"
+        return "not met", f"the owner has not stated {' and '.join(f'release.{name}' for name in lacking)}; {others}"
+    return "met by this document", f"threat model and tests by memlib, release and measures as stated by the owner; {others}"
 
 
 def _no_better(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return whether membership audits bound the accuracy of attacks."""
+    """Return whether membership audits of a given model bound the accuracy of attacks."""
     runs = [row for row in rows if row["leads"] and row["audited"] == "membership"]
     counted = [row for row in runs if row["counts"]]
     if not counted:
-        attacks = [row for row in rows if row["state"] in (NOT_RUN, NOT_APPLICABLE) and "membership" in row["item"]]
-        is_possible = bool(runs) or any(row["state"] == NOT_RUN for row in attacks)
         reason = "no membership audit counts" if runs else "no membership audit belongs to this document"
-        return ("not met", reason) if is_possible else ("cannot apply", "membership audits do not apply to these data")
-    said = "; ".join(f"{row['title']} (run {row['run']}): {row['word']}" for row in counted)
-    if all(row["word"] == "bounded" for row in counted):
+        return "not met", reason
+    said = "; ".join(f"{row['title']} (run {row['run']}): {_tested_as(row)}" for row in counted)
+    if all(row["word"] == BOUNDED and row["external"] for row in counted):
         by = ", ".join(str(row["run"]) for row in counted)
         return f"met by run {by}", f"{said}; its page has subgroups if they were asked for (score.slices)"
     return "not met", said

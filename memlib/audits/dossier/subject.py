@@ -49,7 +49,7 @@ class AuditedModels:
 
 @dataclass(frozen=True)
 class Examined:
-    """What an audit examined: a model that it was given, or models that it trained on a data set."""
+    """The model that an audit was given, or the models that it trained on a data set."""
 
     key: str  #: equal for audits that examined the same.
     name: str  #: its name in a sentence.

@@ -128,10 +128,9 @@ def _sentence(examined: Examined, audits: Sequence[Listed], *, is_bounded: bool)
     counted = [one for one in tests if not one.doubts]
     found = [one for one in counted if one.is_shown]
     if found:
-        clauses = dict.fromkeys(AUDITS[audit_of(one.run.audit)].leak(one.headline).clause for one in found)
-        by = f"{len(found)} of {_count(tests)}" if len(tests) > 1 else "one audit"
-        p = once_in(max(one.p_value or 0.0 for one in found))
-        return f"{name}: {'; '.join(clauses)} (shown by {by}; {p})."
+        clauses = "; ".join(f"{_clause(one)} ({one.run.title})" for one in found)
+        by = f"Shown by {len(found)} of {_count(tests)}" if len(tests) > 1 else "Shown by one audit"
+        return f"{name}: {clauses}. {by}, {once_in(max(one.p_value or 0.0 for one in found))}."
     if not tests:
         powerless = [one for one in audits if POWERLESS in one.doubts]
         if powerless:
@@ -153,6 +152,11 @@ def _sentence(examined: Examined, audits: Sequence[Listed], *, is_bounded: bool)
     bounded = sum(one.verdict.word == BOUNDED for one in counted)
     some = "one of them bounds" if bounded == 1 else f"{bounded} of them bound"
     return f"{name}: {none}{f'; {some} it' if bounded and len(tests) > 1 else ', and bounds it' if bounded else ''}."
+
+
+def _clause(one: Listed) -> str:
+    """Return what an audit that is shown shows."""
+    return AUDITS[audit_of(one.run.audit)].leak(one.headline).clause
 
 
 def _was(tests: Sequence[Listed]) -> str:

@@ -118,7 +118,10 @@ def _gained(rows: Findings) -> str:
     shown = {row.family for row in rows.shown()}
     texts = [text for family, text in _GAINED.items() if family in shown]
     if any(row.value for row in rows.all("extracted", known=0)):
-        texts.append("Whoever knows the text around a secret that a search extracted can read it out without guessing.")
+        texts.append(
+            "Whoever knows the text around a secret that a search extracted, and can ask how likely each next symbol is, can "
+            "read it out."
+        )
     return " ".join(texts)
 
 

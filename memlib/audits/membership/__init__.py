@@ -111,7 +111,7 @@ ATTACKS = (
     *(
         Attack(
             f"structure: {name}", TABLES, "", "outputs on the training rows, without an attack", PROBABILITIES,
-            _counts(number), "its run could not count it: the model's outputs, or its parameters, are not known to it",
+            _counts(number), is_attack=False,
         )
         for number, name in STRUCTURE.items()
     ),
@@ -139,9 +139,10 @@ def _cell(facts: DataFacts) -> CellSpec | str:
 
 LEAKS = {
     MEMBERS: Leak(
-        "members of the training set can be told from non-members",
-        "Train again with fewer epochs, deduplicated data or differentially private training, and audit again; or answer "
-        "with labels alone, if the attacks that are shown need probabilities.",
+        "as a group, members of the training set can be told from non-members",
+        "Train again so that less is memorized (deduplicated data, a simpler model, fewer epochs where there are any, "
+        "differential privacy), and audit again; or give out less exact answers, if the page of the audit does not show "
+        "attacks on labels alone.",
     ),
     PRIVACY: Leak(
         "the claim of epsilon {epsilon:g} is refuted",

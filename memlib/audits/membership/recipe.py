@@ -30,8 +30,8 @@ MOST_UNPAIRED = 0.1  # share of the units whose class has members alone, or non-
 MET = 0.8  # chance with which a model without memory meets the default of `tail_bound`
 HEADLINES = (MEMBERS, PRIVACY)
 NOT_SHOWN = (
-    "That a given person was in the training set: a rank is evidence about a group of examples. A share of false alarms is "
-    "that of all non-members who are named, too; among those who are named, far more may be non-members.",
+    "That a given person was in the training set: a rank is evidence about a group of examples. The share of false "
+    "alarms counts non-members who are named; among all who are named, the share of non-members may be much higher.",
     "That nobody can do better: only the listed attacks were tried.",
     "Anything about other models: that the audited model is the one in use has to be established by other means.",
 )

@@ -62,9 +62,9 @@ _OF_TEXTS = (
     "1993)."
 )
 _ADVICE = (
-    "Treat the model's answers as personal data of its training examples: limit who can query it and how exact its answers "
-    "are, or retrain it (on more data, as a simpler model, for fewer epochs, or with differential privacy), and audit the "
-    "new model."
+    "The model's answers tell something of its training examples: limit who can query it and how exact its answers are, or "
+    "train it again (on more data, as a simpler model, with differential privacy or, where there are epochs, fewer of them), "
+    "and audit the new model."
 )
 
 
@@ -168,7 +168,7 @@ def _numbers(findings: Findings, recipe: Recipe) -> list[tuple[str, str, str]]:
     """Return the page's tiles (number, label, detail): AUC, true alarms and, if there is one, the bound of epsilon."""
     head = findings.head
     attack = head.params["attack"]
-    tiles = [(f"{head.value:.2f}", f"AUC, {NAMES[attack]}", _interval(head))]
+    tiles = [(f"{head.value:.3f}", f"AUC, {NAMES[attack]}", _interval(head))]
     for row in findings.all("true_alarms", attack=attack):
         tiles.append((percent(row.value), f"of members above what {reached(row)}", _interval(row, percent)))
     above = findings.get("above_all", attack=attack)
@@ -205,8 +205,8 @@ def _attacks_section(findings: Findings, curves: pa.Table, folder: Path) -> Sect
     ranks = f"AUC: how often a member ranks above a non-member of its class; 50 % by guessing.{tested}"
     return Section(
         "Attacks",
-        f"{ranks} Named: the share of members above the score of one non-member, with its interval at this threshold. Few "
-        f"non-members decide small rates: {notes}"
+        f"{ranks} Named: the share of members above the score of one non-member, with its interval at this threshold. Small "
+        f"rates rest on few non-members: {notes}"
         if notes
         else ranks,
         FigureView(
@@ -307,7 +307,7 @@ def _units_section(units: pa.Table, findings: Findings, recipe: Recipe) -> Secti
     is_shown = findings.verdict.word == SHOWN
     evidence = "" if is_shown else " As nothing was shown, a high score is no evidence about any of them."
     return Section(
-        f"The {noun} at greatest risk" if is_shown else f"The {noun} with the highest scores",
+        f"The {noun} with the highest scores",
         f"The {len(top)} {noun} with the highest scores, of {units.num_rows:,}; {members} of these {len(top)} are members. "
         f"They are selected by the score, so their scores look stronger than they would in another model.{evidence}",
         filled(headings, cells, columns_of(top, "unit", *persons_alone, "class_name", "member", score, "above_nonmembers")),

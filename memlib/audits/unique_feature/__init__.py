@@ -43,8 +43,9 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 
 ATTACKS = (
     Attack(
-        "unique feature of a single training example", LABELLED, "(i) attribute inference",
-        "outputs on examples with and without the feature", PROBABILITIES,
+        "unique feature of a single training example", LABELLED, "(i) membership inference",
+        "outputs on examples with and without the feature; of models that the audit trains, also the training data, the "
+        "label and models trained for comparison", PROBABILITIES,
     ),
 )  # fmt: skip
 ODD = {"kind": "scalar", "index": 0, "value": 5}  # five standard deviations from the mean of the first column of a table
@@ -59,10 +60,13 @@ def _cell(facts: DataFacts) -> CellSpec | str:
     return CellSpec(name="unique-feature", recipe="unique_feature_smoke", set={**change, **feature})
 
 
-_ADVICE = "Remove identifying features, such as names, from the data before training, and audit every changed training again."
+_ADVICE = (
+    "Remove features that identify somebody, such as names or numbers, before training, and audit every changed training "
+    "again."
+)
 LEAKS = {
     HEADLINE: Leak(
-        "a feature of few training examples changes what models compute",
+        "a rare feature of training examples changes what models compute",
         _ADVICE,
     ),
     OWN: Leak(
@@ -82,8 +86,12 @@ AUDIT = Audit(
     limits=_limits,
     rankings=rankings,
     metrics={
-        name: Metric(f"change of a model's answers by the feature (M, {access})")
-        for name, access in (("m_white", "white box"), ("m_grey", "grey box"), ("m_black", "black box"))
+        name: Metric(f"change of a model's answers by the feature, for whoever {knows}")
+        for name, knows in (
+            ("m_white", "knows feature, data and label"),
+            ("m_grey", "knows feature and label"),
+            ("m_black", "knows the feature"),
+        )
     },
     attacks=ATTACKS,
     cell=_cell,

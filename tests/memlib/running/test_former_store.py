@@ -37,6 +37,10 @@ ARCHIVES = sorted((Path(__file__).parents[2] / "former").glob("*.tar.xz"))
 RAISED = {
     "f485d81a": {
         "captions": {"score_captions", "report_captions"},
+        "deja_vu": {"report"},
+        "exposure": {"report"},
+        "self_influence": {"report"},
+        "sweep": {"report"},
         "forgetting": {"score_forgetting", "report"},
         "membership": {"score_membership", "report"},
         "unique_feature": {"score", "report"},
@@ -77,8 +81,8 @@ class Former(NamedTuple):
 
     @property
     def changed_alone(self) -> Iterator[tuple[str, Change]]:
-        """The recipes of which nothing is computed again unless a setting changes, and their changes."""
-        return ((name, SETTINGS[name]) for name in self.names if name in SETTINGS and not self.raised(name))
+        """The recipes of which at most the page is made again unless a setting changes, and their changes."""
+        return ((name, SETTINGS[name]) for name in self.names if name in SETTINGS and self.raised(name) <= {page_of(name)})
 
     def copied(self, folder: Path) -> "Former":
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)

@@ -87,7 +87,7 @@ def test_a_dossier_lists_the_audits_of_its_data_and_the_attacks_that_were_not_ru
     assert "its recipe did not ask for it (score.hidden)" in page
     assert "(iv) model inversion" in page
     structure = {row["attack"]: row["value"] for row in rows if row["attack"].startswith("structure: ")}
-    assert len(structure) == 4
+    assert len(structure) == 3  # the parameters of a forest are not counted
     assert structure["structure: training rows that the model contains as they are (instance-based models)"] == 0
     assert memlib.verify(run).outcome == "unchanged"
     assert memlib.verify(store=store).outcome == "unchanged"
@@ -113,14 +113,15 @@ def test_a_finished_dossier_computes_nothing_and_a_further_run_changes_it(store:
     assert "a second seed" in later.tables["audits"]["title"].to_pylist()
 
 
-def test_what_the_store_already_held_is_counted_as_reused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run = dossier_of(store, title="counted once")
+def test_artifacts_of_the_joined_runs_count_as_reused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = dossier_of(store, named_share=0.02)
     assert {address.split("/")[0] for address in run.record.computed} == {"score_dossier", "report"}
     assert main(["status", run.id, "--store", store, "--json"]) == 0
     stages = {row["stage"]: row for row in json.loads(capsys.readouterr().out)["stages"]}
     assert (stages["fit_estimators"]["artifacts"], stages["fit_estimators"]["cpu_seconds"]) == (0, 0)
     assert stages["fit_estimators"]["reused"] > 0
     assert stages["score_dossier"]["artifacts"] == 1
+    assert "Structure of the outputs" in run.report.read_text()
 
 
 def test_a_dossier_without_ids_holds_none(store: str) -> None:
@@ -579,7 +580,7 @@ def test_meaning_and_advice_speak_of_what_was_examined(word: str, external: list
     section = next(one for one in content.sections if one is not None and one.heading == "Regulators' lists")
     states = {cells[0]: cells[1] for cells in section.blocks[1].rows}  # type: ignore[union-attr]
     accuracy = states["OWASP AISVS 1.0, 11.2.5: attack accuracy no better than guessing"]
-    assert accuracy == ("met by run r" if word == "bounded" else "not met")
+    assert accuracy == ("met by run r" if word == "bounded" and external else "not met")
     assert states["par. 58: documentation of threat model, measures and tests"] == "not met"
 
 
@@ -627,7 +628,16 @@ STATES = ("run", "not run", "not in memlib", "not applicable")
 @pytest.mark.parametrize("counts", [True, False])
 def test_each_row_of_regulators_lists_follows_from_the_audits(states: tuple[bool, ...], counts: bool) -> None:
     found = [
-        {"state": state, "title": "t", "run": "r", "attack": f"attack {state}", "reason": f"reason {state}", "counts": counts}
+        {
+            "state": state,
+            "title": "t",
+            "run": "r",
+            "attack": f"attack {state}",
+            "reason": f"reason {state}",
+            "counts": counts,
+            "word": "shown",
+            "external": [],
+        }
         for state, is_there in zip(STATES, states, strict=True)
         if is_there
     ]
@@ -636,7 +646,8 @@ def test_each_row_of_regulators_lists_follows_from_the_audits(states: tuple[bool
     state, why = _state_of(found)
     there = {row["state"] for row in found}
     if "run" in there and counts:
-        assert state == "met by t (run r)"
+        assert state == "met by run r"
+        assert "t (run r): shown, of models that the audit trained" in why
     elif there & {"run", "not run"}:
         assert state == "not met"
     else:

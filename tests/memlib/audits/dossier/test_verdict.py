@@ -144,13 +144,15 @@ def test_an_audit_in_doubt_is_marked_and_never_named_as_shown(run: RunRecord, st
     found = verdict([one], looks=0)
     assert found.word == "inconclusive"
     assert f"Not counted: audit a ({doubt})" in found.explanation
-    first = f"Audit a shows memory on its own page (by chance once in 1,000 cases), and does not count here ({STALE})."
+    first = (
+        f"Audit a shows memory on its own page (by chance at most once in 1,000 cases), and does not count here ({STALE})."
+    )
     assert found.sentence.startswith(first) == (doubt == STALE)
 
 
 def test_rows_name_every_known_attack_once_or_more() -> None:
     rows = rows_of(audits_of([run_of("a", 0.5, "bounded")]), {})
-    assert {attack.name for attack, *_ in rows} == {attack.name for _, attack in attacks()}
+    assert {attack.name for attack, *_ in rows} == {attack.name for _, attack in attacks() if attack.is_attack}
     states = {attack.name: state for attack, state, _, _ in rows}
     assert states["membership of single records or persons"] == "run"
     assert states["unique feature of a single training example"] == "not run"
@@ -172,7 +174,8 @@ def test_sentence_speaks_of_the_model_only_if_one_was_given() -> None:
     run = run_of("a", 0.001, "shown")
     given = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(0, external=("ab" * 32,))], looks=0, stale=[])
     trained = listed([Outcome("a", run.audit, {}, run)], [AuditedModels(3, own=("ab" * 32,))], looks=0, stale=[])
-    said = "members of the training set can be told from non-members (shown by one audit; by chance once in 1,000 cases)."
+    clause = "as a group, members of the training set can be told from non-members (audit a)"
+    said = f"{clause}. Shown by one audit, by chance at most once in 1,000 cases."
     assert verdict(given, looks=0).sentence == f"The model (sha256 abababababab): {said}"
     assert verdict(trained, looks=0).sentence == f"Models that the audits trained on table (data d): {said}"
 
@@ -191,24 +194,27 @@ MODEL = "The model (sha256 abababababab)"
 
 def test_an_audit_that_does_not_count_is_not_said_to_show_nothing() -> None:
     strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive", audit="forgetting")
-    first = f"Audit a shows memory on its own page (by chance once in 1,000 cases), and does not count here ({STALE})."
+    first = (
+        f"Audit a shows memory on its own page (by chance at most once in 1,000 cases), and does not count here ({STALE})."
+    )
     sentence, _ = dossier_of((strong, GIVEN), stale=["a"])
     assert sentence == f"{first} {MODEL}: 1 audit with a test was run, but none counts, so nothing is said of memory."
     sentence, _ = dossier_of((strong, GIVEN), (nothing, GIVEN), stale=["a"])
     assert sentence == f"{first} {MODEL}: none of the 1 that count, of 2 audits with a test, shows memory."
     sentence, _ = dossier_of((run_of("a", 0.03, "shown"), GIVEN), (nothing, GIVEN))
     assert sentence == (
-        "Audit a shows memory on its own page (by chance once in 33 cases), but not after allowing for 1 further audit of this "
+        "Audit a shows memory on its own page (by chance at most once in 33 cases), but not after allowing for 1 further audit of this "
         f"dossier. {MODEL}: none of 2 audits with a test shows memory after the adjustment."
     )
 
 
 def test_each_model_has_a_sentence_of_its_own() -> None:
     strong, nothing = run_of("a", 0.001, "shown"), run_of("b", 0.8, "inconclusive", audit="forgetting")
-    trained = "Models that the audits trained on table (data d): members of the training set can be told from non-members"
+    clause = "as a group, members of the training set can be told from non-members (audit a)"
+    trained = f"Models that the audits trained on table (data d): {clause}"
     sentence, _ = dossier_of((strong, TRAINED), (nothing, GIVEN))
     assert sentence == (
-        f"{MODEL}: the one audit with a test shows no memory. {trained} (shown by one audit; by chance once in 500 cases)."
+        f"{MODEL}: the one audit with a test shows no memory. {trained}. Shown by one audit, by chance at most once in 500 cases."
     )
     sentence, _ = dossier_of((strong, TRAINED), (run_of("c", 0.001, "shown"), GIVEN), stale=["c"])
     assert sentence.startswith(f"{MODEL}: 1 audit with a test was run, but none counts")
@@ -230,7 +236,7 @@ def test_each_audit_says_what_it_shows(audit: str, row: dict[str, Any], clause: 
     assert "gives away" not in sentence
 
 
-def test_every_headline_family_is_said_in_words() -> None:
+def test_every_headline_family_has_a_clause_and_advice() -> None:
     for audit in AUDITS.values():
         assert set(audit.leaks) == set(audit.headlines)
         assert all(one.clause and one.advice.endswith(".") for one in audit.leaks.values())
@@ -263,14 +269,14 @@ def test_a_level_above_that_of_dossiers_denies_no_bound() -> None:
 
 
 def test_memory_is_never_bounded_where_a_run_shows_it_by_itself() -> None:
-    """Sixteen cheap audits of one's own model erase a p-value of .003 in Holm's method."""
+    """Sixteen further audits erase a p-value of .003 in Holm's method."""
     innocent = [run_of(f"b{n}", 0.9, "bounded", audit="forgetting", data=f"d{n}") for n in range(40)]
     shown = run_of("a", 0.003, "shown")
     assert word_of([shown, *innocent[:15]]) == "shown"
     found = verdict(audits_of([shown, *innocent]), looks=0)
     assert found.word == "inconclusive"
     assert found.sentence.startswith(
-        "Audit a shows memory on its own page (by chance once in 333 cases), but not after allowing for 40 further audits of "
+        "Audit a shows memory on its own page (by chance at most once in 333 cases), but not after allowing for 40 further audits of "
         "this dossier. "
     )
 
@@ -312,7 +318,7 @@ def test_runs_beside_the_dossier_that_say_otherwise_come_first_and_deny_a_bound(
     assert word_of([bounded], beside=beside) == "inconclusive"
     sentence, _ = dossier_of((bounded, GIVEN), beside=beside)
     assert sentence.startswith(
-        "Audit b (run b), which is not part of this dossier, shows memory (by chance once in 1,000 cases). "
+        "Audit b (run b), which is not part of this dossier, shows memory (by chance at most once in 1,000 cases). "
     )
     other = [Beside(run_of("c", 0.5, "bounded"), "s3://other", passes=False, reason="")]
     _, text = dossier_of((shown, GIVEN), beside=other)
@@ -320,7 +326,7 @@ def test_runs_beside_the_dossier_that_say_otherwise_come_first_and_deny_a_bound(
     assert "say otherwise" not in dossier_of((bounded, GIVEN), beside=other)[1]
 
 
-def test_another_model_than_the_released_one_is_said_first() -> None:
+def test_a_verdict_begins_with_a_released_model_that_was_not_audited() -> None:
     shown = run_of("a", 0.001, "shown")
     sentence, _ = dossier_of((shown, GIVEN), released="cd" * 32)
     assert sentence.startswith("The released model (sha256 cdcdcdcdcdcd) is none of those that were audited. The model")

@@ -22,7 +22,7 @@ def test_rows_of_a_table_are_audited_and_listed_without_pictures(tmp_path: Path,
     run = memlib.run(RECIPE, store="store", quiet=True)
     assert run.verdict.word == "inconclusive"
     page = Path(run.report).read_text(encoding="utf-8")
-    section = page[page.index("<h2>Examples with the strongest signal") :]
+    section = page[page.index("<summary>Examples with the strongest signal") :]
     listed = [name for name in set(run.tables["examples"]["example_id"].to_pylist()) if f">{name}</td>" in section]
     assert len(listed) == 3
-    assert "<img" not in section[: section.index("<h2>Overlap with D_Q")]
+    assert "<img" not in section[: section.index("<summary>Overlap with D_Q")]
