@@ -72,7 +72,7 @@ class PageStage(Stage[Path]):
         with self._figures_as_asked():
             content, findings = self.compose(attempt), Findings.read(self.scores.content["summary"])
         page = signed(
-            replace(content, sections=(*content.sections, what_was_read(self.read))),
+            replace(content, sections=(*content.sections, what_was_read(self.read)), advice=_advice(content, self.recipe)),
             findings.verdict,
             level=audit.level(findings), audit=audit.name, question=audit.question, recipe=self.recipe,
             run=self.run, sure=_sure(audit, findings), read=self.read,
@@ -92,6 +92,15 @@ class PageStage(Stage[Path]):
     def open(cls, artifact: Artifact[Path]) -> Path:
         """Return the page."""
         return artifact.path(REPORT_FILE)
+
+
+def _advice(content: Content, recipe: Spec) -> str:
+    """Return the advice of a page; of a demonstration, it is about models of the reader's own."""
+    from memlib.report.imprint import is_demonstration
+
+    if not content.advice or not is_demonstration(recipe.model_dump(mode="json")):
+        return content.advice
+    return f"This is a demonstration, of which nothing follows. If the model were yours: {content.advice}"
 
 
 def _sure(audit: Audit, findings: Findings) -> str:

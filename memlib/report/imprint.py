@@ -56,7 +56,16 @@ def signed(
 
 def _model(name: str, recipe: Mapping[str, Any]) -> str:
     """Return the name of the audited model, and whether the audit trained it; "" without any."""
-    return f"{name}, {'given to the audit' if is_given(recipe) else 'trained for this audit'}" if name else ""
+    return (
+        f"{name}, {'given to the audit' if is_given(recipe) else 'trained for this audit; no finished model was examined'}"
+        if name
+        else ""
+    )
+
+
+def is_demonstration(recipe: Mapping[str, Any]) -> bool:
+    """Return whether a recipe's data come with memlib."""
+    return source_of(((recipe.get("data") or {}).get("source") or {}).get("kind")).is_embedded
 
 
 def data_in_words(recipe: Mapping[str, Any]) -> str:
@@ -64,7 +73,5 @@ def data_in_words(recipe: Mapping[str, Any]) -> str:
     source = (recipe.get("data") or {}).get("source") or {}
     if not source:
         return ""
-    whose = (
-        "embedded in memlib, for demonstrations" if source_of(source.get("kind")).is_embedded else "of whoever ran the audit"
-    )
+    whose = "embedded in memlib, for demonstrations" if is_demonstration(recipe) else "of whoever ran the audit"
     return f"{data_name(recipe)}, {whose}"

@@ -62,7 +62,7 @@ def test_members_are_found_and_everything_is_published(nets: tuple[Memlib, Path,
     page = Path(manifest["report"]).read_text()
     for heading in (
         "Attacks",
-        "The examples at greatest risk",
+        "The examples with the highest scores",
         "Differential privacy",
         "Memorized examples",
         "The target among",

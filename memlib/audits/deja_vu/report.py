@@ -110,7 +110,7 @@ def compose(
         ),
         limits=NOT_SHOWN,
         terms=_TERMS if recipe.beyond is None else (*_TERMS, *BEYOND_TERMS),
-        model=", ".join(next(iter(_model_facts(recipe).items()))),
+        model=_named_model(recipe),
         numbers=_numbers(here, recipe, names),
         sections=[
             _curve_section(here, curves.filter(pc.field("params") == json.dumps(setting, sort_keys=True)), recipe, folder),
@@ -583,6 +583,11 @@ def _stability_section(views: Findings) -> Section | None:
         "distances, not memory.",
         TableView(("layer", "images", "number", "SSLMem", "95 % interval", *TESTED), rows, data=views),
     )
+
+
+def _named_model(recipe: Recipe) -> str:
+    name, text = next(iter(_model_facts(recipe).items()))
+    return text if name == "model" else f"{name}, {text}"
 
 
 def _model_facts(recipe: Recipe) -> dict[str, str]:
