@@ -27,6 +27,8 @@ from memlib.audits.self_influence.stages import Score
 from memlib.errors import CorruptArtifact, RunError, Untrusted, UserError
 from memlib.findings import Findings, Verdict, diagnostic
 from memlib.identity import file_digest
+from memlib.pipeline.provenance import who
+from memlib.runs.fingerprints import fingerprint_of
 from memlib.runs.index import list_runs
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
@@ -600,6 +602,19 @@ def test_a_table_with_a_row_less_is_the_same_data(tmp_path: Path) -> None:
     run = memlib.run(recipe, store=place, quiet=True)
     assert run.record.ledger.number == 4
     assert "Looks in other stores are not known" in run.report.read_text()
+    known = run.record.ledger.fingerprints
+    assert known is not None
+    rows = {
+        fingerprint_of(row["digest"]): row["example_id"]
+        for path in (tmp_path / "store").rglob("as_read.parquet")
+        for row in read_table(path).to_pylist()
+    }
+    hers = known["smallest"][0]
+    assert main(["forget", "--example", rows[hers], "--store", place, "--delete", "--models"]) in (0, 3)
+    kept = memlib.open(run.id, store=place).record.ledger.fingerprints
+    assert kept is not None
+    assert hers not in kept["smallest"]
+    assert set(kept["smallest"]) < set(known["smallest"])
     others = [",".join(map(str, [*row, int(row[0] > 0)])) for row in rng.normal(size=(300, 4)).tolist()]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,c,d,y", *others]))
     assert memlib.run(recipe, store=place, quiet=True).record.ledger.number == 1
@@ -611,6 +626,14 @@ def test_a_policy_can_limit_the_structure_of_outputs(store: str, tmp_path: Path)
         gate = f"structure[structure=small_cell_rows]={limit}"
         policy.write_text(json.dumps({"audits": [{"audit": "membership", "ceilings": [gate]}]}))
         assert main(["gate", "--policy", str(policy), "--store", store]) == status
+
+
+def test_no_page_names_its_user_its_store_or_an_index(store: str) -> None:
+    for run in (dossier_of(store), *(memlib.open(one.id, store=store) for one in memlib.list_runs(store=store))):
+        page = run.report.read_text()
+        assert store not in page
+        assert f">{who()}<" not in page
+        assert "index.html" not in page
 
 
 def test_who_is_not_shown_to_stand_out_is_not_listed(store: str) -> None:
