@@ -19,7 +19,14 @@ from memlib.data.datasets import open_source
 from memlib.data.examples import Caption
 from memlib.data.groups import groups_of, joined, links_by_name
 from memlib.data.id_files import said_of_examples
-from memlib.data.images.captions import SETTING, captions_digest, is_named, read_captions, words_of
+from memlib.data.images.captions import (
+    SETTING,
+    are_split_otherwise,
+    captions_digest,
+    is_named,
+    read_captions,
+    words_of,
+)
 from memlib.data.overlap import alike_captions
 from memlib.data.splits import split_examples
 from memlib.data.stages import Shard, Split
@@ -36,6 +43,10 @@ if TYPE_CHECKING:
     import torch
 
 CAPTIONS_FILE, WORDS_FILE = "captions.parquet", "words.npy"
+BY_CHARACTERS = (
+    "captions are compared word by word, in the composed form of their letters; where scripts have no spaces between words "
+    "(Chinese, Japanese, Thai, Lao, Khmer, Burmese), character by character"
+)
 CAPTIONS = pa.schema(
     [("example_id", pa.string()), ("row", pa.int64()), ("caption", pa.string())]
     + [(name, pa.list_(pa.string())) for name in ("objects", "named")]
@@ -102,8 +113,9 @@ class Captions(Stage[CaptionSet]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The images, and the digests of the files."""
-        return {"shard": self.shard.key, **captions_digest(self.captions)}
+        """The images, the digests of the files, and the rule of words if earlier versions split these captions otherwise."""
+        rule = {"words": "characters of scripts without spaces"} if self._is_unspaced else {}
+        return {"shard": self.shard.key, **captions_digest(self.captions), **rule}
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write captions and words, and count what was read."""
@@ -111,10 +123,10 @@ class Captions(Stage[CaptionSet]):
         known, ids = self._known, index["example_id"].to_pylist()
         keys = [name.rpartition("/")[2] for name in ids] if by_name else ids
         found = [known.get(key) for key in keys]
-        named = Counter(key for key in keys if key in known)
-        if twice := next((key for key, count in named.items() if count > 1), None):
+        times = Counter(key for key in keys if key in known)
+        if twice := next((key for key, count in times.items() if count > 1), None):
             raise UserError(
-                f"{SETTING}: {named[twice]} images are named {twice}, in different folders, and COCO's files do not tell "
+                f"{SETTING}: {times[twice]} images are named {twice}, in different folders, and COCO's files do not tell "
                 "which is meant; give a table of captions by example id"
             )
         if not any(found):
@@ -129,11 +141,18 @@ class Captions(Stage[CaptionSet]):
         table = pa.table(
             [pa.array(column, field.type) for column, field in zip(columns, CAPTIONS, strict=True)], schema=CAPTIONS
         )
-        if not pc.sum(pc.list_value_length(table["objects"])).as_py():
+        objects, named = (pc.sum(pc.list_value_length(table[name])).as_py() for name in ("objects", "named"))
+        if not objects:
             raise UserError(f"{SETTING}: no image has an object; check the column of objects, and the separator")
+        if objects == named:
+            raise UserError(
+                f"{SETTING}: the captions name all {objects:,} objects of their images, so that a model could name none from "
+                "memory; list objects that captions do not mention, too, such as those of a detector or of annotators"
+            )
         pq.write_table(table, attempt.path(CAPTIONS_FILE), compression="zstd")
         words, number = self._numbered(table, index.num_rows)
         np.save(attempt.path(WORDS_FILE), words)
+        attempt.facts |= {"by_characters": True} if self._is_unspaced else {}
         attempt.facts |= {"num_words": number, "num_captions": table.num_rows, "without_caption": len(ids) - table.num_rows}
 
     @cached_property
@@ -141,9 +160,18 @@ class Captions(Stage[CaptionSet]):
         """The captions by example id, or by the names of images for COCO."""
         return read_captions(open_source(self.data.source, self.data.intensities, self.data.labels), self.captions)
 
+    @cached_property
+    def _is_unspaced(self) -> bool:
+        """Whether captions or objects have other words than earlier versions found; captions that memlib makes have not."""
+        if self.captions.origin == "source" and self.data.source.is_embedded:
+            return False
+        known = self._known.values()
+        return are_split_otherwise(text for caption in known for text in (caption.text, *caption.objects))
+
     def preview(self) -> list[str]:
         """Describe the captions of the source or the files, so that a plan refuses those that cannot be read."""
-        return [f"captions: {len(self._known):,} before they are joined with the images"]
+        lines = [f"captions: {len(self._known):,} before they are joined with the images"]
+        return [*lines, BY_CHARACTERS] if self._is_unspaced else lines
 
     def _named(self, caption: Caption) -> list[str]:
         words = words_of(caption.text)
@@ -177,6 +205,7 @@ class Captions(Stage[CaptionSet]):
             f"{len(artifact.content.object_names):,} kinds"
         ]
         lines += [f"images without a caption, which are left out: {lacking:,}"] if lacking else []
+        lines += [BY_CHARACTERS] if artifact.facts.get("by_characters") else []
         return lines + ([f"captions equal to that of another image: {equal:,}, which are kept together"] if equal else [])
 
 

@@ -1,7 +1,8 @@
 """Captions of images, the objects in the images, and whether a caption names an object."""
 
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memlib.data.examples import Caption, Source
@@ -12,16 +13,50 @@ from memlib.store.records import json_once
 
 WORD = re.compile(r"\w+")
 SETTING = "captions.origin"
+UNSPACED = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029),
+    (0x3038, 0x30FF), (0x3105, 0x312F), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F), (0x20000, 0x323AF),
+)  # fmt: skip
+"""Ranges of characters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Han, Kana."""
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case.
+    """Return the words of a text in lower case; of scripts without spaces between words, each character is a word.
+
+    Text is normalized (Unicode's NFC), and marks belong to the character before them.
 
     Example:
         >>> words_of("A dog's bowl, 2 cats")
         ['a', 'dog', 's', 'bowl', '2', 'cats']
+        >>> words_of("cafe\u0301 の猫")
+        ['café', 'の', '猫']
     """
-    return WORD.findall(text.lower())
+    text = unicodedata.normalize("NFC", text.lower())
+    if text.isascii():
+        return WORD.findall(text)
+    words, is_open, is_within = list[str](), False, False  # whether letters, and marks, continue the last word
+    for character in text:
+        if unicodedata.category(character).startswith("M"):
+            if is_within:
+                words[-1] += character
+            continue
+        is_within = character == "_" or character.isalnum()
+        if is_open and is_within and not _is_unspaced(character):
+            words[-1] += character
+        elif is_within:
+            words.append(character)
+        is_open = is_within and not _is_unspaced(character)
+    return words
+
+
+def _is_unspaced(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in UNSPACED)
+
+
+def are_split_otherwise(texts: Iterable[str]) -> bool:
+    """Return whether earlier versions, which split all texts at spaces and punctuation, found other words in any of them."""
+    return any(not text.isascii() and words_of(text) != WORD.findall(text.lower()) for text in texts)
 
 
 def is_named(name: str, words: Sequence[str]) -> bool:
@@ -103,7 +138,8 @@ def _check_separator(cells: Sequence[str], table: CaptionTable) -> None:
 
 
 def _parted(text: str, separator: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(separator)))))
+    parts = (part.strip() for part in unicodedata.normalize("NFC", text).split(separator))
+    return tuple(dict.fromkeys(filter(None, parts)))
 
 
 def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
@@ -112,7 +148,7 @@ def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
         names = {image["id"]: str(image["file_name"]) for image in texts["images"]}
         others = [image for image in instances.get("images", ()) if "file_name" in image]
         _check_same_images(names, {image["id"]: str(image["file_name"]) for image in others}, coco)
-        kinds = {kind["id"]: str(kind["name"]) for kind in instances["categories"]}
+        kinds = {kind["id"]: unicodedata.normalize("NFC", str(kind["name"])) for kind in instances["categories"]}
         first: dict[Any, str] = {}
         for one in sorted(texts["annotations"], key=lambda one: int(one["id"])):
             first.setdefault(one["image_id"], str(one["caption"]))

@@ -53,11 +53,46 @@ def from_table(folder: Path, content: str, **changes: Any) -> CaptionSpec:
         ("traffic light", "light traffic", False),
         ("traffic light", "traffic lights at night", True),
         ("café", "ein Café", True),
+        ("café", "un cafe\u0301 noir", True),  # decomposed accents, as macOS writes them
+        ("狗", "一只狗在草地上", True),  # scripts without spaces between words: Chinese,
+        ("犬", "犬が公園にいる", True),  # Japanese,
+        ("หมา", "หมาอยู่บนหญ้า", True),  # Thai,
+        ("ဓာတ်ပုံ", "ဒါဓာတ်ပုံပါ", True),  # Burmese
+        ("猫", "一只狗在草地上", False),
+        ("कुत्ता", "घर में कुत्ता", True),  # marks belong to letters
+        ("कुत", "घर में कुत्ता", False),
         ("!", "what!", False),  # a name without a word is never named
     ],
 )
 def test_names_are_found_as_whole_words(name: str, text: str, expected: bool) -> None:
     assert is_named(name, words_of(text)) is expected
+
+
+@pytest.mark.parametrize(
+    ("content", "is_split"),
+    [
+        ("example_id,caption,objects\nall/0.png,a dog,dog;cat\n", False),
+        ("example_id,caption,objects\nall/0.png,ein Café,Café;Hund\n", False),
+        ("example_id,caption,objects\nall/0.png,一只狗在草地上,狗;猫\n", True),
+        ("example_id,caption,objects\nall/0.png,un cafe\u0301,café;chien\n", True),
+    ],
+)
+def test_captions_that_are_split_otherwise_than_before_have_another_key(tmp_path: Path, content: str, is_split: bool) -> None:
+    data, run = folder_of_images(tmp_path, ["0.png"]), runner(tmp_path)
+    stage = Captions(data, from_table(tmp_path, content), run.run(Decode(data)))
+    assert ("words" in stage.inputs) is is_split
+    assert any("character by character" in line for line in stage.preview()) is is_split
+    found = run.run(stage)
+    assert found.content.table["named"].to_pylist()[0] == found.content.table["objects"].to_pylist()[0][:1]
+    assert any("character by character" in line for line in Captions.described(found)) is is_split
+
+
+def test_captions_that_name_all_objects_are_refused_before_a_model_is_trained(tmp_path: Path) -> None:
+    data, run = folder_of_images(tmp_path, ["0.png", "1.png"]), runner(tmp_path)
+    content = "example_id,caption,objects\nall/0.png,a dog and a cat,dog;cat\nall/1.png,a bird,bird\n"
+    stage = Captions(data, from_table(tmp_path, content), run.run(Decode(data)))
+    with pytest.raises(UserError, match="the captions name all 3 objects of their images, so that a model could name none"):
+        run.run(stage)
 
 
 def test_scenes_show_what_their_captions_state() -> None:
