@@ -169,7 +169,8 @@ def _with_scores(table: pa.Table, spec: OutputsSpec, classes: Sequence[str]) -> 
         if field.name != spec.id_column and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
     ]
     prefixes = [name[:-1] for name in numbers if name.endswith("0") and not name[:-1].endswith(tuple("123456789"))]
-    choices = [list(classes), *([f"{prefix}{number}" for number in range(len(classes))] for prefix in prefixes)]
+    numbered = (tuple(f"{prefix}{number}" for number in range(len(classes))) for prefix in prefixes)
+    choices = dict.fromkeys([tuple(classes), *numbered])  # classes may be called 0, 1, ... themselves
     found = [names for names in choices if set(names) <= set(numbers)]
     if len(found) != 1:
         one_each = f"one column of numbers per class ({', '.join(classes[:NAMED])}, ... or p0, p1, ...)"

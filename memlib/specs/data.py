@@ -224,12 +224,12 @@ class ParquetSource(Source):
 
 
 class TableSource(Source):
-    """A table (CSV or Parquet) with one example per row: columns become coordinates of a point. Numbers are standardized
-    (`standardize`); each category gets a coordinate, and so do the missing values of a column. `memlib plan` shows the
-    inferred types."""
+    """A table (CSV, JSON Lines or Parquet) with one example per row: columns become coordinates of a point. Numbers are
+    standardized (`standardize`); each category gets a coordinate, and so do the missing values of a column. `memlib plan`
+    shows the inferred types."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
-    added_later: ClassVar[frozenset[str]] = frozenset({"standardize"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"standardize", "decimal", "types"})
     holds: ClassVar[Kind] = "tables"
 
     kind: Literal["table"]
@@ -243,9 +243,14 @@ class TableSource(Source):
     """Column of the person to whom a row belongs. Example ids are then <person>/<id>; keep a person's rows together with
     group: {pattern: '^(.+)/'} in the split."""
     columns: tuple[str, ...] = ()
-    """Columns to use; by default all others. Leave out ids and weights that nearly identify a row."""
+    """Columns to use; by default all others, but for those that number the rows. Leave out ids and weights that nearly
+    identify a row."""
     categorical: tuple[str, ...] = ()
     """Columns of numbers that stand for categories."""
+    types: Mapping[str, Literal["number", "category"]] = {}
+    """Types of columns that would be taken for another, as in {code: category, age: number}."""
+    decimal: Literal[".", ","] = "."
+    """For a CSV file: the character before the decimals of a number."""
     names: tuple[str, ...] = ()
     """For a CSV file without a header: the names of its columns."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
@@ -255,6 +260,11 @@ class TableSource(Source):
     standardize: bool | None = None
     """Whether numbers are standardized over the table (null: they are). A model that you supply must be given what it was
     fitted on, so say it there: false for the numbers of the file as they are."""
+
+    def uses(self, column: str) -> bool:
+        """Return whether a column of the file is one that models see."""
+        named = (self.label_column, self.id_column, self.person_column)
+        return column in self.columns if self.columns else column not in named
 
     @property
     def persons(self) -> str:

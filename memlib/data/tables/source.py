@@ -1,7 +1,6 @@
 """Examples in the rows of a table: numeric and categorical columns become the coordinates of a point."""
 
 import hashlib
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,17 +9,15 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 from numpy.typing import NDArray
 
 from memlib.data.examples import NO_BOXES, Example, listing_digest
-from memlib.data.opening import content_of, located, read_parquet, reason
+from memlib.data.opening import located
 from memlib.data.tables.columns import check_ids, check_once, ids_of
-from memlib.data.text.streams import UNREADABLE
+from memlib.data.tables.reading import names_of_index, read_table_file
 from memlib.errors import DataError, UserError
 from memlib.specs import TableSource
 
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", ".")  # of a CSV file
 MOST_CATEGORIES, MOST_CLASSES = 200, 1000
 MOST_NAMED = 20  # columns named in a remark
 
@@ -77,9 +74,9 @@ class Table:
 
     def __init__(self, spec: TableSource) -> None:
         self._spec = spec
-        self._texts: pa.Table
         self._fs, self._path = located(spec.path)
-        table = self._read()
+        self._file = read_table_file(spec)
+        table, self._texts = self._file.table, self._file.texts
         named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
         check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
         unlabelled = table[spec.label_column].null_count
@@ -90,44 +87,20 @@ class Table:
             raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
         self._table = table
         self.class_names, self.labels = self._label()
-        wanted = spec.columns or [name for name in table.column_names if name not in named]
+        left_out = {*named, *self._file.index}
+        wanted = spec.columns or [name for name in table.column_names if name not in left_out]
         if not wanted:
-            raise DataError(f"{spec.path} has no column besides {', '.join(named)}")
+            raise DataError(f"{spec.path} has no column besides {', '.join(left_out)}")
         self._columns = [_encode(table[name], name, spec) for name in wanted]
         self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
         self.schema = list(self._describe())
         self.remarks = [f"rows without a label are left out: {unlabelled:,}"] if unlabelled else []
+        self.remarks += [names_of_index(self._file.index)] if self._file.index else []
         if spec.person_column is not None:
             persons = len(pc.unique(table[spec.person_column]))
             self.remarks.append(
                 f"{persons:,} persons; set group: {{pattern: '^(.+)/'}} in the split so that no split parts a person's rows"
             )
-
-    def _read(self) -> pa.Table:
-        path = self._spec.path
-        try:
-            data = content_of(path)
-            if path.endswith(".parquet"):
-                self._texts = table = read_parquet(data, path)
-            else:
-                table = self._read_csv(data)
-        except UserError:
-            raise
-        except (*UNREADABLE, pa.ArrowException) as error:
-            raise DataError(f"cannot read the table {path} ({reason(error)})") from error
-        check_once(table.column_names, table.column_names, path)
-        return table
-
-    def _read_csv(self, data: bytes) -> pa.Table:
-        """Read a CSV file whose values may be surrounded by spaces; columns stay text unless all values are numbers."""
-        spec = self._spec
-        reading = pyarrow.csv.ReadOptions(skip_rows=spec.skip_rows, column_names=list(spec.names) or None)
-        parsing = pyarrow.csv.ParseOptions(delimiter=spec.delimiter)
-        names = pyarrow.csv.open_csv(io.BytesIO(data), reading, parsing).schema.names
-        as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
-        table = pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
-        self._texts = table
-        return pa.table([_read_values(column) for column in table.columns], names=table.column_names)
 
     def _label(self) -> tuple[list[str], list[int]]:
         """Return the names of the classes, sorted, and the class of each row; whole numbers are sorted as numbers."""
@@ -167,7 +140,7 @@ class Table:
             names = [str(column) for column in self._columns if (column.categories is None) == (kind == "numeric")]
             if names:
                 yield f"{kind} columns: {'; '.join(names[:MOST_NAMED])}" + (", ..." if len(names) > MOST_NAMED else "")
-        used = {column.name for column in self._columns}
+        used = {*(column.name for column in self._columns), *self._file.index}
         named = (self._spec.label_column, self._spec.id_column, self._spec.person_column)
         if unused := [name for name in self._table.column_names if name not in used and name not in named]:
             yield f"columns that are not used: {', '.join(name or '(without a name)' for name in unused[:MOST_NAMED])}"
@@ -229,7 +202,8 @@ class Table:
         name = self._path.rpartition("/")[2]
         digest = listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
         numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
-        return f"{digest}:rows" if numbered else digest  # before, rows without a label were not counted
+        marks = [*(["rows"] if numbered else []), *self._file.marks]  # before, rows without a label were not counted
+        return ":".join([digest, *marks])
 
 
 def _rounded(value: object) -> str:
@@ -258,23 +232,6 @@ class _ColumnTexts(Mapping[str, Mapping[str, str]]):
         return len(self._table.column_names)
 
 
-def _read_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Strip surrounding spaces from a column of text, replace missing values by nulls, and convert the column to numbers.
-
-    A column stays text if any value is no number; codes such as 007 are no numbers.
-    """
-    text = pc.utf8_trim_whitespace(column)
-    text = pc.if_else(pc.is_in(text, pa.array(MISSING)), pa.scalar(None, pa.string()), text)
-    if pc.any(pc.match_substring_regex(text, r"^[+-]?0[0-9]")).as_py():
-        return text
-    for kind in (pa.int64(), pa.float64()):
-        try:
-            return text.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    return text
-
-
 def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
     """Encode a column as coordinates.
 
@@ -284,7 +241,7 @@ def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
     kind, missing, path = column.type, column.null_count, spec.path
     absent = column.is_null().to_numpy()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if numeric and name not in spec.categorical:
+    if numeric and name not in spec.categorical and spec.types.get(name) != "category":
         values = column.cast(pa.float64()).to_numpy().copy()
         absent |= np.isnan(values)
         if np.isinf(values).any():

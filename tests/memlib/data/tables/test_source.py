@@ -1,6 +1,10 @@
 """Rows of tables as points: each coordinate was computed by hand."""
 
+import inspect
 import lzma
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import memlib
 from memlib.data.data_summary import preview
 from memlib.data.datasets import open_source
 from memlib.data.examples import Source
+from memlib.data.tables import reading
 from memlib.errors import UserError
 from memlib.specs import TableSource
 
@@ -194,3 +199,104 @@ def test_values_of_columns_are_known_by_example_id(tmp_path: Path) -> None:
     assert source.attributes["zip"] == {"7/1": "007", "7/2": "007", "9/1": "010", "9/3": "010"}
     assert "9/1" not in source.attributes["age"]
     assert "height" not in source.attributes
+
+
+def columns_of(source: Source) -> str:
+    return preview(source)[0]
+
+
+NUMBERED = "n,age,outcome\n{}".format("\n".join(f"{row},{30 + row % 3},{row % 2}" for row in range(1, 7)))
+
+
+@pytest.mark.parametrize(
+    ("content", "left_out"),
+    [
+        (",age,outcome\n0,5,a\n1,6,b\n2,7,a\n", "(without a name)"),  # as pandas writes its index
+        ('"","age","outcome"\n"1",5,"a"\n"2",6,"b"\n"3",7,"a"\n', "(without a name)"),  # as R's write.csv does
+        (NUMBERED, "n"),
+    ],
+)
+def test_columns_that_number_the_rows_are_left_out_and_said(tmp_path: Path, content: str, left_out: str) -> None:
+    source = write(tmp_path / "a.csv", content)
+    assert source.point_dim == 1  # type: ignore[attr-defined]
+    assert f"columns that number the rows, which are left out: {left_out}" in columns_of(source)
+    assert source.content_digest().endswith(":index")
+    if left_out == "n":
+        assert write(tmp_path / "b.csv", content, columns=("n", "age")).point_dim == 2  # type: ignore[attr-defined]
+    shuffled = write(tmp_path / "c.csv", "n,age,outcome\n3,5,a\n1,6,b\n2,7,a\n")
+    assert shuffled.point_dim == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["None", "NA", "null", "nan", "?"])
+def test_a_class_may_have_the_name_of_a_missing_value(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "a.csv", f"age,outcome\n5,{name}\n6,ill\n7,{name}\n8,\n9,ill\n")
+    assert set(source.class_names) == {name, "ill"}
+    assert len(source) == 4
+    assert "rows without a label are left out: 1" in columns_of(source)
+    assert source.content_digest().endswith(":labels")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (("1E50", "2E10", "3E07"), "categorical"),  # codes, which are also numbers
+        (("0x1A", "0x1B", "0x1C"), "categorical"),
+        (("00123", "00124", "00125"), "categorical"),
+        (("1e+05", "2.5e-3", "1E-7"), "numeric"),  # as programs write numbers
+        (("-1", "+2", ".5"), "numeric"),
+        (("12", "NA", "x"), "categorical"),
+    ],
+)
+def test_the_type_of_a_column_is_decided_on_all_of_its_values(tmp_path: Path, values: tuple[str, ...], kind: str) -> None:
+    content = "code,size,outcome\n" + "".join(f"{value},{n * n},{n % 2}\n" for n, value in enumerate(values))
+    line = columns_of(write(tmp_path / "a.csv", content))
+    assert re.search(rf"{kind} columns: [^;]*code|{kind} columns: size; code", line)
+    other = {"categorical": "category", "numeric": "number"}
+    if kind == "numeric" or "x" not in values[0] + values[-1]:
+        flipped = {"categorical": "number", "numeric": "category"}[kind]
+        assert columns_of(write(tmp_path / "b.csv", content, types={"code": flipped})) != line
+    assert columns_of(write(tmp_path / "c.csv", content, types={"code": other[kind]})).startswith(line[:40])
+
+
+def test_decimal_commas_and_dates_are_refused_in_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+    comma = "size;outcome\n1,5;a\n2,25;b\n3;a\n"
+    with pytest.raises(UserError, match="column size holds numbers with commas, such as '1,5'; set data.source.decimal: ','"):
+        write(tmp_path / "a.csv", comma, delimiter=";")
+    source = write(tmp_path / "a.csv", comma, delimiter=";", decimal=",", standardize=False)
+    assert [source[row].image.tolist() for row in range(3)] == [[1.5], [2.25], [3.0]]
+    thousands = write(tmp_path / "a.csv", "size;outcome\n1.234,5;a\n2;b\n", delimiter=";", decimal=",", standardize=False)
+    assert thousands[0].image.tolist() == [1234.5]
+    with pytest.raises(UserError, match="has one column, 'size;outcome'; if ';' separates its values, set data.source.delim"):
+        write(tmp_path / "a.csv", comma)
+    for date in ("2024-05-01", "1.5.2024", "05/01/2024 12:30"):
+        content = f"when,age,outcome\n{date},5,a\n{date},6,b\n"
+        with pytest.raises(UserError, match=f"column when holds dates, such as '{date}'"):
+            write(tmp_path / "a.csv", content)
+        assert "when (1)" in columns_of(write(tmp_path / "a.csv", content, types={"when": "category"}))
+        assert write(tmp_path / "a.csv", content, columns=("age",)).point_dim == 1  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="column age holds 'x', which is no number"):
+        write(tmp_path / "a.csv", "age,outcome\n5,a\nx,b\n", types={"age": "number"})
+    with pytest.raises(UserError, match="has no column 'agee', which data.source.types names"):
+        write(tmp_path / "a.csv", "age,outcome\n5,a\n6,b\n", types={"agee": "number"})
+
+
+def test_json_lines_and_text_in_parquet_are_read_like_csv(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"age": 5, "outcome": "a"}\n{"age": 6.5, "outcome": "b"}\n')
+    found = open_source(TableSource(kind="table", path=str(tmp_path / "a.jsonl"), label_column="outcome", standardize=False))
+    assert [found[row].image.tolist() for row in range(2)] == [[5.0], [6.5]]
+    pq.write_table(pa.table({"age": ["5", "NA", "6.5"], "outcome": ["a", "b", "a"]}), tmp_path / "a.parquet")
+    spec = {"kind": "table", "path": str(tmp_path / "a.parquet"), "label_column": "outcome"}
+    assert "numeric columns: age, 1 missing" in columns_of(open_source(TableSource(**spec, types={"age": "number"})))
+
+
+def test_a_header_is_read_without_a_thread_that_reads_ahead(tmp_path: Path) -> None:
+    """A reader of pyarrow that is not read to its end leaves a thread that may end the program with status 134."""
+    path = tmp_path / "a.csv"
+    path.write_text("age,outcome\n" + "5,a\n6,b\n" * 20_000)
+    (tmp_path / "read.py").write_text(
+        "import sys\nfrom memlib.data.datasets import open_source\nfrom memlib.specs import TableSource\n"
+        "open_source(TableSource(kind='table', path=sys.argv[1], label_column='outcome'))\n"
+    )
+    codes = [subprocess.run([sys.executable, str(tmp_path / "read.py"), str(path)], check=False).returncode for _ in range(3)]
+    assert codes == [0, 0, 0]
+    assert "open_csv" not in inspect.getsource(reading)
