@@ -29,6 +29,8 @@ from memlib.sanitize import plain
 SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf", "memory", "simplecache", "filecache")
 """Protocols of file systems and object stores, and of their local copies."""
 WEB = ("http", "https", "ftp", "sftp")
+LFS, MOST_POINTER = b"version https://git-lfs", 1024  # beginning of a pointer of Git LFS, and bytes that none has
+POINTER = "is a Git LFS pointer, not the file itself; fetch it with git lfs pull"
 SPARE = 0.8  # share of the available memory that a table may take
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """Bytes of a value in memory, by its type in Parquet; of texts, of their places alone."""
@@ -75,15 +77,18 @@ def opened(uri: str, *, decompressed: bool = True) -> Iterator[IO[bytes]]:
 
 
 def check_regular(fs: Any, path: str) -> None:
-    """Refuse a device, a pipe or a folder, from which reading might never end.
+    """Refuse a device, a pipe or a folder, from which reading might never end, and a pointer to a file.
 
     Raises:
         DataError: when it is one.
     """
     if isinstance(fs, LocalFileSystem):
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.stat(path).st_mode):
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
                 raise DataError(f"{path} is not a regular file; name a file")
+            if found.st_size < MOST_POINTER and Path(path).read_bytes().startswith(LFS):
+                raise DataError(f"{path} {POINTER}")
 
 
 def content_of(uri: str) -> bytes:
@@ -97,7 +102,10 @@ def content_of(uri: str) -> bytes:
         while part := file.read(PIECE):
             check_fits(uri, size := size + len(part))
             pieces.append(part)
-    return b"".join(pieces)
+    content = b"".join(pieces)
+    if content.startswith(LFS):
+        raise DataError(f"{uri} {POINTER}")
+    return content
 
 
 def digest_of(uri: str) -> str:

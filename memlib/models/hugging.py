@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import safetensors
 
+from memlib.data.opening import check_regular, located
 from memlib.errors import UserError
 from memlib.sanitize import one_line
 from memlib.store.records import Unreadable, json_once
@@ -67,6 +68,8 @@ def check_folder(folder: str, what: str) -> None:
         UserError: when a check fails; the message says what to do.
     """
     root = Path(folder)
+    for path in sorted(path for path in root.glob("*") if path.is_file()):
+        check_regular(*located(str(path)))
     whole = (root / CONFIGS[what]).is_file()
     if (root / ADAPTER_CONFIG).is_file():
         if what != MODEL:

@@ -103,10 +103,6 @@ def _content(path: str) -> Any:
     try:
         check_regular(*located(path))
         check_archive(path)
-        with open(path, "rb") as file:
-            start = file.read(len(LFS))
-        if start == LFS:
-            raise UserError(f"{path} is a Git LFS pointer, not the file itself; fetch it with git lfs pull")
         if path.endswith(".safetensors"):
             return safetensors.torch.load_file(path)
         if zipfile.is_zipfile(path) and any("/code/" in name for name in zipfile.ZipFile(path).namelist()):

@@ -26,7 +26,7 @@ from memlib.data.examples import (
 )
 from memlib.data.images.annotations import ROTATED_UNKNOWN
 from memlib.data.images.pictures import ROTATED, ROTATED_BOXES, Picture, Undecodable, oddities_of
-from memlib.data.opening import ParquetContent, located, reason
+from memlib.data.opening import ParquetContent, check_regular, located, reason
 from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.errors import DataError, UserError
 from memlib.identity import file_digest
@@ -74,6 +74,7 @@ class ParquetImages:
         """Read a file's ids, append its labels to `labels`, and return the class names that its metadata state, if any."""
         spec = self._spec
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
+        check_regular(self._fs, file)
         with self._fs.open(file) as handle:
             parquet = ParquetContent(handle, file)
             names = parquet.schema.names
@@ -224,6 +225,7 @@ class NpzImages:
         self._spec = spec
         path = Path(spec.path)
         try:
+            check_regular(*located(spec.path))
             check_arrays(path)
             with np.load(path, allow_pickle=False) as file:
                 missing = [name for name in (spec.images, spec.labels) if name not in file]

@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from memlib.data.bounds import check_pixels
 from memlib.data.images.dicom import is_dicom, read_dicom, states_in_frames, states_no_window
+from memlib.data.opening import LFS, POINTER
 from memlib.errors import UserError
 
 LEAST_SIDE, MOST_SLENDER = 4, 50  # minimum shorter side in pixels, and maximum aspect ratio, of an image
@@ -91,6 +92,8 @@ def read_picture(data: bytes | Image.Image) -> Picture:
     try:
         if isinstance(data, bytes) and is_dicom(data):
             return _read_dicom(data)
+        if isinstance(data, bytes) and data.startswith(LFS):
+            raise Undecodable(POINTER)
         opened = isinstance(data, Image.Image)
         image = data if isinstance(data, Image.Image) else open_image(io.BytesIO(data))
         check_pixels(image)

@@ -194,7 +194,9 @@ def _index_columns(table: pa.Table, spec: TableSource) -> list[str]:
     if spec.columns:
         return []
     named = {spec.label_column, spec.id_column, spec.person_column, *spec.categorical, *spec.types}
-    return [name for name in table.column_names if name not in named and _numbers_rows(name, table[name])]
+    features = [name for name in table.column_names if name not in named]
+    found = [name for name in features if _numbers_rows(name, table[name])]
+    return found if len(found) < len(features) else []
 
 
 def _numbers_rows(name: str, column: pa.ChunkedArray) -> bool:

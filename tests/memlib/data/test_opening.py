@@ -18,11 +18,15 @@ import torch
 from memlib.data import opening
 from memlib.data.datasets import open_source
 from memlib.data.id_files import said_of_examples
+from memlib.data.images.pictures import Undecodable, read_picture
 from memlib.data.opening import ParquetContent, content_of, located, opened, read_parquet, reason
+from memlib.data.text.sources import open_text
 from memlib.data.text.streams import read_file
 from memlib.errors import DataError, UserError
+from memlib.models.hugging import MODEL, check_folder
 from memlib.models.weights import states_in
 from memlib.observe.supplied_outputs import check_columns
+from memlib.specs import DataSpec, TextFileSource
 from memlib.specs.data import TableSource
 from memlib.specs.observing import OutputsSpec
 
@@ -178,3 +182,37 @@ def test_a_zip_archive_of_one_file_is_read_and_of_several_is_not(tmp_path: Path)
         else:
             with pytest.raises(DataError, match="holds 2 files instead of one"), opened(str(tmp_path / "t.zip")):
                 pass
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("a.csv", {"kind": "table", "label_column": "y"}),
+        ("a.parquet", {"kind": "table", "label_column": "y"}),
+        ("a.parquet", {"kind": "parquet", "image_column": "image", "label_column": "label"}),
+        ("a.npz", {"kind": "npz"}),
+        ("a.csv", {"kind": "csv", "root": "r", "label_column": "label", "classes": {"a": ["0"], "b": ["1"]}}),
+    ],
+)
+def test_every_reader_names_a_pointer_of_git_lfs(tmp_path: Path, name: str, source: dict[str, str]) -> None:
+    path = tmp_path / name
+    path.write_text(POINTER)
+    with pytest.raises(UserError, match=f"{name} is a Git LFS pointer, not the file itself; fetch it with git lfs pull"):
+        open_source(DataSpec.model_validate({"source": {**source, "path": str(path)}}).source)
+
+
+def test_pictures_models_and_texts_that_are_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(Undecodable, match="is a Git LFS pointer"):
+        read_picture(POINTER.encode())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(POINTER)
+    with pytest.raises(UserError, match=r"model.safetensors is a Git LFS pointer"):
+        check_folder(str(folder), MODEL)
+    (tmp_path / "a.txt").write_text(POINTER)
+    with pytest.raises(UserError, match="is a Git LFS pointer"):
+        list(open_text(TextFileSource(kind="text", path=str(tmp_path / "a.txt"))).read())
