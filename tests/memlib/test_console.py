@@ -54,3 +54,17 @@ def test_nothing_prints_in_another_way() -> None:
             assert "Console" not in named, name
             written = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in ("write", "writelines")]
             assert not any(ast.unparse(call.value) in ("sys.stdout", "sys.stderr") for call in written), name
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "latin-1"])
+def test_characters_that_a_terminal_lacks_are_replaced(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = PlainConsole(file=file, highlight=False, markup=False)
+    table = Table("déjà vu", "狗")
+    table.add_row("ρ", "é")
+    for shown in ("déjà vu 狗", Text("ρ"), table):
+        console.print(shown)
+    monkeypatch.setattr("sys.stdout", file)
+    show_text("déjà vu 狗")
+    file.flush()
+    assert b"j" in file.buffer.getvalue()  # type: ignore[attr-defined]

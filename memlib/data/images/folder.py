@@ -23,7 +23,7 @@ from memlib.data.examples import (
 )
 from memlib.data.images.annotations import Annotations, Objects, match_files, parse_yolo, pixel, states_fractions
 from memlib.data.images.pictures import FRACTIONS, Picture
-from memlib.data.opening import located
+from memlib.data.opening import content_of, located
 from memlib.data.tables.columns import check_once, read_csv
 from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json
@@ -257,9 +257,8 @@ class CsvImages:
 
     def __init__(self, spec: CsvSource) -> None:
         self._spec = spec
-        fs, path = located(spec.path)
         try:
-            names, rows = read_csv(fs.cat_file(path), spec.path)
+            names, rows = read_csv(content_of(spec.path), spec.path)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"cannot read {spec.path} ({error})") from error
         check_once(names, list(dict.fromkeys((spec.image_column, spec.label_column, *spec.where))), spec.path)
