@@ -20,8 +20,15 @@ from numpy.typing import NDArray
 
 from memlib.data.images.stored import are_images
 from memlib.errors import UserError
+from memlib.specs.base import Source
+from memlib.specs.data import JoinedSource
 
 IDS, SIZES, DATES, CLASSES, PIXELS, POINTS, TEXT = "ids", "sizes", "dates", "classes", "pixels", "points", "text"
+SETS = frozenset(
+    {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "members", "nonmembers", "non_members",
+     "non-members", "in", "out", "holdout", "held_out", "held-out"}
+)  # fmt: skip
+"""Names of folders that hold a side, in lower case."""
 NUMBERS = 3  # runs of digits of an id, from its start, that are features; the last run is one, too
 DIGITS = 18  # of a run that are read, from its end, so that a number fits an integer
 BIGRAMS, WORDS = 16, 32  # columns to which pairs of characters of ids, and words of texts, are hashed
@@ -72,7 +79,29 @@ class BlindFeatures:
         return joined([replace(self, values=means), _of(SIZES, {"units of the group": sizes})])
 
 
-def blind_features(index: pa.Table, examples: NDArray[Any] | None = None) -> BlindFeatures:
+def owner_names(source: Source, ids: Sequence[str]) -> list[str] | None:
+    """Return what the owner of the data calls examples; None where memlib made the ids from their positions.
+
+    Positions, names of parts, and folders called train, test and the like tell members from non-members by themselves, and
+    say nothing of how members were drawn.
+
+    Example:
+        >>> from memlib.specs import ImageFolderSource, TableSource
+        >>> owner_names(ImageFolderSource(kind="image_folder", path="photos"), ["train/cat/a1.png", "val/dog/b2.png"])
+        ['cat/a1.png', 'dog/b2.png']
+        >>> owner_names(TableSource(kind="table", path="a.csv", label_column="y"), ["0000000", "0000001"]) is None
+        True
+    """
+    if isinstance(source, JoinedSource):
+        if not all(part.source.states_ids for part in source.parts.values()):
+            return None
+        return [name.partition("/")[2] for name in ids]
+    if not source.states_ids:
+        return [name.rpartition("/")[0] for name in ids] if source.persons else None
+    return ["/".join(part for part in name.split("/") if part.lower() not in SETS) for name in ids]
+
+
+def blind_features(index: pa.Table, examples: NDArray[Any] | None = None, *, names: Sequence[str] | None) -> BlindFeatures:
     """Compute all features of the examples of a shard that are known without a model.
 
     Memory is bounded by the features and a block of examples of 16 MiB.
@@ -81,12 +110,13 @@ def blind_features(index: pa.Table, examples: NDArray[Any] | None = None) -> Bli
         index: rows of tables.INDEX; its row column is the place among the examples.
         examples: (num_stored, height, width, channels) uint8 images, or (num_stored, dim) points, read in blocks; None if
             there are none.
+        names: what the owner calls the examples, see `owner_names`; None if only memlib has names for them.
 
     Returns:
         the features, in the order of the index.
     """
-    ids = index["example_id"].to_pylist()
-    parts = [id_features(ids), date_features(ids), size_features(index), class_features(index["label"].to_numpy())]
+    parts = [] if names is None else [id_features(names), date_features(names)]
+    parts += [size_features(index), class_features(index["label"].to_numpy())]
     if examples is not None and are_images(examples):
         parts.append(pixel_features(examples, index["row"].to_numpy()))
     elif examples is not None:

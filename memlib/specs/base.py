@@ -95,6 +95,11 @@ class Source(Spec):
         return False
 
     @property
+    def states_ids(self) -> bool:
+        """True if the data state the ids of examples; otherwise memlib makes them, from their positions."""
+        return not self.is_embedded
+
+    @property
     def persons(self) -> str:
         """Regular expression that finds the person in an example's id; "" if the source does not know persons."""
         return ""

@@ -109,6 +109,11 @@ class NpzSource(Source):
     class_names: tuple[str, ...] = ()
     """Names of the classes in order; by default their indices."""
 
+    @property
+    def states_ids(self) -> bool:
+        """False: the rows of an array have no ids."""
+        return False
+
 
 class CsvSource(Source):
     """A CSV file that lists images and their labels, such as CheXpert's."""
@@ -218,6 +223,11 @@ class ParquetSource(Source):
     """xyxy: two corners; xywh: one corner and the size, as in COCO."""
 
     @property
+    def states_ids(self) -> bool:
+        """True if the recipe names a column of ids."""
+        return self.id_column is not None
+
+    @property
     def has_boxes(self) -> bool:
         """True if the recipe names a column of boxes."""
         return self.boxes_column is not None
@@ -260,6 +270,11 @@ class TableSource(Source):
     standardize: bool | None = None
     """Whether numbers are standardized over the table (null: they are). A model that you supply must be given what it was
     fitted on, so say it there: false for the numbers of the file as they are."""
+
+    @property
+    def states_ids(self) -> bool:
+        """True if the recipe names a column of ids."""
+        return self.id_column is not None
 
     def uses(self, column: str) -> bool:
         """Return whether a column of the file is one that models see."""

@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.verdict import BLIND
-from memlib.data.blind_features import BlindFeatures, blind_features
+from memlib.data.blind_features import BlindFeatures, blind_features, owner_names
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
+from memlib.specs.base import Source
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
 from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.likeness import is_out, likeness, utility
@@ -109,7 +110,7 @@ def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None
     recipe, pool = audited.recipe, audited.pool
     if not recipe.score.blind or not recipe.target.is_external:
         return None
-    features = (audited.features or _features(pool.ids, data)).by_group(pool.groups)
+    features = (audited.features or _features(pool.ids, data, recipe.data.source)).by_group(pool.groups)
     units, seed = audited.units, derive_seed(recipe.score.seed, "blind")
     numbers = np.arange(len(units))
     if not recipe.is_drawn:
@@ -119,11 +120,11 @@ def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None
     return tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed)
 
 
-def _features(ids: Sequence[str], data: TrainingData) -> BlindFeatures:
+def _features(ids: Sequence[str], data: TrainingData, source: Source) -> BlindFeatures:
     """Return the features of examples of the pool."""
     index = data.shard.content.index
     places = pc.index_in(pa.array(ids), value_set=index["example_id"].combine_chunks())
-    return blind_features(index.take(places), data.images)
+    return blind_features(index.take(places), data.images, names=owner_names(source, ids))
 
 
 def control_findings(audited: Audited, checks: Checks) -> list[Finding]:

@@ -74,7 +74,8 @@ class Score(ScoresStage):
             "score": recipe.score.model_dump(mode="json"),
             "privacy": None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
             "coins": [recipe.shadows.share, recipe.shadows.seed, recipe.shadows.count],
-            "target": [recipe.target.drawn, recipe.target.coins] if recipe.target.is_external else None,
+            # last: the version of the comparison without the model, in which ids that memlib made were evidence before
+            "target": [recipe.target.drawn, recipe.target.coins, 2] if recipe.target.is_external else None,
         }
 
     @property

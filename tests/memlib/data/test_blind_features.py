@@ -18,6 +18,7 @@ from memlib.data.blind_features import (
     first_date,
     id_features,
     joined,
+    owner_names,
     pixel_features,
     point_features,
     size_features,
@@ -25,6 +26,7 @@ from memlib.data.blind_features import (
 )
 from memlib.data.images.stored import ReadRows
 from memlib.errors import UserError
+from memlib.specs import DataSpec
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
 from memlib.stats.randomization import Design
 from memlib.tables import INDEX
@@ -70,7 +72,9 @@ def shard(seed: int, leak: str | None = None) -> tuple[BlindFeatures, Design]:
     year = [2023 if new and leak == "text" else 2019 for new in member]
     texts = [f"Report of {which} on {' '.join(rng.choice(list('abcdef'), 9))}." for which in year]
     index = index_of(ids, label=labels, original_width=widths)
-    features = joined([blind_features(index, images.astype(np.uint8)), text_features(texts)])
+    features = joined(
+        [blind_features(index, images.astype(np.uint8), names=index["example_id"].to_pylist()), text_features(texts)]
+    )
     return features, Design.of(member, labels)
 
 
@@ -103,7 +107,9 @@ def test_features_are_tested_exactly_for_every_draw_of_the_members() -> None:
     """Four of eight scans; no feature depends on the draw."""
     rng, days = np.random.default_rng(0), [3, 900, 40, 77, 1500, 2, 650, 31]
     ids = [f"scan/{n:05d}_{datetime.date(2010, 1, 1) + datetime.timedelta(days=day)}.png" for n, day in enumerate(days)]
-    features = blind_features(index_of(ids, original_width=rng.integers(50, 90, 8)))  # of pixels and texts there are many
+    features = blind_features(
+        index_of(ids, original_width=rng.integers(50, 90, 8)), names=ids
+    )  # of pixels and texts there are many
     design = Design.of(np.arange(8) < 4, np.zeros(8, dtype=int))
     p_values = []
     for one in each_observed(design):
@@ -132,7 +138,7 @@ def test_features_by_group_are_the_means_of_their_units_in_the_order_of_group_nu
 
 def test_blind_features_are_finite_and_named_even_where_values_are_missing() -> None:
     index = index_of(["a", "b", "é"], original_width=[None, 10, 30], digest=["x", "x", "y"], boxes=[None, [0, 0, 2, 3], []])
-    features = blind_features(index)
+    features = blind_features(index, names=index["example_id"].to_pylist())
     assert np.isfinite(features.values).all()
     assert len(set(zip(features.families, features.names, strict=True))) == len(features.names)
     assert list(dict.fromkeys(features.families)) == ["ids", "dates", "sizes", "classes"]
@@ -261,3 +267,33 @@ def test_features_of_texts_equal_statistics_computed_by_hand() -> None:
 def test_families_of_features_with_unequal_numbers_of_units_are_refused() -> None:
     with pytest.raises(UserError, match="of 2 and of 3 units"):
         joined([text_features(["a", "b"]), id_features(["1", "2", "3"])])
+
+
+CLASS = "ab"
+PATHS = [f"{side}/{name}/{number:03d}.png" for number in range(4) for side, name in zip(("train", "val"), CLASS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("source", "ids", "expected"),
+    [
+        ({"kind": "table", "path": "a.csv", "label_column": "y"}, ["0000000", "0000001"], None),
+        ({"kind": "table", "path": "a.csv", "label_column": "y", "id_column": "id"}, ["x1", "x2"], ["x1", "x2"]),
+        ({"kind": "table", "path": "a.csv", "label_column": "y", "person_column": "p"}, ["ann/0000001"], ["ann"]),
+        ({"kind": "npz", "path": "a.npz"}, ["train_images-0000001"], None),
+        ({"kind": "digits"}, ["digit-0001"], None),
+        ({"kind": "image_folder", "path": "a"}, PATHS[:2], ["a/000.png", "b/000.png"]),
+        ({"kind": "image_folder", "path": "a"}, ["ward_3/a/x.png"], ["ward_3/a/x.png"]),
+        (
+            {"kind": "joined", "parts": {"in": {"source": {"kind": "image_folder", "path": "a"}}}},
+            ["in/cat/1.png"],
+            ["cat/1.png"],
+        ),
+    ],
+)
+def test_ids_that_memlib_made_are_no_evidence_of_membership(
+    source: dict[str, Any], ids: list[str], expected: list[str] | None
+) -> None:
+    spec = DataSpec.model_validate({"source": source}).source
+    assert owner_names(spec, ids) == expected
+    families = set(blind_features(index_of(ids), names=owner_names(spec, ids)).families)
+    assert ("ids" in families) is (expected is not None)

@@ -19,7 +19,7 @@ from memlib.audits.membership.shadows import TrainSubset
 from memlib.audits.membership.stages import Report, Score
 from memlib.audits.membership.supplied import UNLISTED, ReadMembers
 from memlib.audits.membership.units import Copies, Pool
-from memlib.data.blind_features import BlindFeatures, id_features, joined
+from memlib.data.blind_features import BlindFeatures
 from memlib.data.groups import groups_digest
 from memlib.data.images.shards import WINDOWS
 from memlib.data.images.stored import read_images
@@ -84,10 +84,9 @@ class StoredDocuments:
 
     @property
     def features(self) -> BlindFeatures:
-        """Features of the documents that are known without a model: of their texts, and of their places in the source."""
+        """Features of the documents that are known without a model: of their texts alone, as their ids are positions."""
         described = json.loads(self._artifact.path(FEATURE_NAMES).read_text())
-        texts = BlindFeatures(np.load(self._artifact.path(FEATURES)), tuple(described["names"]), tuple(described["families"]))
-        return joined([id_features(self.table["example_id"].to_pylist()), texts])
+        return BlindFeatures(np.load(self._artifact.path(FEATURES)), tuple(described["names"]), tuple(described["families"]))
 
 
 @dataclass(frozen=True)

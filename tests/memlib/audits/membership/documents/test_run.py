@@ -117,4 +117,4 @@ def test_an_external_fine_tune_is_audited_with_its_owners_list_of_members(
     assert found.verdict.word == (SHOWN if drawn == "coins" else DESCRIPTIVE)
     assert found.first("auc", attack="ratio").value > 0.75
     assert found.get("blind_auc") is not None
-    assert {row.params["measure"] for row in found.all("blind_auc_by_family")} >= {"ids", "text"}
+    assert {row.params["measure"] for row in found.all("blind_auc_by_family")} >= {"sizes", "text"}
