@@ -162,7 +162,7 @@ class Captions(Stage[CaptionSet]):
 
     @cached_property
     def _is_unspaced(self) -> bool:
-        """Whether captions or objects have other words than earlier versions found; captions that memlib makes have not."""
+        """True if captions or objects have other words than earlier versions found; those that memlib makes have not."""
         if self.captions.origin == "source" and self.data.source.is_embedded:
             return False
         known = self._known.values()

@@ -290,7 +290,7 @@ PATHS = [f"{side}/{name}/{number:03d}.png" for number in range(4) for side, name
         ),
     ],
 )
-def test_ids_that_memlib_made_are_no_evidence_of_membership(
+def test_ids_made_from_positions_tell_nothing_about_members(
     source: dict[str, Any], ids: list[str], expected: list[str] | None
 ) -> None:
     spec = DataSpec.model_validate({"source": source}).source

@@ -258,7 +258,7 @@ def test_the_type_of_a_column_is_decided_on_all_of_its_values(tmp_path: Path, va
     assert columns_of(write(tmp_path / "c.csv", content, types={"code": other[kind]})).startswith(line[:40])
 
 
-def test_decimal_commas_and_dates_are_refused_in_a_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_decimal_commas_and_dates_are_refused_with_a_remedy(tmp_path: Path) -> None:
     comma = "size;outcome\n1,5;a\n2,25;b\n3;a\n"
     with pytest.raises(UserError, match="column size holds numbers with commas, such as '1,5'; set data.source.decimal: ','"):
         write(tmp_path / "a.csv", comma, delimiter=";")
