@@ -24,6 +24,8 @@ from memlib.store.records import json_once
 
 AnnotationFormat = Literal["voc", "coco", "yolo", "labelme"]
 SUFFIXES = {"voc": ".xml", "coco": ".json", "yolo": ".txt", "labelme": ".json"}
+ELEMENTS = re.compile(rb"<(?i:(object|bndbox|polygon|pt|xmin|ymin|xmax|ymax|name|size|width|height))[\s>]")
+"""Names of the elements of Pascal VOC annotations that are read."""
 CLASS_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names")  # that name YOLO's classes
 MOST_CLASS_BYTES = 2**22
 ROTATED_UNKNOWN = "is rotated by EXIF, and it is unknown whether its boxes were drawn before or after the rotation"
@@ -84,7 +86,8 @@ class Annotations:
     Attributes:
         files: the files that are used, by "annotations:<name>", with the file system's details of each.
         classes: names of the classes in the order of their numbers; empty if the format does not number them.
-        remarks: lines on annotations that belong to no image.
+        remarks: lines on annotations that belong to no image, and on boxes that are left out.
+        marks: ways in which earlier versions read the annotations otherwise; they enter keys.
 
     Raises:
         DataError: when there are no annotations, or it is ambiguous to which image one belongs.
@@ -117,6 +120,7 @@ class Annotations:
         self.files: dict[str, Mapping[str, Any]] = {}
         self.classes: list[str] = []
         self.remarks: list[str] = []
+        self.marks: list[str] = []
         if form == "coco":
             self._found = self._coco(found, images, names)
             return
@@ -173,7 +177,10 @@ class Annotations:
             )
         (file,) = found
         self.files[f"annotations:{file}"] = names[file]
-        self.classes, by_file = parse_coco(self._read(file), file)
+        self.classes, by_file, crowds = parse_coco(self._read(file), file)
+        if crowds:
+            self.marks.append("crowds")
+            self.remarks.append(f"boxes of crowds (iscrowd), which are of no single object and are left out: {crowds:,}")
         match = {image: listed for listed, image in match_files(list(by_file), images).items()}
         present = set(match.values())
         if missing := [listed for listed in by_file if listed not in present]:
@@ -277,6 +284,11 @@ def states_fractions(data: bytes, name: str) -> bool:
     return bool((boxes != boxes.round()).any())
 
 
+def has_capitals(data: bytes) -> bool:
+    """Return True if elements of a Pascal VOC annotation have capitals, as Bndbox; earlier versions ignored them."""
+    return any(name != name.lower() for name in ELEMENTS.findall(data))
+
+
 def _parsed(data: bytes) -> ElementTree.Element:
     """Return the root of an XML document, without namespaces; decode multi-byte encodings that Python's parser lacks."""
     declared = re.match(rb"""<\?xml[^>]*encoding=["']([\w.-]+)["'][^>]*\?>""", data)
@@ -287,7 +299,7 @@ def _parsed(data: bytes) -> ElementTree.Element:
             raise
         root = ElementTree.fromstring(data[declared.end() :].decode(declared[1].decode()))
     for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else element.tag
+        element.tag = element.tag.rpartition("}")[2].lower() if isinstance(element.tag, str) else element.tag
     return root
 
 
@@ -378,11 +390,12 @@ def _class_names(data: bytes, name: str) -> list[str]:
         ) from error
 
 
-def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
-    """Read a COCO file of instances.
+def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects], int]:
+    """Read a COCO file of instances, without the boxes of crowds.
 
     Returns:
-        the names of the categories in order of their ids, and the objects of each image by its file name.
+        the names of the categories in order of their ids, the objects of each image by its file name, and the number of
+        crowds.
 
     Raises:
         DataError: when the data are not such a file.
@@ -393,8 +406,13 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
             raise ValueError("it lacks annotations or categories; COCO's files of instances have both")
         categories = {item["id"]: _name(item["name"]) for item in sorted(content["categories"], key=lambda item: item["id"])}
         by_image: dict[Any, list[Any]] = {}
+        crowds = 0
         for item in content["annotations"]:
-            by_image.setdefault(item["image_id"], []).append(item)
+            found_here = by_image.setdefault(item["image_id"], [])
+            if item.get("iscrowd"):
+                crowds += 1
+            else:
+                found_here.append(item)
         found: dict[str, Objects] = {}
         for image in content["images"]:
             items = by_image.pop(image["id"], [])
@@ -410,7 +428,7 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects]]:
         check_no_fractions([row for each in found.values() for row in each.boxes.tolist()], name)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _not_an_annotation(name, "a COCO file of instances", error) from error
-    return list(categories.values()), found
+    return list(categories.values()), found, crowds
 
 
 def _json(data: bytes) -> Any:

@@ -21,8 +21,16 @@ from memlib.data.examples import (
     listing_digest,
     look_at_image,
 )
-from memlib.data.images.annotations import Annotations, Objects, match_files, parse_yolo, pixel, states_fractions
-from memlib.data.images.pictures import FRACTIONS, Picture
+from memlib.data.images.annotations import (
+    Annotations,
+    Objects,
+    has_capitals,
+    match_files,
+    parse_yolo,
+    pixel,
+    states_fractions,
+)
+from memlib.data.images.pictures import CAPITALS, FRACTIONS, Picture
 from memlib.data.opening import content_of, located
 from memlib.data.tables.columns import check_once, read_csv
 from memlib.errors import DataError, UserError
@@ -76,7 +84,9 @@ class _Folder:
 
     def content_digest(self) -> str:
         """Return a digest of the images and boxes that are used."""
-        return listing_digest(self._fs, self._root, self._listing, look=_look, looks_for="boxes" if self._annotations else "")
+        looks_for = "boxes, capitals" if self._annotations else ""
+        digest = listing_digest(self._fs, self._root, self._listing, look=_look, looks_for=looks_for)
+        return ":".join([digest, *(self._annotations.marks if self._annotations else ())])
 
     @property
     def labels(self) -> list[int]:
@@ -218,7 +228,9 @@ class AnnotatedFolder(_Folder):
 def _look(path: str) -> Collection[str]:
     """Return the oddities of an image file, or of an annotation."""
     if path.lower().endswith(".xml"):
-        return [FRACTIONS] if states_fractions(Path(path).read_bytes(), path) else []
+        data = Path(path).read_bytes()
+        odd = {FRACTIONS: states_fractions(data, path), CAPITALS: has_capitals(data)}
+        return [name for name, holds in odd.items() if holds]
     return look_at_image(path)
 
 

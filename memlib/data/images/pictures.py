@@ -35,7 +35,9 @@ ROTATED_BOXES = "boxes of an image that is rotated as EXIF says, which are refus
 FRAMES = "scaled as its first frame states (DICOM)"
 DICOM_ODDITIES = {STATED_DEPTH: states_no_window, FRAMES: states_in_frames}
 FRACTIONS = "boxes that end within a pixel, rounded outwards"
+CAPITALS = "names of XML elements in capitals"
 READINGS = (
+    (":5", frozenset({CAPITALS})),
     (":4", frozenset({FRAMES, DEEP_TIFF_COLOUR, ROTATED_BOXES})),
     (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),

@@ -142,7 +142,7 @@ def test_the_requested_classes_of_coco_are_read_in_their_order(tmp_path: Path) -
     with pytest.raises(UserError, match=r"no image of .* has 'bird' as its largest object; found: cat, dog"):
         opened(classes=("bird",))
     before = opened().content_digest()
-    Path(file).write_text(Path(file).read_text().replace('"iscrowd": 0', '"iscrowd": 1'))
+    Path(file).write_text(Path(file).read_text().replace('"iscrowd": 0', '"iscrowd": false'))
     assert opened().content_digest() != before
 
 
@@ -291,3 +291,36 @@ def test_out_of_range_coordinates_and_invalid_names_in_annotations_are_refused()
         parse_coco((coco % (huge, "")).encode(), "a.json")
     with pytest.raises(UserError, match=r"the name '.ud800' is not UTF-8"):
         parse_coco((coco % (8, '{"id": 1, "name": "\\ud800"}')).encode(), "a.json")
+
+
+def test_boxes_of_crowds_decide_no_class(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    path = Path(write_coco(tmp_path))
+    spec = AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path / "images"), boxes="coco", annotations=str(path))
+    before = open_source(spec)
+    content = json.loads(path.read_text())
+    crowd = {"id": 9, "image_id": 0, "category_id": 10, "bbox": [0, 0, 40, 32], "iscrowd": 1}  # of dogs, around the cat
+    path.write_text(json.dumps({**content, "annotations": [*content["annotations"], crowd]}))
+    after = open_source(spec)
+    for one, other in zip(before, after, strict=True):
+        assert (one.example_id, one.label, one.boxes.tolist()) == (other.example_id, other.label, other.boxes.tolist())
+    assert any("boxes of crowds (iscrowd)" in line and line.endswith("left out: 1") for line in after.remarks)  # type: ignore[attr-defined]
+    assert after.content_digest().endswith(":crowds")
+    assert not before.content_digest().endswith(":crowds")
+
+
+def test_names_of_xml_elements_are_read_in_any_case(tmp_path: Path) -> None:
+    for name, tag in (("low", "bndbox"), ("high", "Bndbox")):
+        (tmp_path / name / "a").mkdir(parents=True)
+        Image.fromarray(draw(())).save(tmp_path / name / "a/a.png")
+        box = (
+            "<xmin>6</xmin><ymin>6</ymin><XMAX>18</XMAX><ymax>18</ymax>"
+            if name == "high"
+            else ("<xmin>6</xmin><ymin>6</ymin><xmax>18</xmax><ymax>18</ymax>")
+        )
+        (tmp_path / name / "a/a.xml").write_text(f"<annotation><object><{tag}>{box}</{tag}></object></annotation>")
+    spec = ImageFolderSource(kind="image_folder", path=str(tmp_path / "low"), boxes="voc")
+    low, high = open_source(spec), open_source(spec.model_copy(update={"path": str(tmp_path / "high")}))
+    assert low[0].boxes.tolist() == high[0].boxes.tolist() == [[5, 5, 18, 18]]
+    assert len(low.content_digest()) == 64
+    assert high.content_digest().endswith(":5")
