@@ -136,6 +136,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     _take_from_frames(file)
     _check_decoder(file)
     stored, bits = pixel_array(file, index=0), int(file.BitsStored)
+    padded = _padded(stored, file)
     count = int(file.get("NumberOfFrames") or 1)
     kind = str(file.PhotometricInterpretation)
     if kind == "PALETTE COLOR":
@@ -152,12 +153,46 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
     if kind == "MONOCHROME1":  # the smallest value is white
         total = float(ends.sum()) if window is None or window[1] != LUT_TOP else LUT_TOP
         values, window = total - values, None if window is None else (total - window[1], total - window[0])
+    if padded.any() and not padded.all():
+        values[padded] = values[~padded].min()  # as dark as the darkest pixel of the picture
     if window is None and _is_plain(file):
         if bits <= 8:
             return np.repeat(_eight_bits(values, bits)[..., None], 3, axis=2), None, bits, count
         window = (0.0, float(2**bits - 1))
     whole = np.array_equal(values, np.round(values))
     return values.astype(np.int32 if whole else np.float32), window, bits, count
+
+
+def _padded(stored: NDArray[Any], file: Any) -> NDArray[np.bool_]:
+    """Return which stored values only fill the frame around the picture.
+
+    Source: DICOM PS3.3, C.7.5.1.1.2 (pixel padding value and range limit).
+    """
+    value = file.get("PixelPaddingValue")
+    if value is None or stored.ndim != 2:
+        return np.zeros(stored.shape, dtype=bool)
+    limit, size = file.get("PixelPaddingRangeLimit"), 2 ** int(file.BitsAllocated)
+    low, high = sorted(_as_stored(int(each), size, stored) for each in (value, value if limit is None else limit))
+    padded: NDArray[np.bool_] = (stored >= low) & (stored <= high)
+    return padded
+
+
+def _as_stored(value: int, size: int, stored: NDArray[Any]) -> int:
+    """Return a padding value as the pixels have it: files state signed ones as unsigned numbers, and the other way round."""
+    is_signed = np.issubdtype(stored.dtype, np.signedinteger)
+    value %= size
+    return value - size if is_signed and value >= size // 2 else value
+
+
+def states_padding(data: bytes) -> bool:
+    """Return True for a DICOM file that states which value fills the frame around its picture."""
+    try:
+        import pydicom
+
+        _check_inflated(data)
+        return "PixelPaddingValue" in pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True, force=True)
+    except Exception:  # the file is reported when it is decoded
+        return False
 
 
 def _check_decoder(file: Any) -> None:

@@ -84,7 +84,7 @@ class _Folder:
 
     def content_digest(self) -> str:
         """Return a digest of the images and boxes that are used."""
-        looks_for = "boxes, capitals" if self._annotations else ""
+        looks_for = "boxes" if self._annotations else ""
         digest = listing_digest(self._fs, self._root, self._listing, look=_look, looks_for=looks_for)
         return ":".join([digest, *(self._annotations.marks if self._annotations else ())])
 

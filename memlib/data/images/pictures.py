@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from memlib.data.bounds import check_pixels
-from memlib.data.images.dicom import is_dicom, read_dicom, states_in_frames, states_no_window
+from memlib.data.images.dicom import is_dicom, read_dicom, states_in_frames, states_no_window, states_padding
 from memlib.data.opening import LFS, POINTER
 from memlib.errors import UserError
 
@@ -33,11 +33,12 @@ STATED_DEPTH = "scaled by the depth that it states, or without preamble (DICOM)"
 DEEP_TIFF_COLOUR = "more than 8 bits a channel in colour (TIFF), which is refused"
 ROTATED_BOXES = "boxes of an image that is rotated as EXIF says, which are refused"
 FRAMES = "scaled as its first frame states (DICOM)"
-DICOM_ODDITIES = {STATED_DEPTH: states_no_window, FRAMES: states_in_frames}
+PADDED = "values that fill the frame around a picture (DICOM), shown as its darkest pixel"
+DICOM_ODDITIES = {STATED_DEPTH: states_no_window, FRAMES: states_in_frames, PADDED: states_padding}
 FRACTIONS = "boxes that end within a pixel, rounded outwards"
 CAPITALS = "names of XML elements in capitals"
 READINGS = (
-    (":5", frozenset({CAPITALS})),
+    (":5", frozenset({CAPITALS, PADDED})),
     (":4", frozenset({FRAMES, DEEP_TIFF_COLOUR, ROTATED_BOXES})),
     (":3", frozenset({DEEP_COLOUR, WHITE_IS_ZERO, STATED_DEPTH, FRACTIONS})),
     (":2", frozenset({ROTATED, TRANSPARENT, DEEP})),

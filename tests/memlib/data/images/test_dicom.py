@@ -230,3 +230,35 @@ def test_remarks_group_images_by_their_scaling(tmp_path: Path) -> None:
         "1 image: scaled as 12 bits, which hold the source's largest value",
     ):
         assert group in line
+
+
+@pytest.mark.parametrize("kind", ["MONOCHROME2", "MONOCHROME1"])
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        (4095, {"PixelPaddingValue": 4095}),
+        (0, {"PixelPaddingValue": 0}),
+        (4090, {"PixelPaddingValue": 4080, "PixelPaddingRangeLimit": 4095}),
+    ],
+)
+def test_values_that_fill_the_frame_are_no_content(tmp_path: Path, kind: str, fill: int, said: dict[str, int]) -> None:
+    """The picture beside the frame is what it is without one, and the frame is as dark as its darkest pixel."""
+    picture = 500 + VALUES[:, 4:] // 2
+    framed = np.full(VALUES.shape, fill, dtype=np.uint16)
+    framed[:, 4:] = picture
+    for name, data in (("framed", dicom(framed, kind, **said)), ("plain", dicom(picture, kind))):
+        (tmp_path / name).mkdir()
+        read(tmp_path / name, data)
+    source, other = read(tmp_path / "framed", dicom(framed, kind, **said)), read(tmp_path / "plain", dicom(picture, kind))
+    seen, alone = source[0].image, other[0].image
+    assert np.array_equal(seen[:, 4:], alone)
+    assert (seen[:, :4] == alone.min()).all()
+    assert source.content_digest().endswith(":5")
+
+
+def test_a_padding_value_may_be_stated_with_the_other_sign(tmp_path: Path) -> None:
+    picture = (VALUES.astype(np.int16) // 4) - 300
+    picture[:, :4] = -2000
+    pixels = dicom(picture, bits=16, signed=True, WindowCenter=200, WindowWidth=1000, PixelPaddingValue=-2000)
+    seen = read(tmp_path, pixels)[0].image
+    assert (seen[:, :4] == seen[:, 4:].min()).all()
