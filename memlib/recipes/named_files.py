@@ -45,6 +45,16 @@ def _specs_in(value: Any) -> Iterator[Spec]:
             yield from _specs_in(inner)
 
 
+def _check_members(path: str) -> None:
+    """Check a list of members, or an array of them."""
+    if path.endswith(".npy"):
+        from memlib.audits.membership.supplied import mask_of
+
+        mask_of(path)
+    else:
+        said_of_examples(path, "member", setting="target.members")
+
+
 def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
     """Yield the fields of a spec that name files, each with a function that checks its file."""
     if isinstance(spec, SplitSpec):
@@ -52,7 +62,7 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
 
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
     elif isinstance(spec, WithMembers):
-        yield "members", lambda path: said_of_examples(path, "member", setting="target.members")
+        yield "members", _check_members
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
         from memlib.models.external.encoders import load_external_encoder
 

@@ -10,7 +10,8 @@ class WithMembers(Spec):
 
     members: str | None = None
     """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
-    be audited; examples that the file does not list are left out."""
+    be audited; examples that the file does not list are left out. Or a .npy file, in the order of the source: a mask of all
+    examples, or the numbers of the members, from 0."""
 
 
 class InFile(Spec):

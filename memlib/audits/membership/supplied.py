@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.audits.membership.shadows import Answers
 from memlib.data.canaries.secret_key import read_secret
 from memlib.data.groups import groups_in
-from memlib.data.id_files import named_digest, said_of_examples
+from memlib.data.id_files import named_content, named_digest, said_of_examples
 from memlib.data.opening import digest_of, reason
 from memlib.data.splits import HELD_OUT, TRAIN, column
 from memlib.data.stages import TrainingData
@@ -65,8 +66,7 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         """Write members.npy: 1 for members, 0 for non-members, -1 for examples that are not listed."""
         members = self.pool
         ids = members["example_id"].to_pylist()
-        listed = _by_id(said_of_examples(self.path, "member", setting="target.members"), ids)
-        values = np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
+        listed, values = self._listed(ids)
         if not (values != UNLISTED).any():
             raise UserError(f"{self.path} names none of the {len(ids)} examples; use ids such as {ids[0]!r}")
         if strange := sorted(listed.keys() - set(ids)):
@@ -83,6 +83,14 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         _refuse_divided(values, groups_in(members), ids, self.path)
         np.save(attempt.path(MEMBERS_FILE), values)
 
+    def _listed(self, ids: list[str]) -> tuple[dict[str, str], NDArray[np.int8]]:
+        """Return what the file says by example id, and the values of the examples of the pool."""
+        if self.path.endswith(".npy"):
+            mask = mask_of(self.path, self.data.shard.content.index.num_rows)
+            return {}, mask[self.pool["row"].to_numpy()].astype(np.int8)
+        listed = _by_id(said_of_examples(self.path, "member", setting="target.members"), ids)
+        return listed, np.array([_flag(listed.get(name), name, self.path) for name in ids], dtype=np.int8)
+
     @classmethod
     def open(cls, artifact: Artifact[NDArray[np.int8]]) -> NDArray[np.int8]:
         """Return the values by example of the pool, in order of example id: (num_pool,)."""
@@ -96,6 +104,34 @@ class ReadMembers(Stage[NDArray[np.int8]]):
         listed = f"{int((values == 1).sum()):,} members, {int((values == 0).sum()):,} non-members"
         left_out = int((values == UNLISTED).sum())
         return [listed + (f"; {left_out:,} examples of the pool are not listed and left out" if left_out else "")]
+
+
+def mask_of(path: str, count: int | None = None) -> NDArray[np.bool_]:
+    """Return which examples of a source, in its order, an array names: a mask of all, or the numbers of members from 0.
+
+    Args:
+        count: number of examples of the source; None if only the file is checked.
+
+    Raises:
+        UserError: when the file is no such array, or is of another number of examples.
+    """
+    try:
+        array = np.load(io.BytesIO(named_content(path, setting="target.members")), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"cannot read target.members {path} (it is no array that np.save wrote)") from error
+    if array.ndim != 1 or not (array.dtype == bool or np.issubdtype(array.dtype, np.integer)) or not len(array):
+        raise UserError(f"{path} holds {array.dtype} of shape {array.shape}; give a mask of all examples, or their numbers")
+    is_mask = array.dtype == bool or (len(array) > 2 and set(np.unique(array).tolist()) <= {0, 1})
+    if is_mask and len(array) != (count or len(array)):
+        raise UserError(f"{path} is a mask of {len(array):,} examples, but the data have {count:,}")
+    if is_mask or count is None:
+        return np.array(array, dtype=bool)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= count or len(np.unique(array)) < len(array):
+        raise UserError(f"{path} holds numbers from {low} to {high}; give those of members, once each, from 0 to {count - 1}")
+    mask = np.zeros(count, dtype=bool)
+    mask[array] = True
+    return mask
 
 
 def _by_id(listed: dict[str, str], ids: list[str]) -> dict[str, str]:

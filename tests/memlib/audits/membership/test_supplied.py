@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memlib.audits.membership.shadows import Answers
-from memlib.audits.membership.supplied import ReadMembers, ReadOutputs
+from memlib.audits.membership.supplied import ReadMembers, ReadOutputs, mask_of
 from memlib.data.canaries.secret_key import read_secret
 from memlib.data.stages import HoldOut, TrainingData, decode
 from memlib.errors import UserError
@@ -66,6 +66,38 @@ def test_flags_of_members_are_read_in_the_usual_spellings(
     runner: PlainRunner, data: TrainingData, pair: tuple[str, str]
 ) -> None:
     assert read(runner, data, listed(words(*pair))).tolist() == MEMBER.tolist()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [MEMBER.astype(bool), MEMBER, MEMBER.astype(np.uint8), np.flatnonzero(MEMBER)[::-1]],
+    ids=lambda one: str(one.dtype),
+)
+def test_members_are_read_from_a_mask_or_their_numbers(runner: PlainRunner, data: TrainingData, array: NDArray[Any]) -> None:
+    np.save("members.npy", array)
+    assert read(runner, data, "members.npy").tolist() == MEMBER.tolist()
+    assert mask_of("members.npy").any()
+
+
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (np.ones(39, dtype=bool), "is a mask of 39 examples, but the data have 40"),
+        (np.arange(41), "holds numbers from 0 to 40; give those of members, once each, from 0 to 39"),
+        (np.array([3, 3, 5, 7]), "holds numbers from 3 to 7; give those of members"),
+        (np.ones(40), "holds float64 of shape"),
+        (np.ones((2, 20), dtype=bool), "holds bool of shape"),
+    ],
+)
+def test_arrays_that_are_no_mask_are_refused(
+    runner: PlainRunner, data: TrainingData, array: NDArray[Any], problem: str
+) -> None:
+    np.save("members.npy", array)
+    with pytest.raises(UserError, match=problem):
+        read(runner, data, "members.npy")
+    Path("members.npy").write_text("no array")
+    with pytest.raises(UserError, match="is no array that np.save wrote"):
+        read(runner, data, "members.npy")
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int64(), pa.string()], ids=str)
