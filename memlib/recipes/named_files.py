@@ -8,7 +8,7 @@ from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
 from memlib.specs.encoders import OpenClipEncoder, TimmEncoder, TorchvisionEncoder, TransformersEncoder
-from memlib.specs.external import InFile, WithMembers
+from memlib.specs.external import InFile, WithMembers, is_part
 
 
 def check_files(recipe: Spec) -> list[str]:
@@ -61,7 +61,7 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         from memlib.data.splits import check_sets
 
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
-    elif isinstance(spec, WithMembers):
+    elif isinstance(spec, WithMembers) and not is_part(spec.members):
         yield "members", _check_members
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
         from memlib.models.external.encoders import load_external_encoder

@@ -11,7 +11,13 @@ class WithMembers(Spec):
     members: str | None = None
     """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every example that may
     be audited; examples that the file does not list are left out. Or a .npy file, in the order of the source: a mask of all
-    examples, or the numbers of the members, from 0."""
+    examples, or the numbers of the members, from 0. Or a part of the source with a slash, as in train/: all other examples
+    are non-members."""
+
+
+def is_part(members: str | None) -> bool:
+    """Return whether `members` names a part of the source, such as train/, instead of a file."""
+    return members is not None and members.endswith("/")
 
 
 class InFile(Spec):

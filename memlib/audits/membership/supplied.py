@@ -25,6 +25,7 @@ from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Stage
 from memlib.sanitize import count_of
 from memlib.specs import OutputsSpec
+from memlib.specs.external import is_part
 from memlib.stats.likelihood import decimals_of, log_odds, odds_of, rounded
 from memlib.store import Attempt
 
@@ -55,7 +56,8 @@ class ReadMembers(Stage[NDArray[np.int8]]):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The pool and the content of the file."""
-        return {"splits": self.data.splits.key, "members": named_digest(self.path, setting="target.members")}
+        said = self.path if is_part(self.path) else named_digest(self.path, setting="target.members")
+        return {"splits": self.data.splits.key, "members": said}
 
     @property
     def pool(self) -> pa.Table:
@@ -85,6 +87,8 @@ class ReadMembers(Stage[NDArray[np.int8]]):
 
     def _listed(self, ids: list[str]) -> tuple[dict[str, str], NDArray[np.int8]]:
         """Return what the file says by example id, and the values of the examples of the pool."""
+        if is_part(self.path):
+            return {}, np.array([name.startswith(self.path) for name in ids], dtype=np.int8)
         if self.path.endswith(".npy"):
             mask = mask_of(self.path, self.data.shard.content.index.num_rows)
             return {}, mask[self.pool["row"].to_numpy()].astype(np.int8)

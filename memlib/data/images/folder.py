@@ -115,12 +115,20 @@ class ImageFolder(_Folder):
             )
         if outside := len(self._images) - len(images):
             self.remarks.append(f"left out, as they are in no class folder: {count_of(outside, 'image')}")
-        self.class_names = sorted({name.split("/", 1)[0] for name in images})[: spec.num_classes]
+        self._parts = () if spec.boxes == "tiny_imagenet" else parts_of(images)
+        if self._parts:
+            images = sorted((name for name in images if name.count("/") > 1), key=lambda name: (self._class_of(name), name))
+            named = " and ".join(self._parts)
+            self.remarks.append(
+                f"{named} are taken for parts of one data set, as they have the same class folders; ids begin with the part"
+            )
+        self.class_names = sorted({self._class_of(name) for name in images})[: spec.num_classes]
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise DataError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
-        self.remarks += self._look_at_layout(images) + _left_out([name for name in self._others if "/" in name])
+        self.remarks += [] if self._parts else self._look_at_layout(images)
+        self.remarks += _left_out([name for name in self._others if "/" in name])
         label_of = {name: label for label, name in enumerate(self.class_names)}
-        for class_name, members in itertools.groupby(images, key=lambda name: name.split("/", 1)[0]):
+        for class_name, members in itertools.groupby(images, key=self._class_of):
             if class_name in label_of:
                 self._items += [(name, label_of[class_name]) for name in list(members)[: spec.num_per_class]]
         self._listing = {name: self._all[name] for name, _ in self._items}
@@ -133,6 +141,13 @@ class ImageFolder(_Folder):
             self.remarks += self._annotations.remarks
         elif beside := _found_beside(self._others, names, self._read):
             self.remarks.append(f"boxes: none, although there are {beside}")
+
+    def _class_of(self, name: str) -> str:
+        return name.split("/")[1 if self._parts else 0]
+
+    def content_digest(self) -> str:
+        """Return a digest of the images and boxes that are used, and of the layout if earlier versions read it otherwise."""
+        return super().content_digest() + (":parts" if self._parts else "")
 
     def _look_at_layout(self, images: Sequence[str]) -> list[str]:
         """Return remarks on a layout that looks unintended."""
@@ -223,6 +238,31 @@ class AnnotatedFolder(_Folder):
         if bare := len(self._images) - len(class_of):
             self.remarks.append(f"{bare} of {len(self._images)} images have no annotated object and are left out")
         self.remarks += found.remarks + _left_out(self._others)
+
+
+def parts_of(images: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders that are parts of one data set, such as train and val; () if the folders are classes.
+
+    They are parts if all have such names, and the classes of each are among those of the one with most classes.
+
+    Args:
+        images: paths relative to the source.
+
+    Example:
+        >>> parts_of(["train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"])
+        ('train', 'val')
+        >>> parts_of(["train/cat/1.png", "train/dog/2.png", "val/hen/3.png"]), parts_of(["cat/1.png", "dog/2.png"])
+        ((), ())
+    """
+    classes: dict[str, set[str]] = {}
+    for name in images:
+        part, *rest = name.split("/")
+        classes.setdefault(part, set()).update(rest[:1] if len(rest) > 1 else ())
+    if len(classes) < 2 or not all(part.lower().rstrip("0123456789_-") in PARTS for part in classes):
+        return ()
+    most = max(classes.values(), key=len)
+    agree = len(most) > 1 and all(found and found <= most for found in classes.values())
+    return tuple(sorted(classes)) if agree else ()
 
 
 def _look(path: str) -> Collection[str]:

@@ -382,6 +382,28 @@ def test_parts_of_a_data_set_are_named_where_they_look_like_classes(tmp_path: Pa
     ]
 
 
+def folders(root: Path, *names: str) -> ImageFolderSource:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "1.png").write_bytes(encoded(COLOURS))
+    return ImageFolderSource(kind="image_folder", path=str(root))
+
+
+def test_parts_with_the_same_class_folders_are_no_classes(tmp_path: Path) -> None:
+    source = open_source(folders(tmp_path / "a", "train/cat", "train/dog", "train/hen", "Val/cat", "Val/dog"))
+    assert source.class_names == ["cat", "dog", "hen"]
+    found = {source[row].example_id: source.class_names[source[row].label] for row in range(len(source))}
+    assert found["train/cat/1.png"] == found["Val/cat/1.png"] == "cat"
+    assert source.remarks == [  # type: ignore[attr-defined]
+        "Val and train are taken for parts of one data set, as they have the same class folders; ids begin with the part"
+    ]
+    assert source.content_digest().endswith(":parts")
+    for names in (("train/cat", "val/dog"), ("cat/a", "cat/b", "dog/a", "dog/b"), ("train/a", "train/b", "cat/a")):
+        other = open_source(folders(tmp_path / names[1].replace("/", "-"), *names))
+        assert other.class_names == sorted({name.split("/")[0] for name in names})
+        assert ":parts" not in other.content_digest()
+
+
 def test_pictures_of_other_formats_are_not_opened_whatever_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

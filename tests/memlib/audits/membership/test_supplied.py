@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.supplied import ReadMembers, ReadOutputs, mask_of
@@ -77,6 +78,20 @@ def test_members_are_read_from_a_mask_or_their_numbers(runner: PlainRunner, data
     np.save("members.npy", array)
     assert read(runner, data, "members.npy").tolist() == MEMBER.tolist()
     assert mask_of("members.npy").any()
+
+
+def test_members_may_be_a_part_of_the_source(runner: PlainRunner) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(48):
+        folder = Path("photos", ("train", "val")[number % 2], ("cat", "dog")[number // 2 % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    shard = decode(runner, DataSpec.model_validate({"source": {"kind": "image_folder", "path": "photos"}, "image_size": 8}))
+    data = TrainingData(shard, runner.run(HoldOut(HoldOutSpec(), shard)))
+    ids = data.members("train")["example_id"].to_pylist()
+    assert read(runner, data, "train/").tolist() == [int(name.startswith("train/")) for name in ids]
+    with pytest.raises(UserError, match="lists 0 members among"):
+        read(runner, data, "training/")
 
 
 @pytest.mark.parametrize(
