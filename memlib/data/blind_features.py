@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memlib.data.images.stored import are_images
 from memlib.errors import UserError
 from memlib.specs.base import Source
-from memlib.specs.data import JoinedSource
+from memlib.specs.data import JoinedSource, TableSource
 
 IDS, SIZES, DATES, CLASSES, PIXELS, POINTS, TEXT = "ids", "sizes", "dates", "classes", "pixels", "points", "text"
 SETS = frozenset(
@@ -98,6 +98,8 @@ def owner_names(source: Source, ids: Sequence[str]) -> list[str] | None:
         return [name.partition("/")[2] for name in ids]
     if not source.states_ids:
         return [name.rpartition("/")[0] for name in ids] if source.persons else None
+    if isinstance(source, TableSource) and source.files:
+        return [name.partition("/")[2] for name in ids]
     return ["/".join(part for part in name.split("/") if part.lower() not in SETS) for name in ids]
 
 

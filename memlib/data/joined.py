@@ -22,7 +22,10 @@ class Joined:
         self.class_names = list(self._sources[0].class_names)
         for name, source in sources.items():
             if hasattr(source, "point_dim"):
-                raise DataError(f"part {name} holds points; only sources of images can be joined")
+                raise DataError(
+                    f"part {name} holds points; images are joined, and tables are one source: kind: table with files: "
+                    "{members: a.csv, nonmembers: b.csv}"
+                )
             seen, wanted = len(source.class_names), len(self.class_names)
             if seen != wanted:
                 raise DataError(

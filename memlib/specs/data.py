@@ -238,13 +238,16 @@ class TableSource(Source):
     standardized (`standardize`); each category gets a coordinate, and so do the missing values of a column. `memlib plan`
     shows the inferred types."""
 
-    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
-    added_later: ClassVar[frozenset[str]] = frozenset({"standardize", "decimal", "types"})
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path", "files"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"standardize", "decimal", "types", "files"})
     holds: ClassVar[Kind] = "tables"
 
     kind: Literal["table"]
-    path: str
+    path: str = ""
     """The file; local or s3://; CSV files ending in .xz, .gz and .bz2 are decompressed."""
+    files: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], str] = {}
+    """Instead of a path: several files with the same columns, by name, as in {members: a.csv, nonmembers: b.csv}. They are
+    one table, and example ids are <name>/<id>; target.members of a membership audit can name a file: members/."""
     label_column: str
     """Column of the class: names or whole numbers. Rows without a class are left out."""
     id_column: str | None = None
@@ -275,6 +278,22 @@ class TableSource(Source):
     def states_ids(self) -> bool:
         """True if the recipe names a column of ids."""
         return self.id_column is not None
+
+    @property
+    def where(self) -> str:
+        """The file, or the files, for messages."""
+        return self.path or " and ".join(self.files.values())
+
+    @model_validator(mode="after")
+    def _names_its_files(self) -> "TableSource":
+        if bool(self.path) == bool(self.files):
+            raise ValueError("a table needs either a path, or files, as in {members: a.csv, nonmembers: b.csv}")
+        if self.files and self.person_column is not None:
+            raise ValueError(
+                "person_column needs one file, as a person may have rows in several; write them into one, and list the "
+                "members in a file of their own (target.members)"
+            )
+        return self
 
     def uses(self, column: str) -> bool:
         """Return whether a column of the file is one that models see."""

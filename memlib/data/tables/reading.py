@@ -6,7 +6,8 @@ The type of a column is decided on all of its values: numbers, or text. What loo
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,41 +33,66 @@ SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table as it was read."""
+    """A table as it was read, from one file or from several parts."""
 
     table: pa.Table  #: its columns, numbers where all values are numbers.
     texts: pa.Table  #: the same as they are in the file.
     index: tuple[str, ...]  #: columns that number the rows, which no model should see.
     #: ways in which earlier versions read the file otherwise; they enter keys.
     marks: tuple[str, ...]
+    rows: tuple[str, ...]  #: number of each row within its file, from 0, after its part if there are several.
 
 
 def read_table_file(spec: TableSource) -> TableFile:
-    """Read a CSV, JSON Lines or Parquet file.
+    """Read a CSV, JSON Lines or Parquet file, or several with the same columns.
 
     Raises:
-        DataError: when it cannot be read, or a column could be read in two ways.
+        DataError: when one cannot be read, a column could be read in two ways, or columns differ.
     """
-    path = spec.path
+    parts = {f"{name}/": path for name, path in spec.files.items()} or {"": spec.path}
+    files = {name: _content(path, spec) for name, path in parts.items()}
+    texts = _joined(files, spec)
+    is_text = all(not path.endswith((".parquet", *JSON_LINES)) for path in parts.values())
+    table, marks = _from_texts(texts, spec) if is_text else (_with_numbers(texts, spec), ())
+    if unknown := sorted(spec.types.keys() - set(table.column_names)):
+        raise DataError(f"{spec.where} has no column {unknown[0]!r}, which data.source.types names")
+    ends = np.cumsum([0, *(file.num_rows for file in files.values())]).tolist()
+    found = [set(_index_columns(table.slice(a, b - a), spec)) for a, b in itertools.pairwise(ends)]
+    index = tuple(name for name in table.column_names if all(name in one for one in found))
+    rows = tuple(f"{part}{row:07d}" for part, file in files.items() for row in range(file.num_rows))
+    return TableFile(table, texts, index, (*marks, *(("index",) if index else ())), rows)
+
+
+def _content(path: str, spec: TableSource) -> pa.Table:
+    """Return a file as a table: of text if it is a CSV file, else with the types that it states."""
     try:
         data = content_of(path)
         if path.endswith(".parquet"):
             table = read_parquet(data, path)
-            read = TableFile(_with_numbers(table, spec), table, (), ())
         elif path.endswith(JSON_LINES):
             table = pyarrow.json.read_json(io.BytesIO(data))
-            read = TableFile(_with_numbers(table, spec), table, (), ())
         else:
-            read = _read_csv(data, spec)
+            table = _read_csv(data, path, spec)
     except UserError:
         raise
     except (*UNREADABLE, csv.Error, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path} ({reason(error)})") from error
-    check_once(read.table.column_names, read.table.column_names, path)
-    if unknown := sorted(spec.types.keys() - set(read.table.column_names)):
-        raise DataError(f"{path} has no column {unknown[0]!r}, which data.source.types names")
-    index = tuple(_index_columns(read.table, spec))
-    return TableFile(read.table, read.texts, index, (*read.marks, *(("index",) if index else ())))
+    check_once(table.column_names, table.column_names, path)
+    return table
+
+
+def _joined(files: Mapping[str, pa.Table], spec: TableSource) -> pa.Table:
+    """Return the rows of all files, one after the other, with the columns in the order of the first file."""
+    (_, first), *others = files.items()
+    for _, table in others:
+        if differing := sorted(set(first.column_names) ^ set(table.column_names)):
+            raise DataError(
+                f"{spec.where}: only some of these files have the column {differing[0]!r}; parts have the same columns"
+            )
+    try:
+        return pa.concat_tables([table.select(first.column_names) for table in files.values()], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"{spec.where}: their columns are of different types ({reason(error)})") from error
 
 
 def _with_numbers(table: pa.Table, spec: TableSource) -> pa.Table:
@@ -86,23 +112,29 @@ def _as_numbers(known: pa.ChunkedArray, name: str, spec: TableSource) -> pa.Chun
         DataError: when a value is none.
     """
     if (numbers := _numbers(known)) is None:
-        raise DataError(f"{spec.path}: column {name} holds {_first_text(known)!r}, which is no number; see data.source.types")
+        raise DataError(
+            f"{spec.where}: column {name} holds {_first_text(known)!r}, which is no number; see data.source.types"
+        )
     return numbers
 
 
-def _read_csv(data: bytes, spec: TableSource) -> TableFile:
-    """Read a CSV file whose values may be surrounded by spaces."""
-    names = list(spec.names) or _header(data, spec)
+def _read_csv(data: bytes, path: str, spec: TableSource) -> pa.Table:
+    """Return the columns of a CSV file as text."""
+    names = list(spec.names) or _header(data, path, spec)
     reading = pyarrow.csv.ReadOptions(skip_rows=spec.skip_rows, column_names=list(spec.names) or None)
     parsing = pyarrow.csv.ParseOptions(delimiter=spec.delimiter)
     as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
-    texts = pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
+    return pyarrow.csv.read_csv(io.BytesIO(data), reading, parsing, as_text)
+
+
+def _from_texts(texts: pa.Table, spec: TableSource) -> tuple[pa.Table, tuple[str, ...]]:
+    """Return a table of text with numbers where all values of a column are, and the marks of its columns."""
     read = [_typed(texts[place], name, spec) for place, name in enumerate(texts.column_names)]
     marks = sorted({mark for _, mark in read if mark})
-    return TableFile(pa.table([column for column, _ in read], names=texts.column_names), texts, (), tuple(marks))
+    return pa.table([column for column, _ in read], names=texts.column_names), tuple(marks)
 
 
-def _header(data: bytes, spec: TableSource) -> list[str]:
+def _header(data: bytes, path: str, spec: TableSource) -> list[str]:
     """Return the names of the columns of a CSV file with a header.
 
     Raises:
@@ -116,7 +148,7 @@ def _header(data: bytes, spec: TableSource) -> list[str]:
     if len(names) == 1 and others:
         named = "a tab ('\\t')" if others[0] == "\t" else repr(others[0])
         raise DataError(
-            f"{spec.path} has one column, {names[0][:SHOWN]!r}; if {named} separates its values, set data.source.delimiter"
+            f"{path} has one column, {names[0][:SHOWN]!r}; if {named} separates its values, set data.source.delimiter"
         )
     return names
 
@@ -179,12 +211,12 @@ def _refuse_ambiguous(name: str, has: Callable[..., bool], column: pa.ChunkedArr
     example = str(next((value for value in column.to_pylist() if value is not None), ""))[:SHOWN]
     if spec.decimal == "." and has(r",") and has(rf"{DECIMAL_COMMA}|^[+-]?[0-9]+$", every=True):
         raise DataError(
-            f"{spec.path}: column {name} holds numbers with commas, such as {example!r}; set data.source.decimal: ',' if "
+            f"{spec.where}: column {name} holds numbers with commas, such as {example!r}; set data.source.decimal: ',' if "
             f"these are decimals, or data.source.types: {{{name}: category}} if they are categories"
         )
     if has(DATE, every=True):
         raise DataError(
-            f"{spec.path}: column {name} holds dates, such as {example!r}; write them as numbers, leave them out with "
+            f"{spec.where}: column {name} holds dates, such as {example!r}; write them as numbers, leave them out with "
             f"data.source.columns, or set data.source.types: {{{name}: category}}"
         )
 

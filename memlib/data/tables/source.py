@@ -16,6 +16,7 @@ from memlib.data.opening import located
 from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.data.tables.reading import names_of_index, read_table_file
 from memlib.errors import DataError, UserError
+from memlib.identity import canonical_json
 from memlib.specs import TableSource
 
 MOST_CATEGORIES, MOST_CLASSES = 200, 1000
@@ -74,23 +75,22 @@ class Table:
 
     def __init__(self, spec: TableSource) -> None:
         self._spec = spec
-        self._fs, self._path = located(spec.path)
         self._file = read_table_file(spec)
         table, self._texts = self._file.table, self._file.texts
         named = [name for name in (spec.label_column, spec.id_column, spec.person_column) if name is not None]
-        check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.path)
+        check_once(table.column_names, list(dict.fromkeys((*named, *spec.columns, *spec.categorical))), spec.where)
         unlabelled = table[spec.label_column].null_count
         labelled = pc.is_valid(table[spec.label_column])
         self._numbers = np.flatnonzero(labelled.to_numpy(zero_copy_only=False)).tolist()
         table, self._texts = table.filter(labelled), self._texts.filter(labelled)
         if not table.num_rows:
-            raise DataError(f"{spec.path} has no row with a value in {spec.label_column}")
+            raise DataError(f"{spec.where} has no row with a value in {spec.label_column}")
         self._table = table
         self.class_names, self.labels = self._label()
         left_out = {*named, *self._file.index}
         wanted = spec.columns or [name for name in table.column_names if name not in left_out]
         if not wanted:
-            raise DataError(f"{spec.path} has no column besides {', '.join(left_out)}")
+            raise DataError(f"{spec.where} has no column besides {', '.join(left_out)}")
         self._columns = [_encode(table[name], name, spec) for name in wanted]
         self.point_dim = sum(column.coordinates.shape[1] for column in self._columns)
         self.schema = list(self._describe())
@@ -109,12 +109,12 @@ class Table:
             column = column.cast(pa.int64())
         if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
             raise DataError(
-                f"{self._spec.path}: {self._spec.label_column} holds {column.type}; labels are names or whole numbers"
+                f"{self._spec.where}: {self._spec.label_column} holds {column.type}; labels are names or whole numbers"
             )
         values = sorted(pc.unique(column).to_pylist())
         if len(values) > MOST_CLASSES:
             raise DataError(
-                f"{self._spec.path}: {self._spec.label_column} has {len(values):,} different values, more than "
+                f"{self._spec.where}: {self._spec.label_column} has {len(values):,} different values, more than "
                 f"{MOST_CLASSES:,}; set data.source.label_column to the column of the class"
             )
         place = {value: number for number, value in enumerate(values)}
@@ -124,13 +124,16 @@ class Table:
     def _ids(self) -> list[str]:
         spec = self._spec
         if spec.id_column is None:
-            ids = [f"{row:07d}" for row in self._numbers]
+            ids = [self._file.rows[row] for row in self._numbers]
         else:
-            where = f"{spec.path}: {spec.id_column}"
+            where = f"{spec.where}: {spec.id_column}"
             ids = check_ids(ids_of(self._table[spec.id_column], where), where)
+        if spec.files and spec.id_column is not None:
+            folders = (self._file.rows[row].rpartition("/")[0] for row in self._numbers)
+            ids = [f"{part}/{name}" for part, name in zip(folders, ids, strict=True)]
         if spec.person_column is None:
             return ids
-        where = f"{spec.path}: {spec.person_column}"
+        where = f"{spec.where}: {spec.person_column}"
         persons = check_ids(ids_of(self._table[spec.person_column], where), where)
         return [f"{person}/{name}" for person, name in zip(persons, ids, strict=True)]
 
@@ -187,20 +190,20 @@ class Table:
         for column, start in zip(self._columns, np.cumsum([0, *widths]).tolist(), strict=False):
             if column.name == name and column.categories is None:
                 raise UserError(
-                    f"{self._spec.path}: column {name} holds numbers; if they stand for categories, list it in "
+                    f"{self._spec.where}: column {name} holds numbers; if they stand for categories, list it in "
                     "data.source.categorical"
                 )
             if column.name == name and column.categories is not None:
                 return OneHot(start, column.categories, bool(column.missing))
         raise UserError(
-            f"{self._spec.path} has no column {name!r} among those that are used: "
+            f"{self._spec.where} has no column {name!r} among those that are used: "
             f"{', '.join(column.name for column in self._columns[:MOST_NAMED])}"
         )
 
     def content_digest(self) -> str:
         """Return a digest of the file."""
-        name = self._path.rpartition("/")[2]
-        digest = listing_digest(self._fs, self._path.rpartition("/")[0], {name: self._fs.info(self._path)})
+        parts = {name: _file_digest(path) for name, path in self._spec.files.items()}
+        digest = canonical_json(parts) if parts else _file_digest(self._spec.path)
         numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
         marks = [*(["rows"] if numbered else []), *self._file.marks]  # before, rows without a label were not counted
         return ":".join([digest, *marks])
@@ -211,6 +214,12 @@ def _rounded(value: object) -> str:
     if value is None or value != value:
         return ""
     return f"{float(value):.6g}" if isinstance(value, float | int | Decimal) else str(value)
+
+
+def _file_digest(uri: str) -> str:
+    fs, path = located(uri)
+    folder, _, name = path.rpartition("/")
+    return listing_digest(fs, folder, {name: fs.info(path)})
 
 
 class _ColumnTexts(Mapping[str, Mapping[str, str]]):
@@ -238,7 +247,7 @@ def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
     Raises:
         DataError: for a type that is neither numbers nor categories, values that are not finite, and too many categories.
     """
-    kind, missing, path = column.type, column.null_count, spec.path
+    kind, missing, path = column.type, column.null_count, spec.where
     absent = column.is_null().to_numpy()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     if numeric and name not in spec.categorical and spec.types.get(name) != "category":

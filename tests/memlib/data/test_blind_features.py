@@ -279,6 +279,11 @@ PATHS = [f"{side}/{name}/{number:03d}.png" for number in range(4) for side, name
         ({"kind": "table", "path": "a.csv", "label_column": "y"}, ["0000000", "0000001"], None),
         ({"kind": "table", "path": "a.csv", "label_column": "y", "id_column": "id"}, ["x1", "x2"], ["x1", "x2"]),
         ({"kind": "table", "path": "a.csv", "label_column": "y", "person_column": "p"}, ["ann/0000001"], ["ann"]),
+        (
+            {"kind": "table", "files": {"a": "a.csv", "b": "b.csv"}, "label_column": "y", "id_column": "id"},
+            ["a/x1", "b/x2"],
+            ["x1", "x2"],
+        ),
         ({"kind": "npz", "path": "a.npz"}, ["train_images-0000001"], None),
         ({"kind": "digits"}, ["digit-0001"], None),
         ({"kind": "image_folder", "path": "a"}, PATHS[:2], ["a/000.png", "b/000.png"]),

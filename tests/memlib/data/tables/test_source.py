@@ -300,3 +300,38 @@ def test_a_header_is_read_without_a_thread_that_reads_ahead(tmp_path: Path) -> N
     codes = [subprocess.run([sys.executable, str(tmp_path / "read.py"), str(path)], check=False).returncode for _ in range(3)]
     assert codes == [0, 0, 0]
     assert "open_csv" not in inspect.getsource(reading)
+
+
+def test_several_files_with_the_same_columns_are_one_table(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,age,code,y\nx1,5,1,a\nx2,6,2,b\n")
+    (tmp_path / "b.csv").write_text("code,id,age,y\n3,x1,7,a\nz,x9,8.5,b\n")
+    parts = {"in": str(tmp_path / "a.csv"), "out": str(tmp_path / "b.csv")}
+    spec: dict[str, Any] = {
+        "kind": "table",
+        "files": parts,
+        "label_column": "y",
+        "columns": ["age", "code"],
+        "standardize": False,
+    }
+    found = open_source(TableSource(**spec))
+    assert [found[row].example_id for row in range(4)] == ["in/0000000", "in/0000001", "out/0000000", "out/0000001"]
+    assert [found[row].image[0] for row in range(4)] == [5, 6, 7, 8.5]
+    assert "categorical columns: code (4)" in columns_of(found)  # decided on all values of all files
+    named = open_source(TableSource(**spec, id_column="id"))
+    assert [named[row].example_id for row in range(4)] == ["in/x1", "in/x2", "out/x1", "out/x9"]
+    other = open_source(TableSource(**spec | {"files": {"in": parts["out"], "out": parts["in"]}}))
+    assert other.content_digest() != found.content_digest()
+    (tmp_path / "b.csv").write_text("age,y\n7,a\n")
+    with pytest.raises(UserError, match="only some of these files have the column 'code'"):
+        open_source(TableSource(**spec))
+    for changes in ({"files": {}}, {"path": "a.csv"}, {"person_column": "id"}):
+        with pytest.raises(ValueError, match=r"a table needs either a path, or files|person_column needs one file"):
+            TableSource(**spec | changes)
+
+
+def test_row_numbers_of_every_part_are_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(",age,y\n0,5,a\n1,6,b\n2,9,a\n")
+    parts = {name: str(tmp_path / f"{name}.csv") for name in ("a", "b")}
+    found = open_source(TableSource(kind="table", files=parts, label_column="y"))
+    assert found.point_dim == 1  # type: ignore[attr-defined]
