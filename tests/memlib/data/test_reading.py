@@ -389,7 +389,7 @@ def folders(root: Path, *names: str) -> ImageFolderSource:
     return ImageFolderSource(kind="image_folder", path=str(root))
 
 
-def test_parts_with_the_same_class_folders_are_no_classes(tmp_path: Path) -> None:
+def test_folders_with_the_same_classes_are_parts(tmp_path: Path) -> None:
     source = open_source(folders(tmp_path / "a", "train/cat", "train/dog", "train/hen", "Val/cat", "Val/dog"))
     assert source.class_names == ["cat", "dog", "hen"]
     found = {source[row].example_id: source.class_names[source[row].label] for row in range(len(source))}

@@ -104,7 +104,7 @@ def test_members_may_be_a_part_of_the_source(runner: PlainRunner) -> None:
         (np.ones((2, 20), dtype=bool), "holds bool of shape"),
     ],
 )
-def test_arrays_that_are_no_mask_are_refused(
+def test_arrays_are_refused_unless_they_name_examples(
     runner: PlainRunner, data: TrainingData, array: NDArray[Any], problem: str
 ) -> None:
     np.save("members.npy", array)

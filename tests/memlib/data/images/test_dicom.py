@@ -241,7 +241,7 @@ def test_remarks_group_images_by_their_scaling(tmp_path: Path) -> None:
         (4090, {"PixelPaddingValue": 4080, "PixelPaddingRangeLimit": 4095}),
     ],
 )
-def test_values_that_fill_the_frame_are_no_content(tmp_path: Path, kind: str, fill: int, said: dict[str, int]) -> None:
+def test_values_that_fill_the_frame_become_dark(tmp_path: Path, kind: str, fill: int, said: dict[str, int]) -> None:
     """The picture beside the frame is what it is without one, and the frame is as dark as its darkest pixel."""
     picture = 500 + VALUES[:, 4:] // 2
     framed = np.full(VALUES.shape, fill, dtype=np.uint16)
