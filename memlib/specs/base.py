@@ -111,11 +111,6 @@ def source_of(kind: object) -> type[Source]:
     return kinds.get(kind, Source)
 
 
-def whereabouts_of(kind: str) -> frozenset[str]:
-    """Return the fields of a kind of source that state the location of its files."""
-    return source_of(kind).whereabouts
-
-
 Changed = TypeVar("Changed", bound=Spec)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from memlib.identity import canonical_json, content_key
-from memlib.specs.base import Spec, whereabouts_of
+from memlib.specs.base import Spec, source_of
 
 PRESENTATION = ("title", "report")  # keys of a recipe that affect no numbers
 NAME_LENGTH = 12
@@ -27,7 +27,7 @@ def without_whereabouts(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data section of a recipe without the locations of its files."""
     described: dict[str, Any] = json.loads(json.dumps(data))
     for source in (described["source"], *(part["source"] for part in described["source"].get("parts", {}).values())):
-        for name in whereabouts_of(source["kind"]):
+        for name in source_of(source["kind"]).whereabouts:
             source.pop(name, None)
     return described
 

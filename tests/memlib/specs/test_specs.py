@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from memlib.identity import content_key
 from memlib.specs import SourceSpec, Spec, TextSpec, changed
-from memlib.specs.base import Source, whereabouts_of
+from memlib.specs.base import Source, source_of
 from memlib.specs.data import CsvSource
 from memlib.specs.question import without_whereabouts
 
@@ -63,8 +63,8 @@ def test_fields_declared_as_whereabouts_are_left_out_of_keys() -> None:
     }
     joined = {"kind": "joined", "parts": {"x": {"source": dict(source)}}}
     assert "path" not in without_whereabouts({"source": joined})["source"]["parts"]["x"]["source"]
-    assert whereabouts_of("csv") == CsvSource.whereabouts
-    assert whereabouts_of("no such kind") == frozenset()
+    assert source_of("csv").whereabouts == CsvSource.whereabouts
+    assert source_of("no such kind").whereabouts == frozenset()
 
 
 @pytest.mark.parametrize("source", Source.__subclasses__(), ids=lambda source: source.__name__)
