@@ -69,7 +69,7 @@ def test_fields_declared_as_whereabouts_are_left_out_of_keys() -> None:
 
 @pytest.mark.parametrize("source", Source.__subclasses__(), ids=lambda source: source.__name__)
 def test_fields_of_sources_named_like_places_are_declared_as_whereabouts(source: type[Source]) -> None:
-    places: set[Any] = {"path", "root", "annotations", "download", "template"} & set(source.model_fields)
+    places: set[Any] = {"path", "files", "root", "annotations", "download", "template"} & set(source.model_fields)
     assert places == source.whereabouts
 
 
