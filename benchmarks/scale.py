@@ -44,6 +44,7 @@ from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.running import checks
 from memlib.running.planning import Costs
 from memlib.runs import garbage
+from memlib.runs.fingerprints import fingerprints_of
 from memlib.specs.resources import RunOptions
 from memlib.store import Attempt, Ref, Store
 from memlib.store.records import sealed
@@ -245,16 +246,18 @@ def runs(count: int) -> None:
 
 
 def _fill_runs(opened: Store, count: int) -> list[str]:
-    """Write runs of ten artifacts each, nine of them shared with others, twenty findings and a page; return their names."""
+    """Write runs of ten artifacts, nine of them shared, twenty findings, and a page, on 100 data sets; return their names."""
     names = [content_key("run", version=2, spec={"number": i}, inputs={})[:12] for i in range(count)]
     keys = [content_key("score", version=1, spec={"number": i}, inputs={}) for i in range(count)]
     finding = {"metric": "share_excess", "params": "{}", "value": 0.1, "p_value": 0.01, "verdict": "shown", "n": 500}
+    examples = [fingerprints_of(str(1000 * number + i) for i in range(1000)) for number in range(100)]
     opened.begin()
     for number, name in enumerate(names):
         artifacts = {"scores": f"score/{keys[number]}"} | {f"s{i}": f"split/{keys[(number + i) % 100]}" for i in range(9)}
         manifest = {
             "run": name, "audit": "deja_vu", "title": f"run {number}", "finished": 1.7e9 + number, "asks": name,
-            "findings": [finding] * 20, "artifacts": artifacts, "ledger": {"data": f"{number % 100:064x}"}, "recipe": {"number": number},
+            "findings": [finding] * 20, "artifacts": artifacts, "recipe": {"number": number},
+            "ledger": {"data": f"{number % 100:064x}", "fingerprints": examples[number % 100]},
         }  # fmt: skip
         opened.publish(f"runs/{name}/report.html", b"<p>a page</p>")
         opened.publish(f"runs/{name}/manifest.json", json.dumps(sealed(manifest)).encode())
