@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 import memlib
 from flows.cli.messages import say
@@ -118,6 +118,17 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(lost)
 
 
+def _as_setting(error: CycloptsError) -> str:
+    """Return how to write an unknown option that is a setting of recipes, if the command takes settings; else ""."""
+    if not isinstance(error, UnknownOptionError) or not any("--set" in one.names for one in error.argument_collection):
+        return ""
+    from memlib.recipes.files import keys_ending_in
+
+    option = error.token.keyword or error.token.value
+    keys = keys_ending_in(option.lstrip("-").replace("-", "_"))
+    return f"{option} is a setting of the recipe: write --set {keys[0]}=VALUE" if keys else ""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
@@ -140,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = chosen(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:  # an unknown option, or one without its value
-        say(f"memlib: {' '.join(str(error).split())} (see memlib --help)")
+        say(f"memlib: {_as_setting(error) or ' '.join(str(error).split())} (see memlib --help)")
         return 2
     except (EngineLost, StoreUnreachable) as error:
         say(f"memlib: {error}")

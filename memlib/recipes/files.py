@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def _depth(content: Any, place: Sequence[str]) -> int:
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the content with `key=value` overrides applied; keys are dotted.
+    """Return the content with `key=value` overrides applied; keys are dotted, and names in them may contain dots themselves.
 
     Raises:
         UserError: for a malformed override.
@@ -137,7 +138,7 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             raise UserError(f"--set {override!r} does not have the form key=value")
         value = read_yaml(text, f"--set {override}")
         _check_plain(value, f"--set {key}")
-        *sections, _ = names = key.split(".")
+        *sections, _ = names = _names(key, result)
         inner: Any = result
         for section in sections:
             inner = inner.get(section, {})
@@ -147,6 +148,27 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             value = {name: value}
         result = inherited(result, value, f"--set {key}")
     return result
+
+
+def _names(key: str, content: Any) -> list[str]:
+    """Return the names of a dotted key; at each place a name that the content has is preferred, as it may have dots."""
+    known = content if isinstance(content, Mapping) else {}
+    fitting = [name for name in known if isinstance(name, str) and f"{key}.".startswith(f"{name}.")]
+    name = max(fitting, key=len, default=key.partition(".")[0])
+    return [name, *(_names(key[len(name) + 1 :], known.get(name)) if len(key) > len(name) else [])]
+
+
+def keys_ending_in(name: str) -> list[str]:
+    """Return the dotted keys of the shipped recipes whose last name is this one, those of most recipes first."""
+    found: Counter[str] = Counter()
+    waiting: list[tuple[str, Any]] = [("", load_recipe(recipe)[0]) for recipe in shipped_recipes()]
+    while waiting:
+        key, content = waiting.pop()
+        if isinstance(content, Mapping):
+            waiting += [(f"{key}.{inner}" if key else str(inner), content[inner]) for inner in content]
+        elif key.rpartition(".")[2] == name:
+            found[key] += 1
+    return [key for key, _ in found.most_common()]
 
 
 @dataclass(frozen=True)

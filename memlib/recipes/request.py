@@ -1,5 +1,6 @@
 """Requests for an audit: a recipe, changes to it and machine settings, validated alike for programs and deployments."""
 
+import difflib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -116,8 +117,10 @@ def find_recipe(what: str, recipe: str | None) -> tuple[str, str]:
         raise UserError(
             f"{what} is an audit and needs a recipe: {word} --recipe {named} (memlib recipes lists the shipped ones)"
         )
-    hint = f"; to use the file, write ./{what}" if Path(what).is_file() else ""
-    raise UserError(f"there is no audit and no shipped recipe {what!r}; see memlib recipes, or give a YAML file{hint}")
+    near = difflib.get_close_matches(what, [*shipped_recipes(), *PACKAGES], n=1)
+    hint = f"did you mean {near[0]}?" if near else "see memlib recipes, or give a YAML file"
+    hint = f"to use the file, write ./{what}" if Path(what).is_file() else hint
+    raise UserError(f"there is no audit and no shipped recipe {what!r}; {hint}")
 
 
 def command_for(audit: str, recipe: str) -> str:

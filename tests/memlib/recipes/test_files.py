@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
 from memlib.errors import UserError
-from memlib.recipes.files import load_recipe, models_in, printed_recipe, shipped_recipes, validate
+from memlib.recipes.files import load_recipe, models_in, overridden, printed_recipe, shipped_recipes, validate
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
 from memlib.specs.base import _numbers_of
@@ -105,6 +105,17 @@ def test_a_recipe_extends_another(tmp_path: Path, minimal: str) -> None:
     child.write_text(f"extends: {child}\n")
     with pytest.raises(UserError, match="in a circle"):
         load_recipe(str(child))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("variants.noise 0.1=!remove", {"variants": {"none": {"std": 1}}}),
+        ("variants.noise 0.1.std=3", {"variants": {"none": {"std": 1}, "noise 0.1": {"std": 3}}}),
+    ],
+)
+def test_overrides_reach_names_that_contain_dots(override: str, expected: dict[str, Any]) -> None:
+    assert overridden({"variants": {"none": {"std": 1}, "noise 0.1": {"std": 2}}}, [override]) == expected
 
 
 @pytest.mark.parametrize(
