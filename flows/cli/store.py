@@ -129,7 +129,7 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE, 
 
 
 def show(
-    run_id: str,
+    run_id: str = "",
     /,
     *,
     store: StoreOption = DEFAULT_STORE,
@@ -142,7 +142,7 @@ def show(
     Parameters
     ----------
     run_id
-        Id of the run, or a unique prefix of it.
+        Id of the run, or a unique prefix of it; by default the newest finished run.
     store
         Folder or s3:// prefix that the run was written to.
     json_
@@ -151,7 +151,7 @@ def show(
         Print the canaries of an exposure audit, which appear in no result or report, and the texts that searches found.
     """
     opened = opened_store(store, trust)
-    run = find_run(opened, run_id)
+    run = _named_or_newest(opened, run_id)
     if json_:
         show_json(run.model_dump())
         return
@@ -161,18 +161,18 @@ def show(
     print_run(opened, run, whole=True)
 
 
-def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
+def open_page(run_id: str = "", /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Open a run's report in the browser. A report on S3 is first copied to this machine, readable by you only.
 
     Parameters
     ----------
     run_id
-        Id of the run, or a unique prefix of it.
+        Id of the run, or a unique prefix of it; by default the newest finished run.
     store
         Folder or s3:// prefix that the run was written to.
     """
     opened = opened_store(store, trust)
-    run = find_run(opened, run_id)
+    run = _named_or_newest(opened, run_id)
     page = Run(opened, run).report
     expected = run.published.get(page_path(run))
     if expected is not None and file_digest(page) != expected:
@@ -184,6 +184,17 @@ def open_page(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: Trus
     console.print(str(page), soft_wrap=True)
     if not webbrowser.open(page.as_uri()):
         console.print("no browser found; open this file yourself")
+
+
+def _named_or_newest(store: Store, run_id: str) -> RunRecord:
+    if run_id:
+        return find_run(store, run_id)
+    listed = list_runs(store)
+    if listed.damaged:
+        say(f"memlib: {listed.warning()}")
+    if not listed.entries:
+        raise UserError(f"no finished runs in {store.uri}")
+    return read_run(store, listed.entries[0]["run"])
 
 
 def status(

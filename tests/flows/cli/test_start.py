@@ -146,6 +146,31 @@ def test_doctor_names_an_unusable_store_and_prefect_server(
     assert "not a memlib store" in problems["store"]
 
 
+def test_without_a_run_the_newest_one_is_shown_and_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.begin()
+    for command in ("show", "open"):
+        assert main([command, "--store", store.uri]) == 2
+        assert capsys.readouterr().err == f"memlib: no finished runs in {store.uri}\n"
+    for run, finished in (("abc", 1.0), ("fed", 3.0), ("bcd", 2.0)):
+        manifest = {
+            "run": run,
+            "audit": "deja_vu",
+            "title": "t",
+            "finished": finished,
+            "findings": [{"metric": "share_excess", "params": "{}"}],
+            "report": "report.html",
+        }
+        store.publish(f"runs/{run}/report.html", b"<p>a page</p>", secret=True)
+        store.publish(f"runs/{run}/manifest.json", json.dumps(sealed(manifest)).encode())
+    monkeypatch.setattr("webbrowser.open", lambda uri: True)
+    for command in ("show", "open"):
+        assert main([command, "--store", store.uri]) == 0
+        assert "runs/fed/report.html" in capsys.readouterr().out
+
+
 def test_pages_are_opened_and_shown_at_their_place_in_a_moved_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
