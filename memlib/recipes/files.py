@@ -103,10 +103,11 @@ def origin_of(name_or_file: str, overrides: Sequence[str], place: Sequence[str])
         overrides: overrides from the command line, or changes of a program.
         place: the keys that lead to the value, outermost first.
     """
+    wanted = ".".join(["", *place, ""])
     for override in reversed(overrides):
-        key = override.partition("=")[0].split(".")
-        if key[: len(place)] == list(place[: len(key)]):
-            return f"--set {override.partition('=')[0]}"
+        key = override.partition("=")[0]
+        if wanted.startswith(f".{key}.") or f".{key}.".startswith(wanted):
+            return f"--set {key}"
     if not name_or_file:
         return ""
     named = [(_depth(part.content, place), -position, part.name) for position, part in enumerate(_parts(name_or_file))]
@@ -158,6 +159,12 @@ def _names(key: str, content: Any) -> list[str]:
     return [name, *(_names(key[len(name) + 1 :], known.get(name)) if len(key) > len(name) else [])]
 
 
+def suggestion(word: str, known: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
+    """Return the question whether the known word that is nearest to another was meant; if none is near, the given text."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}?" if near else otherwise
+
+
 def keys_ending_in(name: str) -> list[str]:
     """Return the dotted keys of the shipped recipes whose last name is this one, those of most recipes first."""
     found: Counter[str] = Counter()
@@ -197,11 +204,10 @@ def _part(name_or_file: str) -> tuple[_Part, str | None]:
     known = shipped_recipes()
     path = known.get(name_or_file) or Path(name_or_file).expanduser()
     if not name_or_file or not path.is_file():
-        near = difflib.get_close_matches(name_or_file, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; memlib recipes lists the shipped recipes"
         if Path(name_or_file).suffix in (".yaml", ".yml"):
             raise UserError(f"there is no file {name_or_file}; memlib recipes lists the shipped recipes")
-        raise UserError(f"no recipe {name_or_file!r}{hint}")
+        hint = suggestion(name_or_file, known, "memlib recipes lists the shipped recipes")
+        raise UserError(f"no recipe {name_or_file!r}; {hint}")
     text, content = _read(path, "recipe")
     cells = content.get("cells")
     for naming in (content, *(cell for cell in (cells if isinstance(cells, list) else ()) if isinstance(cell, dict))):
@@ -315,8 +321,7 @@ def _in_words(model: type[BaseModel], problem: Mapping[str, Any], what: str) -> 
     shown = ".".join(part for part in _without_tags(model, place))
     if problem["type"] == "extra_forbidden":
         known = list(_fields_at(model, place[:-1]))
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+        hint = suggestion(place[-1], known, f"known here: {', '.join(known)}", cutoff=0.5)
         return f"unknown {what} key {shown}; {hint}"
     if problem["type"] == "missing":
         return f"the {what} lacks {shown}"

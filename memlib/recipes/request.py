@@ -1,6 +1,5 @@
 """Requests for an audit: a recipe, changes to it and machine settings, validated alike for programs and deployments."""
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from memlib.audits.base import Audit
 from memlib.errors import UserError
 from memlib.pipeline import user_code
 from memlib.recipes import RecipeError
-from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, validate
+from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, suggestion, validate
 from memlib.specs import Resources, Spec, merged
 
 AnyRecipe = str | PathLike[str] | Mapping[str, Any] | Spec
@@ -117,9 +116,9 @@ def find_recipe(what: str, recipe: str | None) -> tuple[str, str]:
         raise UserError(
             f"{what} is an audit and needs a recipe: {word} --recipe {named} (memlib recipes lists the shipped ones)"
         )
-    near = difflib.get_close_matches(what, [*shipped_recipes(), *PACKAGES], n=1)
-    hint = f"did you mean {near[0]}?" if near else "see memlib recipes, or give a YAML file"
-    hint = f"to use the file, write ./{what}" if Path(what).is_file() else hint
+    otherwise = "see memlib recipes, or give a YAML file"
+    is_file, known = Path(what).is_file(), (*shipped_recipes(), *PACKAGES)
+    hint = f"to use the file, write ./{what}" if is_file else suggestion(what, known, otherwise)
     raise UserError(f"there is no audit and no shipped recipe {what!r}; {hint}")
 
 
