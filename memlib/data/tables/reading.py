@@ -163,18 +163,17 @@ def _typed(column: pa.ChunkedArray, name: str, spec: TableSource) -> tuple[pa.Ch
     wanted = spec.types.get(name)
     if wanted == "category":
         return known, mark
-    has = _matcher(known)
-    if wanted is None and not is_label and spec.uses(name) and _numbers(known) is None:
+    has, numbers = _matcher(known), _numbers(known)
+    if wanted is None and not is_label and spec.uses(name) and numbers is None:
         _refuse_ambiguous(name, has, known, spec)
     if wanted is None and has(CODES):
-        return known, "codes" if _numbers(known) is not None and not has(r"^[+-]?0[0-9]") else mark
+        return known, "codes" if numbers is not None and not has(r"^[+-]?0[0-9]") else mark
     if spec.decimal == ",":
         known = pc.replace_substring(pc.replace_substring(known, ".", ""), ",", ".")
+        numbers = _numbers(known)
     if wanted == "number":
         return _as_numbers(known, name, spec), mark
-    if (numbers := _numbers(known)) is not None:
-        return numbers, mark
-    return known, mark
+    return known if numbers is None else numbers, mark
 
 
 def _matcher(column: pa.ChunkedArray) -> Callable[..., bool]:
