@@ -45,7 +45,7 @@ def seeded(seed: int) -> dict[str, Any]:
 
 # -- models without memory, or with memory that counts against them ----------------------------------------
 
-RUNS, REDRAWS = 4, 100  # audits of one kind; redraws of the sides for each
+RUNS, REDRAWS = 4, 500  # audits of one kind; redraws of the sides for each
 SMALL: dict[str, Any] = {
     "data.source.num_examples": 1000, "split.train_per_class": 10, "split.public_per_class": 30, "training.epochs": 1000,
     "reconstruct.images": 120, "reconstruct.samples": 2, "reconstruct.steps": 10, "reconstruct.baseline": None,
