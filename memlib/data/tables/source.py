@@ -274,6 +274,7 @@ def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
         or pa.types.is_large_string(kind)
         or pa.types.is_dictionary(kind)
         or pa.types.is_boolean(kind)
+        or (pa.types.is_temporal(kind) and spec.types.get(name) == "category")
     )
     if not (text or pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise DataError(f"{path}: column {name} holds {kind}; use numbers or text, or leave it out with data.source.columns")
