@@ -3,9 +3,11 @@
 import csv
 import io
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json
 from memlib.sanitize import count_of
 from memlib.specs import AnnotatedFolderSource, CsvSource, ImageFolderSource
+from memlib.store.records import json_once
 
 IMAGE_SUFFIXES = {
     ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".bmp", ".webp", ".avif", ".tif", ".tiff", ".gif", ".ppm", ".pgm",
@@ -47,6 +50,8 @@ PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 MASKS = {"masks", "segmentationclass", "segmentationobject"}
 LAYOUTS = {"images", "jpegimages", "labels", *MASKS}
 """Names of folders, in lower case, that belong to the layout of an annotated data set and are no classes."""
+METADATA = ("metadata.csv", "metadata.jsonl")
+"""Files that describe images in Hugging Face's image folders: columns file_name and, if they state classes, label."""
 MOST_NAMED = 5  # folders named in a remark
 LOOKED_AT = 20  # text files in which boxes are looked for
 
@@ -126,6 +131,7 @@ class ImageFolder(_Folder):
         if spec.num_classes and len(self.class_names) < spec.num_classes:
             raise DataError(f"{spec.path} has {len(self.class_names)} classes, fewer than num_classes {spec.num_classes}")
         self.remarks += [] if self._parts else self._look_at_layout(images)
+        self.remarks += self._look_at_metadata(images)
         self.remarks += _left_out([name for name in self._others if "/" in name])
         label_of = {name: label for label, name in enumerate(self.class_names)}
         for class_name, members in itertools.groupby(images, key=self._class_of):
@@ -171,6 +177,30 @@ class ImageFolder(_Folder):
             remarks.append(
                 f"{' and '.join(layout)} {'are' if len(layout) > 1 else 'is'} taken for a class; if the annotations name the "
                 "classes, use kind: annotated_folder"
+            )
+        return remarks
+
+    def _look_at_metadata(self, images: Sequence[str]) -> list[str]:
+        """Return remarks on files of metadata that state other labels than the classes.
+
+        Raises:
+            DataError: when one states the classes, and another one for an image than that of its folder.
+        """
+        remarks, names = [], {_folded(self._class_of(name)) for name in images}
+        for file in sorted(name for name in self._others if PurePosixPath(name).name in METADATA):
+            stated = _stated_labels(self._read(file), file)
+            labels = {name: stated[_composed(name)] for name in images if _composed(name) in stated}
+            others = [name for name, label in labels.items() if _folded(label) != _folded(self._class_of(name))]
+            if not others:
+                continue
+            table = f"{self._path}/{file}"
+            if not names & set(map(_folded, labels.values())):
+                remarks.append(f"{table} has labels other than the class folders, which are not used; kind: csv reads them")
+                continue
+            raise DataError(
+                f"{table} gives {others[0]} the label {labels[others[0]]!r}, but it is in the folder of the class "
+                f"{self._class_of(others[0])!r} ({count_of(len(others), 'image')} in all); correct the file, move the "
+                "images, or take the classes from the file with kind: csv"
             )
         return remarks
 
@@ -263,6 +293,32 @@ def parts_of(images: Sequence[str]) -> tuple[str, ...]:
     most = max(classes.values(), key=len)
     agree = len(most) > 1 and all(found and found <= most for found in classes.values())
     return tuple(sorted(classes)) if agree else ()
+
+
+def _stated_labels(data: bytes, file: str) -> dict[str, str]:
+    """Return the labels that a file of metadata states, by path of the image; {} if it is another kind of file.
+
+    Args:
+        file: path relative to the source; images are named relative to its folder.
+    """
+    folder = PurePosixPath(file).parent
+    try:
+        if file.endswith(".csv"):
+            rows: Sequence[Any] = read_csv(data, file)[1]
+        else:
+            rows = [json_once(line) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        stated = {_composed(normpath(folder / str(row["file_name"]))): row["label"] for row in rows}
+    except (UserError, ValueError, KeyError, TypeError, RecursionError, csv.Error):
+        return {}
+    return {name: str(label) for name, label in stated.items() if label not in (None, "")}
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _folded(label: str) -> str:
+    return _composed(label).casefold()
 
 
 def _look(path: str) -> Collection[str]:
