@@ -7,9 +7,11 @@ quotes their content.
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from memlib.data.bounds import PIECE, most_bytes
+from memlib.data.bounds import PIECE, check_links, most_bytes
 from memlib.errors import DataError
 from memlib.sanitize import plain
 
@@ -34,6 +36,8 @@ POINTER = "is a Git LFS pointer, not the file itself; fetch it with git lfs pull
 SPARE = 0.8  # share of the available memory that a table may take
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """Bytes of a value in memory, by its type in Parquet; of texts, of their places alone."""
+FEATHER = b"ARROW1"  # beginning of Arrow's file format
+CONTINUATION, DICTIONARY_BATCH, RECORD_BATCH = 0xFFFFFFFF, 2, 3  # beginning and kinds of messages in Arrow's streams
 BATCH = 100  # values that are read at a time where each may be large
 
 
@@ -249,6 +253,163 @@ def check_fits(path: str, size: int) -> None:
             f"{path} decodes to more than {most:,} bytes, which do not fit in memory; if the size is right, raise "
             "MEMLIB_MAX_BYTES"
         )
+
+
+# -- Arrow -----------------------------------------------------------------------------------------------
+
+
+def saved_files(uri: str) -> list[str]:
+    """Return the names of the files of a folder that Hugging Face's `save_to_disk` wrote; [] for any other path.
+
+    Raises:
+        DataError: when the folder holds several splits, or does not hold its rows in order.
+    """
+    fs, root = located(uri)
+    if not fs.isdir(root):
+        return []
+    if fs.exists(f"{root}/dataset_dict.json"):
+        splits = list(map(str, _state(fs, f"{root}/dataset_dict.json", "splits")))
+        raise DataError(f"{uri} holds the splits {', '.join(splits)}; name one of their folders, such as {uri}/{splits[0]}")
+    state = f"{root}/state.json"
+    if not fs.exists(state):
+        return []
+    if _state(fs, state, "_indices_data_files", optional=True):
+        raise DataError(f"{uri} selects rows of its files by indices; save it again after flatten_indices()")
+    names = [str(file.get("filename")) if isinstance(file, dict) else "" for file in _state(fs, state, "_data_files")]
+    if odd := [name for name in names if "/" in name or "\\" in name or not name.endswith(".arrow")]:
+        raise DataError(f"{state} names {plain(odd[0])!r}, which is no .arrow file of its folder")
+    check_links(fs, root, {name: fs.info(f"{root}/{name}") for name in names if fs.exists(f"{root}/{name}")})
+    return names
+
+
+def _state(fs: Any, path: str, key: str, *, optional: bool = False) -> list[Any]:
+    """Return a list in a file that describes a saved data set."""
+    check_regular(fs, path)
+    try:
+        content = json.loads(fs.cat_file(path))
+        found = content.get(key) or [] if optional else content[key]
+        if not isinstance(found, list) or not (found or optional):
+            raise ValueError(f"{key} is no list")
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} does not describe a data set as save_to_disk does ({key})") from error
+
+
+class ArrowContent:
+    """An Arrow stream that is read batch by batch, as a Parquet file by row groups; compressed ones are refused.
+
+    Args:
+        source: path of a local file, its bytes, or an open file.
+        path: name of the file, for messages.
+
+    Attributes:
+        schema: schema of the stream.
+        num_row_groups: number of its batches.
+    """
+
+    def __init__(self, source: str | bytes | IO[bytes], path: str) -> None:
+        if isinstance(source, str):
+            check_regular(*located(source))
+            self._file: Any = pa.OSFile(source)
+        else:
+            self._file = pa.BufferReader(source) if isinstance(source, bytes) else pa.PythonFile(source, mode="r")
+        self._path = path
+        self._starts = self._find_batches()
+        self.num_row_groups = len(self._starts)
+        with _as_invalid():
+            self._file.seek(0)
+            self.schema = pa.ipc.read_schema(pa.ipc.read_message(self._file))
+
+    def _find_batches(self) -> list[int]:
+        """Return the places of the batches."""
+        starts, place, size = [], 0, self._file.size()
+        self._file.seek(0)
+        if self._file.read(len(FEATHER)) == FEATHER:
+            raise DataError(f"{self._path} is in Arrow's file format (Feather), which is not read; save it as Parquet")
+        while place + 8 <= size:
+            self._file.seek(place)
+            mark, length = struct.unpack("<Ii", self._file.read(8))
+            if mark == CONTINUATION and length == 0:
+                break
+            if mark != CONTINUATION or length < 0:
+                raise pa.ArrowInvalid("it is not an Arrow stream")
+            if length > size - place - 8:
+                raise pa.ArrowInvalid("it is cut short")
+            kind, body, is_compressed = _message_of(self._file.read(length))
+            if is_compressed:
+                raise DataError(f"{self._path} is compressed, and may not fit in memory; save it as Parquet")
+            if not 0 <= body <= size - place - 8 - length:
+                raise pa.ArrowInvalid("it is cut short")
+            starts += [place] if kind == RECORD_BATCH else []
+            place += 8 + length + body
+        if not place:
+            raise pa.ArrowInvalid("it is not an Arrow stream")
+        return starts
+
+    def read(self) -> pa.Table:
+        """Read all batches, and check the values."""
+        with _as_invalid():
+            self._file.seek(0)
+            batches, size = [], 0
+            for batch in pa.ipc.open_stream(self._file):
+                check_fits(self._path, size := size + _size_of(batch))
+                batches.append(batch)
+            table = pa.Table.from_batches(batches, self.schema)
+            table.validate(full=True)
+        return table
+
+    def read_row_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a batch, or some of its columns."""
+        with _as_invalid():
+            self._file.seek(self._starts[number])
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+        check_fits(self._path, _size_of(batch))
+        table = pa.Table.from_batches([batch])
+        return table if columns is None else table.select(list(columns))
+
+    def values(self, column: str) -> Iterator[Any]:
+        """Yield the values of a column one by one."""
+        for number in range(self.num_row_groups):
+            yield from (value.as_py() for value in self.read_row_group(number, [column])[column])
+
+
+@contextlib.contextmanager
+def _as_invalid() -> Iterator[None]:
+    """Raise pa.ArrowInvalid for errors of Arrow that are OSErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+def _size_of(batch: pa.RecordBatch) -> int:
+    size = sum(decoded_size(column) for column in batch.columns)
+    return int(size + 8 * batch.num_rows)  # a column of nulls has rows without bytes
+
+
+def _message_of(data: bytes) -> tuple[int, int, bool]:
+    """Return the kind of an Arrow message, the size of what follows it, and whether this is compressed."""
+
+    def field(table: int, number: int) -> int:
+        """Return the place of a field of a flatbuffer's table; 0 if it is absent."""
+        fields = table - int(struct.unpack_from("<i", data, table)[0])
+        at = 4 + 2 * number
+        offset = struct.unpack_from("<H", data, fields + at)[0] if at < struct.unpack_from("<H", data, fields)[0] else 0
+        return table + offset if offset else 0
+
+    def table_at(place: int) -> int:
+        return place + int(struct.unpack_from("<I", data, place)[0])
+
+    try:
+        message = table_at(0)
+        kind = data[field(message, 1)]
+        body = int(struct.unpack_from("<q", data, field(message, 3))[0]) if field(message, 3) else 0
+        content = table_at(field(message, 2))
+        if kind == DICTIONARY_BATCH:
+            content = table_at(field(content, 1))
+        return kind, body, kind in (RECORD_BATCH, DICTIONARY_BATCH) and bool(field(content, 3))
+    except (struct.error, IndexError) as error:
+        raise pa.ArrowInvalid("it is not an Arrow stream") from error
 
 
 # -- archives and errors -----------------------------------------------------------------------------------

@@ -204,13 +204,14 @@ class TorchvisionSource(Source):
 
 
 class ParquetSource(Source):
-    """Parquet files in Hugging Face's image format: a struct of bytes and path, a label, and optional boxes."""
+    """Parquet files in Hugging Face's image format, or a folder that its save_to_disk wrote (.arrow): a struct of bytes and
+    path, a label, and optional boxes."""
 
     whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
 
     kind: Literal["parquet"]
     path: str
-    """A file, a folder or a glob; local or s3://."""
+    """A file (.parquet or .arrow), a folder or a glob; local or s3://."""
     image_column: str = "image"
     """Column of images: a struct of bytes and path, or plain bytes."""
     label_column: str = "label"
@@ -234,7 +235,7 @@ class ParquetSource(Source):
 
 
 class TableSource(Source):
-    """A table (CSV, JSON Lines or Parquet) with one example per row: columns become coordinates of a point. Numbers are
+    """A table (CSV, JSON, Parquet or Arrow) with one example per row: columns become coordinates of a point. Numbers are
     standardized (`standardize`); each category gets a coordinate, and so do the missing values of a column. `memlib plan`
     shows the inferred types."""
 
@@ -244,7 +245,8 @@ class TableSource(Source):
 
     kind: Literal["table"]
     path: str = ""
-    """The file; local or s3://; CSV files ending in .xz, .gz and .bz2 are decompressed."""
+    """The file, or a folder that Hugging Face's save_to_disk wrote; local or s3://; files ending in .xz, .gz and .bz2 are
+    decompressed."""
     files: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], str] = {}
     """Instead of a path: several files with the same columns, by name, as in {members: a.csv, nonmembers: b.csv}. They are
     one table, and example ids are <name>/<id>; target.members of a membership audit can name a file: members/."""

@@ -1,4 +1,4 @@
-"""Many images in a file: Parquet of the Hugging Face convention (a struct of bytes and path), or arrays (npz)."""
+"""Many images in a file: Parquet or Arrow of the Hugging Face convention (a struct of bytes and path), or arrays (npz)."""
 
 import bisect
 import json
@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from memlib.data.examples import (
 )
 from memlib.data.images.annotations import ROTATED_UNKNOWN
 from memlib.data.images.pictures import ROTATED, ROTATED_BOXES, Picture, Undecodable, oddities_of
-from memlib.data.opening import ParquetContent, check_regular, located, reason
+from memlib.data.opening import ArrowContent, ParquetContent, check_regular, located, reason, saved_files
 from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.errors import DataError, UserError
 from memlib.identity import file_digest
@@ -41,17 +41,23 @@ class _RowGroup:
 
 
 class ParquetImages:
-    """Images of Parquet files, read one row group at a time; labels are class indices or strings."""
+    """Images of Parquet files or Arrow streams, read one row group at a time; labels are class indices or strings."""
 
     def __init__(self, spec: ParquetSource) -> None:
         self._spec = spec
         self._fs, root = located(spec.path)
         files = self._fs.glob(root, detail=True) if "*" in root else find_files(self._fs, root)
-        self._files = {
-            name: files[name] for name in sorted(files) if name.endswith(".parquet") and not is_hidden(os.path.basename(name))
-        }
+        files = {name: files[name] for name in sorted(files) if not is_hidden(os.path.basename(name))}
+        self._files = {name: info for name, info in files.items() if name.endswith(".parquet")}
+        if not self._files and "*" not in root and (saved := saved_files(spec.path)):  # beside which may be caches
+            self._files = {name: files[name] for name in (f"{root.rstrip('/')}/{file}" for file in saved) if name in files}
+        elif not self._files and ("*" in root or root.endswith(".arrow")):
+            self._files = {name: info for name, info in files.items() if name.endswith(".arrow")}
         if not self._files:
-            raise DataError(f"no .parquet file at {spec.path}; set data.source.path to a .parquet file, a folder or a glob")
+            raise DataError(
+                f"no .parquet file at {spec.path}; set data.source.path to a .parquet or .arrow file, a folder of .parquet "
+                "files or of save_to_disk, or a glob"
+            )
         names = list(self._files)
         check_links(self._fs, root if "*" not in root else os.path.dirname(root.partition("*")[0]), self._files)
         self._folder = os.path.dirname(names[0]) if len(names) == 1 else os.path.commonpath(names)
@@ -76,7 +82,7 @@ class ParquetImages:
         wanted = [c for c in (spec.image_column, spec.label_column, spec.id_column, spec.boxes_column) if c]
         check_regular(self._fs, file)
         with self._fs.open(file) as handle:
-            parquet = ParquetContent(handle, file)
+            parquet = _content(handle, file)
             names = parquet.schema.names
             check_once(names, wanted, file)
             short = os.path.relpath(file, self._folder)
@@ -130,7 +136,7 @@ class ParquetImages:
         """Return the oddities of the images in a file."""
         oddities: set[str] = set()
         try:
-            for image in ParquetContent(path, path).values(self._spec.image_column):
+            for image in _content(path, path).values(self._spec.image_column):
                 data = image.get("bytes") if isinstance(image, dict) else image
                 oddities |= set(oddities_of(data)) if data is not None else set()
             if self._spec.boxes_column and ROTATED in oddities:
@@ -147,7 +153,7 @@ class ParquetImages:
             columns = [c for c in (self._spec.image_column, self._spec.boxes_column) if c]
             try:
                 with self._fs.open(group.file) as handle:
-                    loaded = (number, ParquetContent(handle, group.file).read_row_group(group.index, columns))
+                    loaded = (number, _content(handle, group.file).read_row_group(group.index, columns))
                 loaded[1].validate(full=True)
             except (UnicodeDecodeError, pa.ArrowException) as error:
                 raise _unreadable(group.file, error) from error
@@ -169,8 +175,13 @@ class ParquetImages:
         return np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1).astype(np.int64)
 
 
+def _content(source: str | IO[bytes], path: str) -> ParquetContent | ArrowContent:
+    return ArrowContent(source, path) if path.endswith(".arrow") else ParquetContent(source, path)
+
+
 def _unreadable(file: str, error: Exception) -> DataError:
-    return DataError(f"{file} is not a readable Parquet file ({reason(error)})")
+    kind = "Arrow stream" if file.endswith(".arrow") else "Parquet file"
+    return DataError(f"{file} is not a readable {kind} ({reason(error)})")
 
 
 def _one_list(stated: Mapping[str, list[str] | None]) -> list[str] | None:

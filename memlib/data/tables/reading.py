@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
-from memlib.data.opening import content_of, read_parquet, reason
+from memlib.data.opening import ArrowContent, content_of, read_parquet, reason, saved_files
 from memlib.data.tables.columns import check_once
 from memlib.data.text.streams import UNREADABLE
 from memlib.errors import DataError, UserError
@@ -64,7 +64,9 @@ def read_table_file(spec: TableSource) -> TableFile:
     parts = {f"{name}/": path for name, path in spec.files.items()} or {"": spec.path}
     files = {name: _content(path, spec) for name, path in parts.items()}
     texts = _joined(files, spec)
-    is_text = all(_suffix(path) not in (".parquet", *JSON_SUFFIXES) for path in parts.values())
+    is_text = all(
+        _suffix(path) not in (".parquet", ".arrow", *JSON_SUFFIXES) and not saved_files(path) for path in parts.values()
+    )
     table, marks = _from_texts(texts, spec) if is_text else (_with_numbers(texts, spec), ())
     if unknown := sorted(spec.types.keys() - set(table.column_names)):
         raise DataError(f"{spec.where} has no column {unknown[0]!r}, which data.source.types names")
@@ -78,15 +80,13 @@ def read_table_file(spec: TableSource) -> TableFile:
 def _content(path: str, spec: TableSource) -> pa.Table:
     """Return a file as a table: of text if it is a CSV file, else with the types that it states."""
     try:
-        if (suffix := _suffix(path)) in WORKBOOKS:
+        if _suffix(path) in WORKBOOKS:
             raise DataError(f"{path} is a workbook; save its sheet as CSV in UTF-8, and name that file")
-        data = content_of(path)
-        if suffix == ".parquet":
-            table = read_parquet(data, path)
-        elif suffix in JSON_SUFFIXES:
-            table = pyarrow.json.read_json(io.BytesIO(_json_lines(data)))
+        if names := saved_files(path):
+            parts = [f"{path.rstrip('/')}/{name}" for name in names]
+            table = pa.concat_tables([ArrowContent(content_of(part), part).read() for part in parts])
         else:
-            table = _read_csv(data, path, spec)
+            table = _parsed(content_of(path), path, spec)
     except UserError:
         raise
     except UnicodeDecodeError as error:
@@ -95,6 +95,18 @@ def _content(path: str, spec: TableSource) -> pa.Table:
         raise DataError(f"cannot read the table {path} ({reason(error)})") from error
     check_once(table.column_names, table.column_names, path)
     return table
+
+
+def _parsed(data: bytes, path: str, spec: TableSource) -> pa.Table:
+    match _suffix(path):
+        case ".parquet":
+            return read_parquet(data, path)
+        case ".arrow" | ".feather":
+            return ArrowContent(data, path).read()
+        case suffix if suffix in JSON_SUFFIXES:
+            return pyarrow.json.read_json(io.BytesIO(_json_lines(data)))
+        case _:
+            return _read_csv(data, path, spec)
 
 
 def _suffix(path: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.data.examples import NO_BOXES, Example, listing_digest
-from memlib.data.opening import located
+from memlib.data.opening import located, saved_files
 from memlib.data.tables.columns import check_ids, check_once, ids_of
 from memlib.data.tables.reading import names_of_index, read_table_file
 from memlib.errors import DataError, UserError
@@ -218,8 +218,9 @@ def _rounded(value: object) -> str:
 
 def _file_digest(uri: str) -> str:
     fs, path = located(uri)
-    folder, _, name = path.rpartition("/")
-    return listing_digest(fs, folder, {name: fs.info(path)})
+    names = saved_files(uri)
+    folder, _, name = (path.rstrip("/"), "", "") if names else path.rpartition("/")
+    return listing_digest(fs, folder, {name: fs.info(f"{folder}/{name}") for name in names or [name]})
 
 
 class _ColumnTexts(Mapping[str, Mapping[str, str]]):
@@ -251,7 +252,13 @@ def _encode(column: pa.ChunkedArray, name: str, spec: TableSource) -> Column:
     absent = column.is_null().to_numpy()
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     if numeric and name not in spec.categorical and spec.types.get(name) != "category":
-        values = column.cast(pa.float64()).to_numpy().copy()
+        try:
+            values = column.cast(pa.float64()).to_numpy().copy()
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{path}: column {name} holds whole numbers beyond 2**53, as ids are; leave it out with data.source.columns, "
+                "or write it as text"
+            ) from error
         absent |= np.isnan(values)
         if np.isinf(values).any():
             raise DataError(

@@ -93,6 +93,11 @@ def test_table_columns_may_be_numeric_categories_and_files_may_lack_a_header(tmp
         ("a,outcome\n1,\n", {}, "has no row with a value in outcome"),
         ("a,outcome\n" + "".join(f"name {i},1\n" for i in range(300)), {}, "column a has 300 different texts"),
         ("a,outcome\ninf,1\n2,0\n", {}, "column a holds a value that is not finite"),
+        (
+            "a,outcome\n9007199254740993,1\n2,0\n",
+            {},
+            r"column a holds whole numbers beyond 2\*\*53, as ids are; leave it out",
+        ),
         ("a,outcome\n1,.5\n2,1\n", {}, "outcome holds double; labels are names or whole numbers"),
         (ROWS.replace("7,1", ",1"), {"person_column": "person"}, "person has no id in row 1"),
         ("\0\0", {}, "has no column 'outcome'|cannot read the table"),
