@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from memlib.identity import canonical_json, file_digest
 from memlib.sanitize import is_text, one_line
 from memlib.store.permissions import PRIVATE, make_folder, user_folder
 
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst")
 HEADER = 256  # bytes of a file by which DICOM is known
 REHASH = "MEMLIB_REHASH"
 MEMO_ROWS = 2_000  # files whose digests are committed together
@@ -179,6 +180,15 @@ def list_files(fs: Any, root: str) -> dict[str, dict[str, Any]]:
                 listing |= {name[len(root) + 1 :]: more[name] for name in more if name != inner}
         check_links(fs, root, listing)
     return dict(sorted(listing.items()))
+
+
+def check_no_archives(names: Iterable[str], path: str) -> None:
+    """Raise DataError if images lie in archives of many files, as those of webdataset do."""
+    if archive := next((name for name in names if name.lower().endswith(ARCHIVES)), None):
+        raise DataError(
+            f"{path}: archives such as {archive.rpartition('/')[2]} (webdataset) are not read; unpack them, and write a "
+            "table of images and labels (kind: csv) or class folders (kind: image_folder)"
+        )
 
 
 def listing_digest(

@@ -31,7 +31,8 @@ from memlib.sanitize import plain
 SCHEMES = ("file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf", "memory", "simplecache", "filecache")
 """Protocols of file systems and object stores, and of their local copies."""
 WEB = ("http", "https", "ftp", "sftp")
-LFS, MOST_POINTER = b"version https://git-lfs", 1024  # beginning of a pointer of Git LFS, and bytes that none has
+LFS, MOST_POINTER = b"version https://git-lfs", 1024  # beginning of a pointer of Git LFS, and bytes that are looked at
+TAR, TAR_PLACE = b"ustar", 257  # a part of a tar archive's first header, and its place
 POINTER = "is a Git LFS pointer, not the file itself; fetch it with git lfs pull"
 SPARE = 0.8  # share of the available memory that a table may take
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
@@ -81,18 +82,18 @@ def opened(uri: str, *, decompressed: bool = True) -> Iterator[IO[bytes]]:
 
 
 def check_regular(fs: Any, path: str) -> None:
-    """Refuse a device, a pipe or a folder, from which reading might never end, and a pointer to a file.
+    """Refuse a device, a pipe or a folder, from which reading might never end, a pointer to a file, and an archive of many.
 
     Raises:
         DataError: when it is one.
     """
     if isinstance(fs, LocalFileSystem):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # of which its reader says more
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
                 raise DataError(f"{path} is not a regular file; name a file")
-            if found.st_size < MOST_POINTER and Path(path).read_bytes().startswith(LFS):
-                raise DataError(f"{path} {POINTER}")
+            with open(path, "rb") as file:
+                _check_start(file.read(MOST_POINTER), path)
 
 
 def content_of(uri: str) -> bytes:
@@ -107,9 +108,18 @@ def content_of(uri: str) -> bytes:
             check_fits(uri, size := size + len(part))
             pieces.append(part)
     content = b"".join(pieces)
-    if content.startswith(LFS):
-        raise DataError(f"{uri} {POINTER}")
+    _check_start(content[:MOST_POINTER], uri)
     return content
+
+
+def _check_start(start: bytes, path: str) -> None:
+    """Refuse a pointer to a file and an archive of many files by the beginning of their content."""
+    if start.startswith(LFS):
+        raise DataError(f"{path} {POINTER}")
+    if start[TAR_PLACE:].startswith(TAR):
+        raise DataError(
+            f"{path} is an archive of many files (tar), as webdataset's shards are; unpack it, and name what it held"
+        )
 
 
 def digest_of(uri: str) -> str:

@@ -13,7 +13,7 @@ PADDING, UNKNOWN = 0, 1  # numbers of what follows a caption, and of words that 
 
 
 class CaptionTable(Spec):
-    """A CSV or Parquet file with the caption and the objects of each image."""
+    """A CSV file (.tsv: with tabs) or Parquet file with the caption and the objects of each image."""
 
     path: str
     """The file; local or s3://."""
@@ -31,7 +31,7 @@ class CocoCaptions(Spec):
     """Captions and instances in COCO's format; of several captions of an image, the first one counts."""
 
     captions: str
-    """JSON file of captions (captions_*.json)."""
+    """JSON file of captions (captions_*.json), or Karpathy's list of COCO's images (dataset_coco.json)."""
     instances: str
     """JSON file of objects (instances_*.json)."""
 

@@ -1,5 +1,6 @@
 """Captions of images, the objects in the images, and whether a caption names an object."""
 
+import codecs
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,14 @@ from memlib.store.records import json_once
 
 WORD = re.compile(r"\w+")
 SETTING = "captions.origin"
+TABLE = "a table with columns of example ids, captions and objects"
+MOST_LINE = 2**16  # bytes of a file's beginning by which its form is known
+LISTS = (
+    (rb"[{\[]", "a list in JSON; give COCO's or Karpathy's as {captions: ..., instances: ...}, or"),
+    (rb"[^\t\n]+#\d+\t", "a list of captions without objects, as Flickr's tokens;"),
+    (rb"[^\t\n]*\thttps?://", "a list of captions and addresses of images without objects, as CC3M's;"),
+)
+"""Beginnings of lists of captions that are no tables, and descriptions of the lists."""
 UNSPACED = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3021, 0x3029),
     (0x3038, 0x30FF), (0x3105, 0x312F), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF),
@@ -99,6 +108,14 @@ def read_captions(source: Source, spec: CaptionSpec) -> Mapping[str, Caption]:
             return stated
 
 
+def _refuse_lists(path: str) -> None:
+    """Raise DataError if a file is a list of captions of another form than a table, by its first line."""
+    start = named_content(path, setting=SETTING)[:MOST_LINE].removeprefix(codecs.BOM_UTF8).lstrip()
+    for pattern, kind in LISTS:
+        if re.match(pattern, start):
+            raise DataError(f"{path} is {kind} write {TABLE}")
+
+
 def captions_digest(spec: CaptionSpec) -> dict[str, str]:
     """Return the digests of the files of captions as stage inputs; an empty dict if the source states the captions."""
     match spec.origin:
@@ -113,6 +130,7 @@ def captions_digest(spec: CaptionSpec) -> dict[str, str]:
 
 
 def _from_table(table: CaptionTable) -> dict[str, Caption]:
+    _refuse_lists(table.path)
     columns = (table.caption_column, table.objects_column)
     texts, objects = (said_of_examples(table.path, column, setting=SETTING, id_column=table.id_column) for column in columns)
     _check_separator(list(objects.values()), table)
@@ -145,6 +163,7 @@ def _parted(text: str, separator: str) -> tuple[str, ...]:
 def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
     try:
         texts, instances = (json_once(named_content(path, setting=SETTING)) for path in (coco.captions, coco.instances))
+        texts = _as_coco(texts, instances, coco)
         names = {image["id"]: str(image["file_name"]) for image in texts["images"]}
         others = [image for image in instances.get("images", ()) if "file_name" in image]
         _check_same_images(names, {image["id"]: str(image["file_name"]) for image in others}, coco)
@@ -161,6 +180,28 @@ def _from_coco(coco: CocoCaptions) -> dict[str, Caption]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise DataError(f"{coco.captions} and {coco.instances} are not COCO's captions and instances ({problem})") from error
+
+
+def _as_coco(texts: Any, instances: Any, coco: CocoCaptions) -> Any:
+    """Return Karpathy's list of captions (dataset_coco.json) in COCO's form; other content is unchanged.
+
+    Images that the file of instances does not list are left out, as the list is of several of COCO's parts.
+    """
+    images = texts["images"]
+    if "annotations" in texts or not any("sentences" in image for image in images):
+        return texts
+    if any("cocoid" not in image for image in images):
+        raise DataError(
+            f"{coco.captions} is Karpathy's list of images without COCO's ids (cocoid), so that no objects are known; write "
+            f"{TABLE}"
+        )
+    listed = {image["id"] for image in instances["images"]}
+    used = [image for image in images if image["cocoid"] in listed]
+    sentences = [(image["cocoid"], one) for image in used for one in image["sentences"]]
+    return {
+        "images": [{"id": image["cocoid"], "file_name": image["filename"]} for image in used],
+        "annotations": [{"id": one["sentid"], "image_id": image, "caption": one["raw"]} for image, one in sentences],
+    }
 
 
 def _check_same_images(names: Mapping[Any, str], others: Mapping[Any, str], coco: CocoCaptions) -> None:

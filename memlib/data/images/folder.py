@@ -17,6 +17,7 @@ from memlib.data.bounds import check_inside
 from memlib.data.examples import (
     NO_BOXES,
     Example,
+    check_no_archives,
     decode_example,
     is_hidden,
     list_files,
@@ -68,6 +69,7 @@ class _Folder:
         files = [name for name in self._all if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
         self._images = [name for name in files if not is_hidden(name)]
         if not self._images:
+            check_no_archives([self._root, *self._all], path)
             raise DataError(f"no images below {path}: expected {path}/{expected}")
         self._others = [name for name in self._all.keys() - set(files) if not is_hidden(name)]
         self._items: list[tuple[str, int]] = []

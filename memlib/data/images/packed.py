@@ -17,6 +17,7 @@ from memlib.data.examples import (
     NO_BOXES,
     Example,
     UnreadableImage,
+    check_no_archives,
     check_no_fractions,
     decode_example,
     find_files,
@@ -54,6 +55,7 @@ class ParquetImages:
         elif not self._files and ("*" in root or root.endswith(".arrow")):
             self._files = {name: info for name, info in files.items() if name.endswith(".arrow")}
         if not self._files:
+            check_no_archives([root, *files], spec.path)
             raise DataError(
                 f"no .parquet file at {spec.path}; set data.source.path to a .parquet or .arrow file, a folder of .parquet "
                 "files or of save_to_disk, or a glob"

@@ -9,6 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from memlib.errors import DataError
+from memlib.sanitize import plain
+
+MOST_SHOWN = 400  # characters of the names of columns in a message
 
 
 def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
@@ -21,17 +24,21 @@ def check_once(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
     for column in wanted:
         if names.count(column) != 1:
             seen = f"{names.count(column)} columns" if column in names else "no column"
-            raise DataError(f"{where} has {seen} {column!r}; it has {', '.join(names)}")
+            has = plain(", ".join(names))
+            shown = has if len(has) <= MOST_SHOWN else f"{has[:MOST_SHOWN]}..."
+            raise DataError(f"{where} has {seen} {column!r}; it has {shown}")
 
 
 def read_csv(content: bytes, path: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the names of the columns of a CSV file, and its rows.
+    """Return the names of the columns of a CSV file, and its rows; tabs separate the values of a file called .tsv.
 
     Raises:
         DataError: when a row has more cells than the header, as where a comma within a text is not quoted.
         ValueError, csv.Error: when the content is no CSV in UTF-8.
     """
-    reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+    has_tabs = path.lower().endswith(".tsv") and b"\t" in content.partition(b"\n")[0]
+    delimiter = "\t" if has_tabs else ","
+    reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), delimiter=delimiter)
     names, rows = list(reader.fieldnames or ()), []
     for row in reader:
         beyond: Any = row.pop(None, [])  # cells beyond the header, empty or not

@@ -1,6 +1,7 @@
 """Captions from sources, tables and COCO's files, the objects that they name, and splits of pairs."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,62 @@ def coco(folder: Path, *, broken: bool = False) -> CaptionSpec:
 def test_coco_gives_the_first_caption_and_each_kind_of_object_once(tmp_path: Path) -> None:
     found = read_captions(SimpleNamespace(), coco(tmp_path))  # type: ignore[arg-type]
     assert found == {"one.png": Caption("a cat on a couch", ("couch", "cat")), "two.png": Caption("a street", ("car",))}
+
+
+def karpathy(folder: Path, **changes: Any) -> CaptionSpec:
+    """Write COCO's captions as Karpathy lists them: images of several parts, each with its sentences."""
+    spec = coco(folder)
+    sentences = [{"raw": "later", "sentid": 31}, {"raw": "a cat on a couch", "sentid": 30}]
+    images = [{"cocoid": 7, "filename": "one.png", "sentences": sentences, "split": "train"},
+              {"cocoid": 3, "filename": "of_another_part.png", "sentences": sentences, "split": "test"}]  # fmt: skip
+    (folder / "captions.json").write_text(json.dumps({"dataset": "coco", "images": [{**one, **changes} for one in images]}))
+    instances = json.loads((folder / "instances.json").read_text())
+    (folder / "instances.json").write_text(json.dumps({**instances, "images": [{"id": 7, "file_name": "one.png"}]}))
+    return spec
+
+
+def test_karpathys_list_gives_the_captions_of_images_with_instances(tmp_path: Path) -> None:
+    found = read_captions(SimpleNamespace(), karpathy(tmp_path))  # type: ignore[arg-type]
+    assert found == {"one.png": Caption("a cat on a couch", ("couch", "cat"))}
+    with pytest.raises(DataError, match="are not COCO's captions and instances"):
+        read_captions(SimpleNamespace(), karpathy(tmp_path, sentences=3))  # type: ignore[arg-type]
+
+
+def test_karpathys_list_of_other_images_is_refused(tmp_path: Path) -> None:
+    spec = karpathy(tmp_path)
+    content = json.loads((tmp_path / "captions.json").read_text())
+    del content["images"][0]["cocoid"]
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="Karpathy's list of images without COCO's ids .* write a table with columns of exam"):
+        read_captions(SimpleNamespace(), spec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("dataset_coco.json", '{"images": []}', "is a list in JSON; give COCO's or Karpathy's as {captions: ..., instances: ...}, or"),
+        ("results.token", "1.jpg#0\tTwo men , outside .\n1.jpg#1\tTwo\n", "is a list of captions without objects, as Flickr's tokens;"),
+        ("cc3m.tsv", "a very typical bus\thttp://x/y.jpg\n", "captions and addresses of images without objects, as CC3M's;"),
+    ],
+)  # fmt: skip
+def test_other_lists_of_captions_are_refused_by_name(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    spec = CaptionSpec.model_validate({"origin": {"path": str(tmp_path / name)}})
+    with pytest.raises(
+        DataError, match=re.escape(message) + " write a table with columns of example ids, captions and objects"
+    ):
+        read_captions(SimpleNamespace(), spec)  # type: ignore[arg-type]
+
+
+def test_tabs_separate_the_columns_of_a_tsv(tmp_path: Path) -> None:
+    spec = CaptionSpec.model_validate({"origin": {"path": str(tmp_path / "pairs.tsv")}})
+    for content in (
+        "example_id\tcaption\tobjects\na\tA man, a dog\tdog;man\n",
+        'example_id,caption,objects\na,"A man, a dog",dog;man\n',
+    ):
+        (tmp_path / "pairs.tsv").write_text(content)
+        found = read_captions(SimpleNamespace(), spec)  # type: ignore[arg-type]
+        assert found == {"a": Caption("A man, a dog", ("dog", "man"))}
 
 
 @pytest.mark.parametrize("broken", ["category", "json"])

@@ -1,15 +1,18 @@
 """Class folders, and what lies beside them."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from memlib.data.datasets import open_source
 from memlib.data.images.folder import ImageFolder
+from memlib.data.text.sources import open_text
 from memlib.errors import DataError
-from memlib.specs import ImageFolderSource
+from memlib.specs import AnnotatedFolderSource, ImageFolderSource, ParquetSource, TableSource, TextFileSource
 
 NAMES = ("cat/1.png", "cat/2.png", "dog/3.png", "dog/déjà.png")
 
@@ -85,3 +88,35 @@ def test_metadata_are_compared_in_every_part(tmp_path: Path) -> None:
     names = tuple(f"{part}/{name}" for part in ("train", "test") for name in NAMES)
     with pytest.raises(DataError, match=r"test/metadata.csv gives test/cat/1.png the label 'dog', .* class 'cat'"):
         ImageFolder(folder(tmp_path, {"test/metadata.csv": "file_name,label\ncat/1.png,dog\n"}, names))
+
+
+@pytest.mark.parametrize("where", ["shards", "shards/0.tar"])
+def test_shards_of_webdataset_are_refused_by_name(tmp_path: Path, where: str) -> None:
+    (tmp_path / "shards").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "1.png")
+    with tarfile.open(tmp_path / "shards/0.tar", "w") as archive:
+        archive.add(tmp_path / "1.png", "1.png")
+    path = str(tmp_path / where)
+    for spec in (
+        ImageFolderSource(kind="image_folder", path=path),
+        AnnotatedFolderSource(kind="annotated_folder", path=path, boxes="coco"),
+        ParquetSource(kind="parquet", path=path),
+    ):
+        with pytest.raises(
+            DataError, match=r"archives such as 0.tar .webdataset. are not read; unpack them, and write a table"
+        ):
+            open_source(spec)
+
+
+def test_archives_are_refused_as_tables_and_texts(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.csv", "w") as archive:
+        archive.add(__file__, "a")
+    path = str(tmp_path / "a.csv")
+    for read in (
+        lambda: open_source(TableSource(kind="table", path=path, label_column="y")),
+        lambda: open_text(TextFileSource(kind="text", path=path)).measured,
+    ):
+        with pytest.raises(
+            DataError, match=r"a.csv is an archive of many files .tar., as webdataset's shards are; unpack it"
+        ):
+            read()
