@@ -146,7 +146,8 @@ class ImageFolderSource(Source):
     """The folder that contains the class folders."""
     boxes: Literal["none", "tiny_imagenet", "voc", "coco", "yolo", "labelme"] = "none"
     """Format of the boxes. tiny_imagenet: <class>/<class>_boxes.txt; voc: Pascal VOC / ImageNet XML files; coco: a JSON file
-    of instances; yolo: a text file per image, in fractions of the picture; labelme: a JSON file per image."""
+    of instances (COCO's or Label Studio's); yolo: a text file per image, in fractions of the picture; labelme: a JSON file
+    per image."""
     annotations: str | None = None
     """Folder of the annotations, or the JSON file of coco; by default they are in the images' folder."""
     num_classes: int | None = Field(default=None, ge=2, le=MOST_EXAMPLES)
@@ -170,8 +171,8 @@ class AnnotatedFolderSource(Source):
     path: str
     """The folder below which the images are."""
     boxes: Literal["voc", "coco", "yolo", "labelme"]
-    """Format of the annotations. voc: Pascal VOC / ImageNet XML files; coco: a JSON file of instances; yolo: a text file per
-    image, in fractions of the picture; labelme: a JSON file per image."""
+    """Format of the annotations. voc: Pascal VOC / ImageNet XML files; coco: a JSON file of instances (COCO's or
+    Label Studio's); yolo: a text file per image, in fractions of the picture; labelme: a JSON file per image."""
     annotations: str | None = None
     """Folder of the annotations, or the JSON file of coco; by default they are in the images' folder."""
     classes: tuple[str, ...] = ()

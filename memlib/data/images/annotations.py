@@ -1,4 +1,4 @@
-"""Objects annotated in images: Pascal VOC and ImageNet XML, COCO and LabelMe JSON, YOLO text files."""
+"""Objects annotated in images: Pascal VOC and ImageNet XML, COCO, Label Studio and LabelMe JSON, YOLO text files."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import numpy as np
 import yaml
@@ -41,6 +42,7 @@ class Objects:
     size: tuple[int, int] | None  #: width and height of the picture on which the boxes were drawn, if stated.
     file: str  #: name of the annotation file.
     fractions: bool = False  #: True if the boxes are fractions of the picture.
+    polygons: int = 0  #: number of boxes that enclose a polygon.
 
     @property
     def largest(self) -> str | None:
@@ -181,6 +183,12 @@ class Annotations:
         if crowds:
             self.marks.append("crowds")
             self.remarks.append(f"boxes of crowds (iscrowd), which are of no single object and are left out: {crowds:,}")
+        paths = {listed: _path_of(listed) for listed in by_file}
+        if changed := [listed for listed, path in paths.items() if path != listed and listed not in images]:
+            self.marks.append("paths")
+            by_file = {paths[listed] if listed in changed else listed: objects for listed, objects in by_file.items()}
+            if len(by_file) < len(paths):
+                raise DataError(f"{file} lists an image twice, such as {changed[0]}; keep one")
         match = {image: listed for listed, image in match_files(list(by_file), images).items()}
         present = set(match.values())
         if missing := [listed for listed in by_file if listed not in present]:
@@ -192,6 +200,17 @@ class Annotations:
 
 def _kind(form: str) -> str:
     return {"voc": "XML", "yolo": "YOLO (.txt)"}.get(form, "JSON")
+
+
+def _path_of(listed: str) -> str:
+    """Return the path of an image that a file lists: with slashes, and the local part of Label Studio's addresses.
+
+    Example:
+        >>> _path_of(r"images\\1.png"), _path_of("/data/local-files/?d=photos%5Ca%20b.png"), _path_of("images/1.png")
+        ('images/1.png', 'photos/a b.png', 'images/1.png')
+    """
+    _, found, local = listed.partition("?d=")
+    return (unquote(local.partition("&")[0]) if found else listed).replace("\\", "/")
 
 
 def match_files(images: Sequence[str], files: Sequence[str]) -> dict[str, str]:
@@ -249,7 +268,9 @@ def _key(name: str) -> str:
 
 
 def parse_voc(data: bytes, name: str) -> Objects:
-    """Read a Pascal VOC or ImageNet annotation; its pixels are counted from 1, and polygons are replaced by bounding boxes.
+    """Read a Pascal VOC or ImageNet annotation; pixels of boxes are counted from 1.
+
+    A polygon without a box beside it (LabelMe's XML) is replaced by the smallest box around its points, counted from 0.
 
     Raises:
         DataError: when the data are not such an annotation, or boxes are given in fractions instead of pixels.
@@ -259,18 +280,21 @@ def parse_voc(data: bytes, name: str) -> Objects:
         size = tuple(pixel(float(root.findtext(f"size/{tag}") or 0)) for tag in ("width", "height"))
         if not all(size):  # LabelMe's XML
             size = tuple(pixel(float(root.findtext(f"imagesize/{tag}") or 0)) for tag in ("ncols", "nrows"))
-        names, boxes, corners = [], [], []
+        names, boxes, corners, polygons = [], [], [], 0
         for item in root.iterfind("object"):
             if (box := item.find("bndbox")) is not None:
                 corners.append([float(box.findtext(tag) or "") for tag in ("xmin", "ymin", "xmax", "ymax")])
                 boxes.append([corners[-1][0] - 1, corners[-1][1] - 1, *corners[-1][2:]])
             elif points := [[float(at.findtext(axis) or "") for axis in "xy"] for at in item.iterfind("polygon/pt")]:
                 boxes.append(_enclose(points))
+                polygons += 1
+            elif item.find("polygon") is not None:
+                raise ValueError("a polygon has neither points (pt with x and y) nor a bndbox beside it; write a bndbox")
             else:
                 continue
             names.append((item.findtext("name") or "").strip())
         check_no_fractions(corners, name)
-        return Objects(tuple(names), _boxes(boxes), (size[0], size[1]) if all(size) else None, name)
+        return Objects(tuple(names), _boxes(boxes), (size[0], size[1]) if all(size) else None, name, polygons=polygons)
     except (ElementTree.ParseError, ValueError, LookupError, RecursionError) as error:  # also of unknown encodings
         raise _not_an_annotation(name, "a Pascal VOC annotation", error) from error
 
@@ -323,7 +347,8 @@ def parse_labelme(data: bytes, name: str) -> Objects:
         check_no_fractions(boxes, name)
         size = (content.get("imageWidth"), content.get("imageHeight"))
         stated = (pixel(size[0]), pixel(size[1])) if size[0] and size[1] else None
-        return Objects(tuple(names), _boxes(boxes), stated, name)
+        polygons = sum(shape.get("shape_type") == "polygon" for shape in content["shapes"])
+        return Objects(tuple(names), _boxes(boxes), stated, name, polygons=polygons)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _not_an_annotation(name, "a LabelMe annotation", error) from error
 
@@ -337,7 +362,7 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
     Raises:
         DataError: when the data are not such a file, or numbers are not fractions.
     """
-    names, boxes = [], []
+    names, boxes, polygons = [], [], 0
     try:
         for line in data.decode().splitlines():
             if not (words := line.split()):
@@ -350,6 +375,7 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
                 points = [[x - width / 2, y - height / 2], [x + width / 2, y + height / 2]]
             elif len(values) >= 6 and len(values) % 2 == 0:
                 points = [values[place : place + 2] for place in range(0, len(values), 2)]
+                polygons += 1
             else:
                 raise ValueError(
                     f"a class is followed by {len(values)} numbers; a box has 4, a polygon an even number from 6"
@@ -363,7 +389,7 @@ def parse_yolo(data: bytes, name: str, classes: Sequence[str] = ()) -> Objects:
             names.append(classes[number] if classes else str(number))
     except ValueError as error:
         raise _not_an_annotation(name, "a YOLO label file", error) from error
-    return Objects(tuple(names), _boxes(boxes).clip(0, 1), None, name, fractions=True)
+    return Objects(tuple(names), _boxes(boxes).clip(0, 1), None, name, fractions=True, polygons=polygons)
 
 
 def _class_names(data: bytes, name: str) -> list[str]:
@@ -391,7 +417,7 @@ def _class_names(data: bytes, name: str) -> list[str]:
 
 
 def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects], int]:
-    """Read a COCO file of instances, without the boxes of crowds.
+    """Read a COCO file of instances, without the boxes of crowds, or Label Studio's JSON.
 
     Returns:
         the names of the categories in order of their ids, the objects of each image by its file name, and the number of
@@ -401,8 +427,10 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects], i
         DataError: when the data are not such a file.
     """
     try:
-        content = _json(data)
-        if "annotations" not in content or "categories" not in content:
+        content = json_once(data)
+        if isinstance(content, list) and content and isinstance(content[0], dict) and "data" in content[0]:
+            return [], _from_label_studio(content, name), 0
+        if "annotations" not in _object(content) or "categories" not in content:
             raise ValueError("it lacks annotations or categories; COCO's files of instances have both")
         categories = {item["id"]: _name(item["name"]) for item in sorted(content["categories"], key=lambda item: item["id"])}
         by_image: dict[Any, list[Any]] = {}
@@ -431,8 +459,52 @@ def parse_coco(data: bytes, name: str) -> tuple[list[str], dict[str, Objects], i
     return list(categories.values()), found, crowds
 
 
+def _from_label_studio(tasks: Sequence[Any], name: str) -> dict[str, Objects]:
+    """Return the objects of each image of Label Studio's tasks; coordinates are percentages of the picture."""
+    found: dict[str, Objects] = {}
+    for task in tasks:
+        listed = _name(task["data"]["image"])
+        done = [one["result"] for one in task["annotations"] if not one.get("was_cancelled")]
+        if len(done) > 1 or listed in found:
+            raise ValueError(f"{listed} is annotated {'several times' if len(done) > 1 else 'by several tasks'}; keep one")
+        shapes = [shape for result in done for shape in result if shape["type"].endswith("labels")]
+        sizes = {(pixel(shape["original_width"]), pixel(shape["original_height"])) for shape in shapes}
+        if len(sizes) > 1 or any(side < 1 for size in sizes for side in size):
+            raise ValueError(f"{listed} has {len(sizes)} sizes, such as {next(iter(sizes))}")
+        boxes = [_enclose(_corners(shape)) for shape in shapes]
+        labels = [_name((shape["value"][shape["type"]] or [""])[0]) for shape in shapes]
+        polygons = sum(shape["type"] == "polygonlabels" for shape in shapes)
+        fractions = (_boxes(boxes) / 100).clip(0, 1)
+        found[listed] = Objects(tuple(labels), fractions, next(iter(sizes), None), name, fractions=True, polygons=polygons)
+    return found
+
+
+def _corners(shape: Mapping[str, Any]) -> list[list[float]]:
+    """Return points around a shape of Label Studio, in percentages; a rectangle turns about its first corner."""
+    value = shape["value"]
+    match shape["type"]:
+        case "polygonlabels":
+            return [[float(x), float(y)] for x, y in value["points"]]
+        case "ellipselabels" if not value.get("rotation"):
+            x, y, across, down = (float(value[key]) for key in ("x", "y", "radiusX", "radiusY"))
+            return [[x - across, y - down], [x + across, y + down]]
+        case "rectanglelabels":
+            x, y, width, height = (float(value[key]) for key in ("x", "y", "width", "height"))
+            aspect, angle = shape["original_width"] / shape["original_height"], math.radians(value.get("rotation") or 0)
+            sides = [(0.0, 0.0), (width, 0.0), (0.0, height), (width, height)]
+            cos, sin = math.cos(angle), math.sin(angle)
+            return [
+                [x + across * cos - down * sin / aspect, y + across * sin * aspect + down * cos] for across, down in sides
+            ]
+        case kind:
+            raise ValueError(f"it has {kind!s:.40}, of which no box follows; draw rectangles, polygons or upright ellipses")
+
+
 def _json(data: bytes) -> Any:
-    content = json_once(data)
+    return _object(json_once(data))
+
+
+def _object(content: Any) -> Any:
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__} instead of an object")
     return content

@@ -1,11 +1,12 @@
 """Images in folders: classes by folder, by annotated object, with boxes, or by a CSV file such as CheXpert's train.csv."""
 
+import contextlib
 import csv
 import io
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
@@ -54,7 +55,7 @@ LAYOUTS = {"images", "jpegimages", "labels", *MASKS}
 METADATA = ("metadata.csv", "metadata.jsonl")
 """Files that describe images in Hugging Face's image folders: columns file_name and, if they state classes, label."""
 MOST_NAMED = 5  # folders named in a remark
-LOOKED_AT = 20  # text files in which boxes are looked for
+LOOKED_AT = 20  # annotations in which boxes, or polygons, are looked for
 
 
 class _Folder:
@@ -146,6 +147,8 @@ class ImageFolder(_Folder):
         elif spec.boxes != "none":
             self._annotations = Annotations(spec.boxes, names, spec.path, self._all, spec.annotations)
             self._listing |= self._annotations.files
+            with contextlib.suppress(UserError):  # raised where the image is read
+                self.remarks += _on_polygons(filter(None, map(self._annotations.of, names[:LOOKED_AT])))
             self.remarks += self._annotations.remarks
         elif beside := _found_beside(self._others, names, self._read):
             self.remarks.append(f"boxes: none, although there are {beside}")
@@ -251,7 +254,8 @@ class AnnotatedFolder(_Folder):
             )
             self._images = sorted(set(self._images) - set(masks))
         found = Annotations(spec.boxes, self._images, spec.path, self._all, spec.annotations)
-        largest = {name: objects.largest for name in self._images if (objects := found.of(name)) is not None}
+        objects = {name: one for name in self._images if (one := found.of(name)) is not None}
+        largest = {name: one.largest for name, one in objects.items()}
         class_of = {name: class_name for name, class_name in largest.items() if class_name is not None}
         used = set(class_of.values())
         self.class_names = list(spec.classes) or [name for name in found.classes if name in used] or sorted(used)
@@ -269,7 +273,19 @@ class AnnotatedFolder(_Folder):
         self._listing = {name: self._all[name] for name, _ in self._items} | found.files
         if bare := len(self._images) - len(class_of):
             self.remarks.append(f"{bare} of {len(self._images)} images have no annotated object and are left out")
-        self.remarks += found.remarks + _left_out(self._others)
+        if several := sum(len(set(one.names)) > 1 for one in objects.values()):
+            self.remarks.append(
+                f"{several} of {len(self._images)} images have objects of several classes; each belongs to the class of its "
+                "largest box (of equal ones the first; crowds do not count)"
+            )
+        self.remarks += _on_polygons(objects.values()) + found.remarks + _left_out(self._others)
+
+
+def _on_polygons(annotated: Iterable[Objects]) -> list[str]:
+    """Return a remark on polygons, if there are any."""
+    if not any(objects.polygons for objects in annotated):
+        return []
+    return ["objects drawn as polygons count by the smallest box around them, and by their own box if they have one"]
 
 
 def parts_of(images: Sequence[str]) -> tuple[str, ...]:

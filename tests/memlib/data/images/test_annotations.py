@@ -324,3 +324,106 @@ def test_names_of_xml_elements_are_read_in_any_case(tmp_path: Path) -> None:
     assert low[0].boxes.tolist() == high[0].boxes.tolist() == [[5, 5, 18, 18]]
     assert len(low.content_digest()) == 64
     assert high.content_digest().endswith(":5")
+
+
+def label_studio(folder: Path, shapes: dict[str, list[dict[str, Any]]], **changes: Any) -> AnnotatedFolderSource:
+    """Write images and Label Studio's tasks, with addresses as it exports them."""
+    tasks = []
+    for address, found in shapes.items():
+        result = [{"type": "choices", "value": {"choices": ["good"]}}]
+        result += [{"original_width": 20, "original_height": 40, **shape} for shape in found]
+        tasks.append({"id": len(tasks), "data": {"image": address}, "annotations": [{"result": result}], **changes})
+    (folder / "images").mkdir()
+    for number in range(len(shapes)):
+        Image.new("RGB", (20, 40)).save(folder / f"images/{number} a.png")
+    (folder / "project.json").write_text(json.dumps(tasks))
+    return AnnotatedFolderSource(
+        kind="annotated_folder", path=str(folder / "images"), boxes="coco", annotations=str(folder / "project.json")
+    )
+
+
+def shape(kind: str, label: str, **value: Any) -> dict[str, Any]:
+    return {"type": kind, "value": {kind: [label], **value}}
+
+
+def test_label_studios_shapes_and_addresses_are_read(tmp_path: Path) -> None:
+    small, large = ({"x": 10, "y": 10, "width": width, "height": 20, "rotation": 0} for width in (20, 50))
+    turned = {"x": 60, "y": 10, "width": 40, "height": 20, "rotation": 90}  # 8 x 8 pixels, about (12, 4): to its left
+    spec = label_studio(tmp_path, {
+        "/data/local-files/?d=photos%5C0%20a.png": [shape("rectanglelabels", "cat", **small), shape("rectanglelabels", "dog", **large)],
+        "images\\1 a.png": [shape("rectanglelabels", "cat", **turned)],
+        "2 a.png": [shape("polygonlabels", "dog", points=[[10, 10], [50, 20], [30, 60]])],
+        "/data/local-files/?d=photos/3%20a.png&x=1": [shape("ellipselabels", "cat", x=50, y=50, radiusX=25, radiusY=10)],
+    })  # fmt: skip
+    source = open_source(spec)
+    found = {source[row].example_id: (source.class_names[source[row].label], source[row].boxes.tolist()) for row in range(4)}
+    assert found == {
+        "0 a.png": ("dog", [[2, 4, 6, 12], [2, 4, 12, 12]]),
+        "1 a.png": ("cat", [[4, 4, 12, 12]]),
+        "2 a.png": ("dog", [[2, 4, 10, 24]]),
+        "3 a.png": ("cat", [[5, 16, 15, 24]]),
+    }
+    assert source.content_digest().endswith(":paths")
+    assert any(line.startswith("1 of 4 images have objects of several classes; each bel") for line in remarks_of(source))
+    assert any(line.startswith("objects drawn as polygons count by the smallest box") for line in remarks_of(source))
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "message"),
+    [
+        ([shape("brushlabels", "cat")], {}, "it has brushlabels, of which no box follows; draw rectangles"),
+        ([], {"annotations": [{"result": []}, {"result": []}]}, "0 a.png is annotated several times; keep one"),
+        ([{**shape("rectanglelabels", "cat"), "original_height": 0}], {}, r"has 1 sizes, such as \(20, 0\)"),
+        ([shape("rectanglelabels", "cat")], {}, "it lacks 'x'"),
+        ([], {"data": {}}, "it lacks 'image'"),
+    ],
+)
+def test_other_annotations_of_label_studio_are_refused(
+    tmp_path: Path, found: list[dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=f"project.json is not a COCO file of instances .*{message}") as raised:
+        open_source(label_studio(tmp_path, {"0 a.png": found}, **changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_paths_with_backslashes_are_those_of_the_images(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    path = Path(write_coco(tmp_path))
+    spec = AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path), boxes="coco")
+    before, content = open_source(spec), json.loads(path.read_text())
+    for image in content["images"]:
+        image["file_name"] = "images\\" + image["file_name"].replace("/", "\\")
+    path.write_text(json.dumps(content))
+    after = open_source(spec)
+    for one, other in zip(before, after, strict=True):
+        assert (one.example_id, one.label, one.boxes.tolist()) == (other.example_id, other.label, other.boxes.tolist())
+    assert after.content_digest().endswith(":paths")
+    assert not before.content_digest().endswith(":paths")
+    content["images"].append({"id": 99, "file_name": content["images"][0]["file_name"].replace("\\", "/")})
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="twice"):
+        open_source(spec)
+
+
+def test_the_rule_of_polygons_is_stated_and_other_polygons_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(draw(())).save(tmp_path / "a/a.png")
+    points = "<pt><x>4</x><y>9</y></pt><pt><x>7</x><y>2</y></pt>"
+    box = "<bndbox><xmin>5</xmin><ymin>3</ymin><xmax>7</xmax><ymax>9</ymax></bndbox>"
+    rule = "objects drawn as polygons count by the smallest box around them, and by their own box if they have one"
+    specs = (
+        ImageFolderSource(kind="image_folder", path=str(tmp_path), boxes="voc"),
+        AnnotatedFolderSource(kind="annotated_folder", path=str(tmp_path), boxes="voc"),
+    )
+    for inner, is_said in ((f"<polygon>{points}</polygon>", True), (f"{box}<polygon><x1>9</x1></polygon>", False)):
+        (tmp_path / "a/a.xml").write_text(f"<annotation><object><name>cat</name>{inner}</object></annotation>")
+        for spec in specs:
+            source = open_source(spec)
+            assert source[0].boxes.tolist() == [[4, 2, 7, 9]]
+            assert (rule in remarks_of(source)) is is_said
+    (tmp_path / "a/a.xml").write_text(
+        "<annotation><object><name>cat</name><polygon><x1>9</x1></polygon></object></annotation>"
+    )
+    for spec in specs:
+        with pytest.raises(UserError, match=r"has neither points .pt with x and y. nor a bndbox beside it; write a bndbox"):
+            open_source(spec)[0]
