@@ -31,7 +31,7 @@ MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", ".")
 """Texts that stand for a missing value in a column of a CSV file, unless it is that of the classes."""
 CODES = r"^[+-]?0[0-9]|^[0-9]+[eE][0-9]+$|^0[xXbBoO]"
 DECIMAL_COMMA = r"^[+-]?[0-9]+(\.[0-9]{3})*,[0-9]+$"
-COMMA_NUMBER = r"^[+-]?([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)?(,[0-9]*)?([eE][+-]?[0-9]+)?$|^[+-]?(?i:inf|infinity)$"
+COMMA_NUMBER = r"^[+-]?(([0-9]+|[0-9]{1,3}(\.[0-9]{3})+)(,[0-9]*)?|,[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(?i:inf|infinity)$"
 THOUSANDS = r"^[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?$"
 NUMBER = r"^[+-]?[0-9]*\.?[0-9]+$"
 DATE = r"^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([ T].*)?$|^[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}( .*)?$"

@@ -226,6 +226,7 @@ def test_a_decimal_comma_leaves_texts_as_they_are(tmp_path: Path) -> None:
     [
         ("a.csv", "size;label\n1.5;a\n3,14;b\n", EXCEL, "holds numbers with points, such as '1.5', but data.source.decimal"),
         ("a.csv", "size;label\n1.5;a\n2;b\n", {**EXCEL, "types": {"size": "number"}}, "'1.5', which is no number with a dec"),
+        ("a.csv", "size;label\n1,5;a\n-;b\n", {**EXCEL, "types": {"size": "number"}}, "holds '-', which is no number"),
         (
             "a.csv",
             'size,label\n"1,234,567",a\n"5,678.5",b\n',
