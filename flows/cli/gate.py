@@ -49,7 +49,7 @@ def check(
         Id of the run, or a unique prefix of it.
     fail_above
         METRIC=VALUE, as in share_excess=0.05: the headline of that metric decides. METRIC[KEY=VALUE,...]=VALUE asks for the
-        findings with these params instead, as listed by `memlib show`. May be given several times.
+        findings with these params instead, as listed by `memlib show --all`. May be given several times.
     fail_on
         shown: fail if the run shows memorization, pass only if its verdict is bounded.
     junit

@@ -13,7 +13,7 @@ from flows.cli import store as stored
 from flows.cli.gate import margins_of
 from flows.cli.hooks import NO_HOOKS, Event, Hooks, reported
 from flows.cli.messages import say
-from flows.cli.store import JsonOption, StoreOption, find_requested, opened_store, print_run
+from flows.cli.store import AllOption, JsonOption, StoreOption, find_requested, opened_store, print_run
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import check_stages
 from memlib.console import show_json
@@ -68,6 +68,7 @@ def run(
     rehash: Annotated[bool, Parameter(negative="")] = False,
     quiet: bool = False,
     verbose: VerboseOption = False,
+    all_: AllOption = False,
     json_: JsonOption = False,
     in_process: InProcessOption = False,
     hooks: HooksOption = NO_HOOKS,
@@ -100,6 +101,8 @@ def run(
         Print only the result, no progress.
     verbose
         Show the keys of artifacts, and details of the progress.
+    all_
+        Print all findings, not only those that the verdict speaks of.
     json_
         Print the run's manifest as JSON.
     in_process
@@ -127,11 +130,18 @@ def run(
         request, look = cell_of(request, cell, Store(store))
         say(f"cell {cell} of sweep {look}: its cells are one look at the data once the sweep compares them (without --cell)")
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
-    _carry_out(request, store, options, hooks, as_json=json_, in_process=in_process)
+    _carry_out(request, store, options, hooks, every_row=all_, as_json=json_, in_process=in_process)
 
 
 def _carry_out(
-    request: AuditRequest, store: str, options: RunOptions, hooks: Hooks, *, as_json: bool, in_process: bool
+    request: AuditRequest,
+    store: str,
+    options: RunOptions,
+    hooks: Hooks,
+    *,
+    every_row: bool,
+    as_json: bool,
+    in_process: bool,
 ) -> None:
     carry_out: Callable[..., RunRecord]
     if _is_in_process(request.resources, asked=in_process):
@@ -151,7 +161,7 @@ def _carry_out(
     if as_json:
         show_json(run.model_dump())
     else:
-        print_run(opened, run)
+        print_run(opened, run, every_row=every_row)
 
 
 def _is_in_process(resources: Resources, *, asked: bool) -> bool:
@@ -258,6 +268,7 @@ def resume(
     cascade: CascadeOption = False,
     quiet: bool = False,
     verbose: VerboseOption = False,
+    all_: AllOption = False,
     json_: JsonOption = False,
     in_process: InProcessOption = False,
     hooks: HooksOption = NO_HOOKS,
@@ -280,6 +291,8 @@ def resume(
         Print only the result, no progress.
     verbose
         Show the keys of artifacts, and details of the progress.
+    all_
+        Print all findings, not only those that the verdict speaks of.
     json_
         Print the run's manifest as JSON.
     in_process
@@ -300,7 +313,7 @@ def resume(
     given = "" if not isinstance(record.plan, PlanFile) else content_of(record.plan).decode()  # a finished run keeps its own
     look = record.look if isinstance(record, RequestRecord) else ""  # a finished run keeps its own
     options = RunOptions(quiet or json_, verbose, tuple(force_stage), cascade, given, look)
-    _carry_out(request, store, options, hooks, as_json=json_, in_process=in_process)
+    _carry_out(request, store, options, hooks, every_row=all_, as_json=json_, in_process=in_process)
 
 
 def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:

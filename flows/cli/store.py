@@ -61,11 +61,13 @@ StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 TRUSTED = "A public key (Ed25519, PEM) from outside the store that must have signed every run that is read, see memlib sign."
 TrustOption = Annotated[Path | None, Parameter(name="--trust", env_var=TRUST_VARIABLE, help=TRUSTED)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
+AllOption = Annotated[bool, Parameter(name="--all", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
 NOT_CHECKABLE = 3  # status of verify: nothing has changed, but something cannot be checked
 COMPARED = ("metric", "first", "second", "difference")  # columns of a comparison
 WIDE = 100  # columns; narrower terminals show adjusted p-values only
+STYLES: Mapping[str, str] = {"shown": "bold red", "bounded": "green", "inconclusive": "yellow", "descriptive": "blue"}
 
 
 def runs(
@@ -134,10 +136,11 @@ def show(
     *,
     store: StoreOption = DEFAULT_STORE,
     trust: TrustOption = None,
+    all_: AllOption = False,
     json_: JsonOption = False,
     reveal: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Show the findings of a run, and the location of its results and report.
+    """Show the verdict and findings of a run, and the location of its results and report.
 
     Parameters
     ----------
@@ -145,6 +148,8 @@ def show(
         Id of the run, or a unique prefix of it; by default the newest finished run.
     store
         Folder or s3:// prefix that the run was written to.
+    all_
+        Print all findings, not only those that the verdict speaks of.
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
     reveal
@@ -158,7 +163,7 @@ def show(
     if reveal:
         print_secrets(opened, run)
         return
-    print_run(opened, run, whole=True)
+    print_run(opened, run, every_row=all_, every_departure=True)
 
 
 def open_page(run_id: str = "", /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
@@ -712,19 +717,30 @@ def gc(
     console.print(f"deleted {summary}" if delete else f"found {summary}; --delete deletes the items")
 
 
-def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
-    """Print the findings and verdict of a run, and the current location of its results and report."""
+def print_run(store: Store, run: RunRecord, *, every_row: bool = False, every_departure: bool = False) -> None:
+    """Print the verdict and findings of a run, and the current location of its results and report.
+
+    Args:
+        store: store that holds the run.
+        run: the run.
+        every_row: whether to print all findings, not only those of short listings.
+        every_departure: whether to print all departures from a frozen plan, not only the first ones.
+    """
     verdict = run.verdict
     findings = Findings.of_run(run)
-    audit, head = AUDITS[audit_of(run.audit)], findings.head
-    rows = [row for row in findings if whole or audit.in_brief(row.params, head.params)]
-    console.print(run.title, style="italic", soft_wrap=True)
-    _print_findings(rows)
     if verdict is not None:
-        console.print(f"\n{verdict.word.capitalize()}. {verdict.sentence}\n{verdict.explanation}", soft_wrap=True)
+        word = (verdict.word.capitalize(), STYLES.get(verdict.word, ""))
+        console.print(Text.assemble(word, f". {verdict.sentence}\n"), soft_wrap=True)
+    console.print(run.title, style="italic", soft_wrap=True)
+    rows = [*findings] if every_row else _in_brief(run, findings)
+    _print_findings(rows)
+    if len(rows) < len(findings):
+        console.print(f"and {count_of(len(findings) - len(rows), 'more row')}: memlib show {run.run} --all", style="dim")
+    if verdict is not None:
+        console.print(f"\n{verdict.explanation}", soft_wrap=True)
     for said in said_at_publication(run, findings, cells_of(store, run)):
         console.print(f"\n{said}", soft_wrap=True)
-    if whole and run.plan is not None:
+    if every_departure and run.plan is not None:
         for departure in run.plan.departures[MOST_SHOWN:]:
             console.print(departure_in_words(departure), soft_wrap=True)
     if earlier := ledger.in_words(run.ledger):
@@ -738,6 +754,12 @@ def print_run(store: Store, run: RunRecord, *, whole: bool = False) -> None:
     table_name = "summary" if "summary" in run.results else next(iter(run.results), "summary")
     console.print(f"results {store.uri.rstrip('/')}/{results_path(table_name, run.audit, run.run)}", soft_wrap=True)
     console.print(f"report  {store.uri.rstrip('/')}/{page_path(run)}", soft_wrap=True)
+
+
+def _in_brief(run: RunRecord, findings: Findings) -> list[Finding]:
+    """Return the findings that short listings of the run's audit include; all of them if it includes none."""
+    audit, head = AUDITS[audit_of(run.audit)], findings.head
+    return [row for row in findings if audit.in_brief(row.params, head.params)] or [*findings]
 
 
 def _print_findings(rows: Sequence[Finding]) -> None:

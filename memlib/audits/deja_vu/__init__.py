@@ -43,9 +43,9 @@ def _in_brief(params: Mapping[str, Any], headline: Mapping[str, Any]) -> bool:
     if "measure" in params:  # of a reconstruction
         return params["source"] == NEIGHBORS and "by" not in params
     if "probe_layer" in params and "epoch" in params:
-        return bool(params["probe_layer"] == headline["layer"])
+        return bool(params["probe_layer"] == headline.get("layer"))
     setting = ("layer", "epoch", "crop", "k", "direction")
-    return all(params.get(name, headline[name]) == headline[name] for name in setting)
+    return all(name not in params or params[name] == headline.get(name) for name in setting)
 
 
 def _limits(recipe: Recipe) -> Iterable[str]:
