@@ -26,7 +26,7 @@ MOMENT_SECONDS = 0.01
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print the script that completes memlib commands in a shell.
+    """Print the script that completes memlib commands in a shell, with recipes and run ids.
 
     For the current session: eval "$(memlib completion bash)", likewise for zsh, or memlib completion fish | source. To keep
     it, save the script where your shell looks for completions.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.cli.files import write_new
-from flows.cli.store import JsonOption, StoreOption, TrustOption, print_run
+from flows.cli.store import JsonOption, RunId, StoreOption, TrustOption, print_run
 from memlib.console import console, show_json, show_text
 from memlib.errors import UserError
 from memlib.store import DEFAULT_STORE
@@ -25,7 +25,7 @@ ModelOption = Annotated[str, Parameter(name="--model")]
 
 
 def dossier(
-    *run_ids: str,
+    *run_ids: RunId,
     data: DataOption = "",
     model: ModelOption = "",
     title: str = "Dossier",
@@ -83,7 +83,7 @@ def dossier(
 
 
 def risk(
-    *run_ids: str,
+    *run_ids: RunId,
     data: DataOption = "",
     model: ModelOption = "",
     most: int = 20,

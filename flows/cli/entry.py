@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 
+from flows.cli.completing import ASK, answer
 from flows.cli.messages import say
 from flows.cli.supervisor import STOPPED, STOPPED_LINE, ended, hand_over, is_supervised, supervised, tell
 
@@ -25,6 +26,8 @@ def command() -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as in `memlib runs >&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if sys.argv[1:2] == [ASK]:
+        return answer(sys.argv[2:])  # in a tenth of the time that loading the commands takes
     if len(sys.argv) > 1 and sys.argv[1] in LONG:
         if _limit() < LEAST_LIMIT and not {"--help", "-h"} & {*sys.argv}:
             say(_not_enough(f"the limit is {_limit() / 2**30:.2f} GiB of address space; a run needs at least 4"))

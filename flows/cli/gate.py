@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 from cyclopts import Parameter
 
 import memlib
+from flows.cli.completing import finished
 from flows.cli.files import write_again
-from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
+from flows.cli.store import JsonOption, RunId, StoreOption, TrustOption, opened_store
 from memlib.audits.judging import Judged, Outcome, decide
 from memlib.console import console, show_json
 from memlib.recipes.request import AuditRequest
@@ -27,7 +28,7 @@ STATUS: Mapping[Outcome, int] = {"passed": 0, "failed": 1, "undecided": 3}
 
 
 def check(
-    run_id: str,
+    run_id: RunId,
     /,
     *,
     fail_above: Annotated[Sequence[str], Parameter(negative="")] = (),
@@ -72,9 +73,9 @@ def check(
 
 
 def gate(
-    *run_ids: str,
+    *run_ids: RunId,
     policy: Path,
-    baseline: str | None = None,
+    baseline: Annotated[str | None, Parameter(completer=finished)] = None,
     data: str | None = None,
     junit: Path | None = None,
     summary: Path | None = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from flows.cli.completing import recipes
 from flows.cli.files import write_new
 from flows.cli.store import StoreOption
 from memlib.console import console
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def overlap(
-    first: str,
-    second: str,
+    first: Annotated[str, Parameter(completer=recipes)],
+    second: Annotated[str, Parameter(completer=recipes)],
     /,
     *,
     near: float = 2.0,

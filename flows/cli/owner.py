@@ -12,6 +12,7 @@ import numpy as np
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
+from flows.cli.completing import recipes
 from flows.cli.store import StoreOption
 from memlib.audits import AUDITS
 from memlib.audits.base import Audit
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def ids(
     *,
-    recipe: str,
+    recipe: Annotated[str, Parameter(completer=recipes)],
     output: Path,
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,
@@ -79,7 +80,7 @@ def ids(
 
 def export(
     *,
-    recipe: str,
+    recipe: Annotated[str, Parameter(completer=recipes)],
     output: Path,
     set_: Annotated[Sequence[str], Parameter(name="--set", negative="")] = (),
     store: StoreOption = DEFAULT_STORE,

@@ -5,16 +5,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.cli import store as stored
+from flows.cli.completing import all_runs, audits_and_recipes, finished, recipes
 from flows.cli.gate import margins_of
 from flows.cli.hooks import NO_HOOKS, Event, Hooks, reported
 from flows.cli.messages import say
 from flows.cli.store import AllOption, JsonOption, StoreOption, find_requested, opened_store, print_run
-from memlib.audits import AUDITS, PACKAGES, audit_of
+from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import check_stages
 from memlib.console import show_json
 from memlib.errors import UserError
@@ -41,11 +42,8 @@ def _what() -> str:
 
 ENGINE = "MEMLIB_ENGINE"  # environment variable: process or ray
 
-if TYPE_CHECKING:
-    What = str
-else:
-    What = Annotated[Literal[tuple(PACKAGES)] | str, Parameter(help=_what(), show_choices=False)]  # audits are completed
-RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first argument is an audit.")]
+What = Annotated[str, Parameter(help=_what(), completer=audits_and_recipes)]
+RecipeOption = Annotated[str | None, Parameter(help="The recipe, if the first argument is an audit.", completer=recipes)]
 SetOption = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False)]
 CascadeOption = Annotated[bool, Parameter(negative="")]
 VerboseOption = Annotated[bool, Parameter(name=("--verbose", "-v"), negative="")]
@@ -191,7 +189,7 @@ def plan(
     recipe: RecipeOption = None,
     set_: SetOption = (),
     policy: Path | None = None,
-    baseline: str | None = None,
+    baseline: Annotated[str | None, Parameter(completer=finished)] = None,
     store: StoreOption = DEFAULT_STORE,
     force_stage: ForceOption = (),
     freeze: Path | None = None,
@@ -259,7 +257,7 @@ def _frozen(request: AuditRequest, steps: Plan, path: Path, key: Path | None) ->
 
 
 def resume(
-    run_id: str,
+    run_id: Annotated[str, Parameter(completer=all_runs)],
     /,
     *,
     set_: SetOption = (),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.store import JsonOption, StoreOption, TrustOption, opened_store
+from flows.cli.store import JsonOption, RunId, StoreOption, TrustOption, opened_store
 from memlib.console import console, show_text
 from memlib.runs.index import find_run
 from memlib.runs.run import Run
@@ -16,7 +16,7 @@ from memlib.store import DEFAULT_STORE
 
 
 def mlflow(
-    run_id: str,
+    run_id: RunId,
     /,
     *,
     uri: Annotated[str, Parameter(env_var="MLFLOW_TRACKING_URI")],
@@ -56,7 +56,12 @@ def mlflow(
 
 
 def card(
-    run_id: str, /, *others: str, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None, json_: JsonOption = False
+    run_id: RunId,
+    /,
+    *others: RunId,
+    store: StoreOption = DEFAULT_STORE,
+    trust: TrustOption = None,
+    json_: JsonOption = False,
 ) -> None:  # fmt: skip
     """Print a section for a model card: what was audited, the verdicts with their numbers, and their limits, in Markdown.
 
@@ -81,7 +86,7 @@ def card(
     )
 
 
-def croissant(run_id: str, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
+def croissant(run_id: RunId, /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Print a description of a run's data as Croissant (JSON-LD): kind, digest, number of examples and known columns.
 
     It holds no example, class name or location. Complete license, creator and date of publication, which a store does not

@@ -1,9 +1,11 @@
 """Commands that print the shipped recipes, and the columns of the results."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.table import Table
 
+from flows.cli.completing import shipped
 from flows.cli.store import JsonOption
 from memlib.audits import AUDITS, audit_of, published_tables
 from memlib.console import console, show_json, show_text
@@ -11,7 +13,7 @@ from memlib.errors import UserError
 from memlib.recipes.files import load_recipe, printed_recipe, shipped_recipes
 
 
-def recipes(name: str | None = None, /, *, json_: JsonOption = False) -> None:
+def recipes(name: Annotated[str | None, Parameter(completer=shipped)] = None, /, *, json_: JsonOption = False) -> None:
     """List the shipped recipes, or print one.
 
     Parameters

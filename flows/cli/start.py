@@ -17,6 +17,7 @@ import yaml
 from cyclopts import Parameter
 
 import memlib
+from flows.cli.completing import recipes
 from flows.cli.files import write_new
 from flows.cli.store import JsonOption, StoreOption
 from flows.prefect_server import check_prefect
@@ -190,7 +191,7 @@ def _in_yaml(text: str) -> str:
 
 
 def validate(
-    recipe: str,
+    recipe: Annotated[str, Parameter(completer=recipes)],
     /,
     *,
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),

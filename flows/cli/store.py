@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlib
+from flows.cli.completing import all_runs, finished
 from flows.cli.messages import say
 from memlib.audits import AUDITS, audit_of
 from memlib.console import console, show_json, show_text
@@ -61,6 +62,7 @@ StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 TRUSTED = "A public key (Ed25519, PEM) from outside the store that must have signed every run that is read, see memlib sign."
 TrustOption = Annotated[Path | None, Parameter(name="--trust", env_var=TRUST_VARIABLE, help=TRUSTED)]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="")]
+RunId = Annotated[str, Parameter(completer=finished)]
 AllOption = Annotated[bool, Parameter(name="--all", negative="")]
 
 QUIET_SECONDS = 60  # time without an update after which a run under way is reported as silent
@@ -131,7 +133,7 @@ def index(folder: Path | None = None, /, *, store: StoreOption = DEFAULT_STORE, 
 
 
 def show(
-    run_id: str = "",
+    run_id: RunId = "",
     /,
     *,
     store: StoreOption = DEFAULT_STORE,
@@ -166,7 +168,7 @@ def show(
     print_run(opened, run, every_row=all_, every_departure=True)
 
 
-def open_page(run_id: str = "", /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
+def open_page(run_id: RunId = "", /, *, store: StoreOption = DEFAULT_STORE, trust: TrustOption = None) -> None:
     """Open a run's report in the browser. A report on S3 is first copied to this machine, readable by you only.
 
     Parameters
@@ -203,7 +205,7 @@ def _named_or_newest(store: Store, run_id: str) -> RunRecord:
 
 
 def status(
-    run_id: str,
+    run_id: Annotated[str, Parameter(completer=all_runs)],
     /,
     *,
     store: StoreOption = DEFAULT_STORE,
@@ -375,8 +377,8 @@ def find_requested(store: Store, run_id: str) -> RunRecord | RequestRecord:
 
 
 def diff(
-    first: str,
-    second: str,
+    first: RunId,
+    second: RunId,
     /,
     *,
     page: Path | None = None,
@@ -492,7 +494,7 @@ def _number(value: float | None) -> str:
 
 
 def verify(
-    run_id: str | None = None,
+    run_id: Annotated[str | None, Parameter(completer=finished)] = None,
     /,
     *,
     trust: TrustOption = None,
@@ -616,7 +618,7 @@ def _verify_plan(file: PlanFile, named: str, trust: Path | None, *, as_json: boo
 
 
 def sign(
-    run_id: str | None = None,
+    run_id: Annotated[str | None, Parameter(completer=finished)] = None,
     /,
     *,
     key: Path,
@@ -665,7 +667,7 @@ def sign(
 
 def gc(
     *,
-    keep: Annotated[Sequence[str], Parameter(negative="")] = (),
+    keep: Annotated[Sequence[str], Parameter(negative="", completer=finished)] = (),
     days: float = 7.0,
     lost: Annotated[Sequence[str], Parameter(negative="")] = (),
     delete: Annotated[bool, Parameter(negative="")] = False,

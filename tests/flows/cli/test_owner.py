@@ -135,4 +135,4 @@ def test_outputs_listed_by_pseudonym_are_joined_to_the_same_examples(tmp_path: P
 def test_a_shell_completes_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert all(command in script for command in ("plan", "resume", "forgetting", "--recipe"))
+    assert all(command in script for command in ("plan", "resume", "--recipe", "__complete"))
