@@ -316,6 +316,21 @@ def validate(
         raise RecipeError("; ".join(problems[:2]) + more, *places[0]) from error
 
 
+FORMS: Mapping[str, tuple[str, str]] = {
+    r"^\w+(\.\w+)*:\w+$": ("must be MODULE:NAME, a function or class that Python can import", "my_models:build"),
+    r"^[a-z_]+$": ("must be lower-case letters and underscores", "bases"),
+    r"^[\w./-]+$": ("must be letters, digits, _ . / and - without spaces", "facebook/vit-mae-base"),
+    r"^\w[\w-]*$": ("must be a name of letters, digits, _ and -, without spaces and not beginning with -", "ward-2"),
+    r"^\w[\w -]{0,63}$": ("must be a name of at most 64 letters, digits, _, - and spaces", "beak colour"),
+    r"^([0-9a-f]{64})?$": (
+        "must be a sha256 in lower case (memlib verify --digest)",
+        "0123456789abcdef" * 4,
+    ),
+    r"[0-9a-f]{6,64}": ("must be a digest in lower case, or its first six digits or more", "3f2a91"),
+}
+"""What is said, with an example, of a text that does not match the pattern of its field, by pattern."""
+
+
 def _in_words(model: type[BaseModel], problem: Mapping[str, Any], what: str) -> str:
     place = [str(part) for part in problem["loc"]]
     shown = ".".join(part for part in _without_tags(model, place))
@@ -326,6 +341,10 @@ def _in_words(model: type[BaseModel], problem: Mapping[str, Any], what: str) -> 
     if problem["type"] == "missing":
         return f"the {what} lacks {shown}"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "string_pattern_mismatch":
+        words = FORMS.get(problem["ctx"]["pattern"])  # None in an audit outside memlib
+        message = "does not have the form of this setting" if words is None else ", as in ".join(words)
+        shown = shown.removesuffix(".[key]")
     seen = "" if isinstance(problem["input"], dict) else f" (seen: {problem['input']!r})"
     return f"{shown or what}: {message[0].lower() + message[1:]}{seen}"
 

@@ -162,7 +162,9 @@ def _validated(validate: Callable[[Any], Valid], content: bytes) -> Valid:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"][:3])[:80]
-        raise Unreadable(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from error
+        is_of_form = first["type"] != "string_pattern_mismatch"  # whose message is a regular expression
+        message = first["msg"].removeprefix("Value error, ") if is_of_form else "not a text of the form that memlib writes"
+        raise Unreadable(f"{where or 'it'}: {message}") from error
     except RecursionError as error:
         raise Unreadable("it is nested too deeply") from error
 

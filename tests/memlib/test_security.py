@@ -18,7 +18,7 @@ from memlib.runs.index import refs_of
 from memlib.runs.records import RunRecord
 from memlib.specs import ExternalClassifierSpec
 from memlib.store import Ref, Store
-from memlib.store.records import Unreadable, parse
+from memlib.store.records import FileRecord, Unreadable, parse
 from memlib.training.checkpoint import load_resume_state, load_weights
 
 
@@ -79,6 +79,12 @@ def test_a_run_cannot_name_artifacts_outside_of_the_store(ref: str) -> None:
         parse(RunRecord, json.dumps(run).encode())
     with pytest.raises(CorruptArtifact, match="does not name an artifact"):
         refs_of({"refs": [ref]})  # of an index that somebody has changed
+
+
+def test_a_record_of_the_wrong_form_is_named_without_a_regular_expression() -> None:
+    with pytest.raises(Unreadable) as said:
+        parse(FileRecord, json.dumps({"size": 1, "sha256": "a b"}).encode())
+    assert str(said.value) == "sha256: not a text of the form that memlib writes"
 
 
 def test_a_manifest_cannot_have_files_read_from_elsewhere(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 import itertools
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.deja_vu.recipe import Recipe
+from memlib.audits.policy import Policy
 from memlib.errors import UserError
-from memlib.recipes.files import load_recipe, models_in, overridden, printed_recipe, shipped_recipes, validate
+from memlib.recipes.files import FORMS, load_recipe, models_in, overridden, printed_recipe, shipped_recipes, validate
 from memlib.recipes.request import AuditRequest
 from memlib.specs import Resources
 from memlib.specs.base import _numbers_of
@@ -298,3 +300,39 @@ def test_credentials_in_a_recipe_are_refused_and_not_repeated(url: str) -> None:
         AUDITS["exposure"].recipe,
         {**content, "data": {**content["data"], "source": {"kind": "text", "path": "https://h/x?a=1"}}},
     )
+
+
+def _patterns(annotation: Any) -> Iterator[str]:
+    """Yield the patterns of texts in an annotation: of values, of keys and within unions."""
+    found = (getattr(part, "pattern", None) for part in getattr(annotation, "__metadata__", ()))
+    metadata = (part for one in getattr(annotation, "__metadata__", ()) for part in getattr(one, "metadata", ()))
+    yield from filter(None, (*found, *(getattr(part, "pattern", None) for part in metadata)))
+    for inner in get_args(annotation):
+        yield from _patterns(inner)
+
+
+def test_texts_of_the_wrong_form_are_answered_in_words_with_an_example() -> None:
+    """For every field with a pattern of every recipe and policy; each example is of the form."""
+    waiting: list[type[BaseModel]] = [Policy, Resources, *(audit.recipe for audit in AUDITS.values())]
+    seen, patterns = set(), set()
+    while waiting:
+        model = waiting.pop()
+        if model in seen:
+            continue
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            waiting += models_in(field.annotation, mappings=True)
+            annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            if not (found := set(_patterns(annotation))):
+                continue
+            patterns |= found
+            fields: Any = {name: (annotation, ...)}
+            holder: type[BaseModel] = create_model("Holder", **fields)
+            with pytest.raises(UserError) as said:
+                validate(holder, {name: {"? ?": None} if get_origin(field.annotation) is Mapping else "? ?"})
+            message = str(said.value).partition(";")[0]
+            assert re.search(rf"^{name}: must be .*, as in .* \(seen: '\? \?'\)", message), message
+            assert not any(sign in message for sign in ("\\w", "[", "]", "^", "$", "{", "should match")), message
+    assert patterns == {*FORMS}
+    for pattern, (_, example) in FORMS.items():
+        assert re.search(pattern, example)
