@@ -376,7 +376,7 @@ def main() -> int:
     chosen = parser.parse_args()
     lacking = missing() or ("" if postgres_binaries() else "not installed (Debian: apt-get install postgresql)")
     if absent := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
-        lacking = lacking or f"not installed: {', '.join(absent)} (pip install 'memlib[test]')"
+        lacking = lacking or f"not installed: {', '.join(absent)} (pip install -e '.[test]' in memlib's folder)"
     if not lacking:
         try:
             install()

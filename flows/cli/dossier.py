@@ -65,7 +65,7 @@ def dossier(
     no_ids
         Leave out the ids of persons and examples: aggregates and digests alone.
     pdf
-        Also write the document to this file, as PDF; needs pip install 'memlib[pdf]'.
+        Also write the document to this file, as PDF; needs pip install -e '.[pdf]' in memlib's folder.
     store
         Folder or s3:// prefix that the runs were written to.
     json_
@@ -167,7 +167,7 @@ def _write_pdf(run: Run, path: Path) -> None:
     try:
         import weasyprint
     except (ImportError, OSError) as error:  # OSError: without pango
-        raise UserError(f"--pdf needs WeasyPrint and pango: pip install 'memlib[pdf]' ({error})") from error
+        raise UserError(f"--pdf needs WeasyPrint and pango: pip install -e '.[pdf]' in memlib's folder ({error})") from error
     content = weasyprint.HTML(filename=str(run.report), url_fetcher=_no_network).write_pdf()
     write_new(path, content)
 

@@ -296,7 +296,7 @@ def _looked_at(store: str) -> Iterator[tuple[str, str, str]]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     yield "GPU", f"{count} ({torch.cuda.get_device_name(0)})" if count else "none; audits run on the CPU", ""
     faiss = next((f"{name} {_version(name)}" for name in ("faiss-gpu", "faiss-cpu") if _version(name)), "")
-    yield "FAISS", faiss or "not installed", "" if faiss else "pip install 'memlib[cpu]'"
+    yield "FAISS", faiss or "not installed", "" if faiss else "pip install -e '.[cpu]' in memlib's folder"
     yield "Prefect", *_prefect()
     yield "store", *_store(store)
     for what, place in (("temporary files", tempfile.gettempdir()), ("this folder", os.getcwd())):

@@ -350,7 +350,7 @@ def with_adapters(model: nn.Module, lora: LoraSpec, *, seed: int) -> nn.Module:
     try:
         peft = importlib.import_module("peft")
     except ImportError as error:
-        raise UserError("adapters (model.lora) need peft: pip install 'memlib[huggingface]'") from error
+        raise UserError("adapters (model.lora) need peft: pip install -e '.[huggingface]' in memlib's folder") from error
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, task_type="CAUSAL_LM",
         target_modules=None if lora.targets is None else list(lora.targets),

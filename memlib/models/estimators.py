@@ -179,7 +179,7 @@ def _xgboost(spec: XGBoostSpec, seed: int) -> _Classifier:
     try:
         import xgboost
     except ImportError as error:
-        raise UserError("estimators of kind xgboost need XGBoost: pip install 'memlib[xgboost]'") from error
+        raise UserError("estimators of kind xgboost need XGBoost: pip install -e '.[xgboost]' in memlib's folder") from error
     model: _Classifier = xgboost.XGBClassifier(
         n_estimators=spec.iterations, learning_rate=spec.learning_rate, max_depth=spec.max_depth, reg_lambda=spec.l2,
         tree_method="hist", n_jobs=1, random_state=seed,

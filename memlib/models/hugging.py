@@ -45,7 +45,7 @@ def transformers_for(folder: str, what: str) -> Any:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        raise UserError(f"a {what} needs transformers: pip install 'memlib[huggingface]'") from error
+        raise UserError(f"a {what} needs transformers: pip install -e '.[huggingface]' in memlib's folder") from error
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # else it prints tables of what is refused in a line below
     check_folder(folder, what)

@@ -20,7 +20,7 @@ from memlib.tables import write_table
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise UserError("CanaryCallback needs transformers: pip install 'memlib[huggingface]'") from error
+    raise UserError("CanaryCallback needs transformers: pip install -e '.[huggingface]' in memlib's folder") from error
 
 LOSSES_FILE = "canary_losses.parquet"
 

@@ -375,7 +375,7 @@ class SvmSpec(_Estimator):
 
 
 class XGBoostSpec(_Estimator):
-    """Gradient-boosted trees of the library XGBoost (pip install 'memlib[xgboost]')."""
+    """Gradient-boosted trees of the library XGBoost (pip install -e '.[xgboost]' in memlib's folder)."""
 
     kind: Literal["xgboost"]
     iterations: int = Field(default=100, ge=1, le=MOST_STEPS)

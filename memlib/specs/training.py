@@ -303,7 +303,8 @@ class TrainingSpec(Spec):
     best epoch."""
     optimizer: OptimizerSpec = OptimizerSpec()
     privacy: PrivacySpec | None = None
-    """Differentially private training, 10 to 100 times slower (pip install 'memlib[privacy]'); null: none."""
+    """Differentially private training, 10 to 100 times slower (needs pip install -e '.[privacy]' in memlib's folder); null:
+    none."""
     augment: AugmentSpec | None = AugmentSpec()
     """Augmentation of images; null: none."""
     precision: Precision = "float32"

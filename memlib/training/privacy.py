@@ -269,7 +269,9 @@ def _dp_accounting(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError("training.privacy.accountant pld needs dp-accounting: pip install 'memlib[privacy]'") from error
+        raise UserError(
+            "training.privacy.accountant pld needs dp-accounting: pip install -e '.[privacy]' in memlib's folder"
+        ) from error
 
 
 def _opacus(name: str) -> ModuleType:
@@ -278,4 +280,4 @@ def _opacus(name: str) -> ModuleType:
             warnings.simplefilter("ignore")
             return importlib.import_module(name)
     except ImportError as error:
-        raise UserError("training.privacy needs opacus: pip install 'memlib[privacy]'") from error
+        raise UserError("training.privacy needs opacus: pip install -e '.[privacy]' in memlib's folder") from error

@@ -126,7 +126,7 @@ def read_dicom(data: bytes) -> tuple[NDArray[Any], tuple[float, float] | None, i
         from pydicom.pixels.processing import apply_modality_lut
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
-        raise DataError("DICOM files need pydicom: pip install 'memlib[dicom]'") from error
+        raise DataError("DICOM files need pydicom: pip install -e '.[dicom]' in memlib's folder") from error
     _check_inflated(data)
     file: Any = pydicom.dcmread(io.BytesIO(data)) if _has_preamble(data) else _without_preamble(data)
     if int(file.Rows) * int(file.Columns) > most_pixels():
@@ -206,7 +206,9 @@ def _check_decoder(file: Any) -> None:
         known = syntax.name if syntax.name != str(syntax) else "which is unknown"
         raise ValueError(f"there is no decoder for its transfer syntax, {known}") from error
     if not (decoder.is_native or decoder.is_available):
-        raise DataError(f"DICOM files compressed as {syntax.name} need a decoder: pip install 'memlib[dicom]'")
+        raise DataError(
+            f"DICOM files compressed as {syntax.name} need a decoder: pip install -e '.[dicom]' in memlib's folder"
+        )
 
 
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax

@@ -50,7 +50,7 @@ def render(chats: Iterable[tuple[str, Chat]], folder: str) -> Iterator[str]:
         DataError: when there is no template, or it refuses a chat, fails or takes too long.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise DataError("chat templates need transformers: pip install 'memlib[huggingface]'")
+        raise DataError("chat templates need transformers: pip install -e '.[huggingface]' in memlib's folder")
     remaining = iter(chats)
     while some := list(islice(remaining, TOGETHER)):
         yield from _renderer(str(Path(folder).expanduser().resolve())).render(some)

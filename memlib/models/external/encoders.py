@@ -104,7 +104,7 @@ def _timm(spec: TimmEncoder) -> ExternalNetwork:
     try:
         timm = importlib.import_module("timm")
     except ImportError as error:
-        raise UserError("a timm encoder needs timm: pip install 'memlib[timm]'") from error
+        raise UserError("a timm encoder needs timm: pip install -e '.[timm]' in memlib's folder") from error
     body = _from_library(
         f"timm's {spec.architecture}", lambda count: timm.create_model(spec.architecture, num_classes=count), spec
     )

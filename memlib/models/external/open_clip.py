@@ -57,7 +57,7 @@ def load_open_clip(spec: OpenClipEncoder) -> OpenClip:
     try:
         open_clip = importlib.import_module("open_clip")
     except ImportError as error:
-        raise UserError("an open_clip model needs open_clip: pip install 'memlib[open_clip]'") from error
+        raise UserError("an open_clip model needs open_clip: pip install -e '.[open_clip]' in memlib's folder") from error
     check_folder(spec.path, OPEN_CLIP)
     with loading(spec.path, OPEN_CLIP), _without_root_handlers():
         config, weights = _checked(spec.path), _weights(spec.path)

@@ -205,7 +205,7 @@ def test_xgboosts_margins_are_taken_as_they_are(num_classes: int, monkeypatch: p
 
 def test_the_error_without_xgboost_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)
-    with pytest.raises(UserError, match=r"pip install 'memlib\[xgboost\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[xgboost\]'"):
         fitted("xgboost")
 
 

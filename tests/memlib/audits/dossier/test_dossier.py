@@ -370,7 +370,7 @@ def test_the_document_is_printed_to_pdf(store: str, tmp_path: Path) -> None:
     try:
         import weasyprint  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: without pango
-        pytest.skip(f"WeasyPrint or pango is missing ({error}); pip install 'memlib[pdf]'")
+        pytest.skip(f"WeasyPrint or pango is missing ({error}); pip install -e '.[pdf]' in memlib's folder")
     place = tmp_path / "dossier.pdf"
     command = ["dossier", "--data", data_of(store, "forests"), "--store", store, "--pdf", str(place)]
     assert main(command) == 0

@@ -212,7 +212,7 @@ def test_a_missing_dicom_decoder_raises_one_line_with_a_pip_command(tmp_path: Pa
     source = read(tmp_path, compressed(dicom(VALUES), "JPEGLSLossless"))
     monkeypatch.setattr(Decoder, "is_available", property(lambda decoder: False))
     with pytest.raises(
-        UserError, match=r"^DICOM files compressed as JPEG-LS Lossless .* need a decoder: pip install 'memlib"
+        UserError, match=r"^DICOM files compressed as JPEG-LS Lossless .* need a decoder: pip install -e '"
     ) as e:
         _ = source[0]
     assert "\n" not in str(e.value)
