@@ -100,7 +100,7 @@ def run(
     verbose
         Show the keys of artifacts, and details of the progress.
     all_
-        Print all findings, not only those that the verdict speaks of.
+        Print all findings, not only the main ones.
     json_
         Print the run's manifest as JSON.
     in_process
@@ -290,7 +290,7 @@ def resume(
     verbose
         Show the keys of artifacts, and details of the progress.
     all_
-        Print all findings, not only those that the verdict speaks of.
+        Print all findings, not only the main ones.
     json_
         Print the run's manifest as JSON.
     in_process

@@ -151,7 +151,7 @@ def show(
     store
         Folder or s3:// prefix that the run was written to.
     all_
-        Print all findings, not only those that the verdict speaks of.
+        Print all findings, not only the main ones.
     json_
         Print the run's manifest as JSON, with the recipe and the keys of all artifacts.
     reveal

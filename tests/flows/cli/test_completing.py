@@ -1,4 +1,4 @@
-"""What a shell completes."""
+"""Completion of recipes and run ids in a shell."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_candidates_are_shipped_recipes_audits_and_files_in_the_folder_that_the_
 
 
 @pytest.mark.parametrize("words", [[], [""], ["show"], ["show", "--store", "'", ""], ["show", "--store", "", ""]])
-def test_answers_to_unfinished_lines_are_no_errors(
+def test_an_unfinished_line_gets_an_empty_answer(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_titles_of_a_store_cannot_add_lines_or_move_the_cursor(
     assert capsys.readouterr().out == f"{completing.BEGIN}\nabc\ta b c\N{REPLACEMENT CHARACTER}[31m\n"
 
 
-def test_answers_load_no_library() -> None:
+def test_answering_loads_no_library() -> None:
     code = (
         "import sys; sys.argv = ['memlib', '__complete', 'run', '']\n"
         "from flows.cli.entry import command; command()\n"
